@@ -1,0 +1,1 @@
+"""Text-guided segmentation that knows which mask you mean: modal (visible) or amodal (complete)."""
