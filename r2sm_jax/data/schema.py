@@ -1,13 +1,23 @@
-"""The records that every data source yields: one `Sample` per image, with instances and queries.
+"""The records that every data source yields, one `Sample` per image, and the dataset file that holds them.
 
 Masks are boolean arrays `[H W]` at the image's own resolution. For every instance `modal ⊆ amodal`.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.transforms import open_image
+from r2sm_jax.data.validate import bad_record, check_records
+from r2sm_jax.errors import InputError
 
 MaskType = Literal["modal", "amodal"]
 
@@ -53,3 +63,272 @@ class Sample:
     image: np.ndarray
     instances: tuple[Instance, ...]
     queries: tuple[Query, ...]
+
+
+class Dataset:
+    """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
+
+    `path` and `sha256` name the file that it came from, `categories` lists the category names in the order of
+    their ids, `vocabulary` holds them and the values of every attribute, and `info` is the file's free-form
+    `info`.
+    """
+
+    def __init__(
+        self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]
+    ) -> None:
+        self.path = path
+        self.sha256 = sha256
+        self.info: Mapping[str, Any] = records.get("info") or {}
+        self._names = {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
+        self.categories: tuple[str, ...] = tuple(self._names.values())
+        self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories}
+        self._images: Sequence[Mapping[str, Any]] = records["images"]
+        self._image_dirs = image_dirs
+        self._annotations: dict[int, list[Mapping[str, Any]]] = {}
+        self._queries: dict[int, list[Mapping[str, Any]]] = {}
+        words: dict[str, set[str]] = {}
+        for annotation in records["annotations"]:
+            self._annotations.setdefault(annotation["image_id"], []).append(annotation)
+            for name, word in (annotation.get("attributes") or {}).items():
+                words.setdefault(name, set()).add(word)
+        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
+        for query in records["queries"]:
+            self._queries.setdefault(query["image_id"], []).append(query)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
+        record = self._images[index]
+        path = self.image_path(index)
+        image = open_image(path)
+        size = (record["height"], record["width"])
+        if image.shape[:2] != size:
+            raise InputError(
+                f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says "
+                f"{size[0]} x {size[1]}; give the image that was annotated"
+            )
+        return Sample(
+            image_id=record["id"],
+            file_name=record["file_name"],
+            image=image,
+            instances=tuple(self._instance(a, *size) for a in self._annotations.get(record["id"], ())),
+            queries=tuple(_query(q) for q in self._queries.get(record["id"], ())),
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        return tuple(image["id"] for image in self._images)
+
+    def image_path(self, index: int) -> Path:
+        """Where image `index` lies. Raises InputError where it is in none of the folders."""
+        name = self._images[index]["file_name"]
+        for folder in self._image_dirs:
+            if (folder / name).is_file():
+                return folder / name
+        places = " or ".join(str(folder) for folder in self._image_dirs)
+        raise InputError(
+            f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR"
+        )
+
+    def subset(self, indices: Sequence[int]) -> "Dataset":
+        """The same dataset with just these images, in this order."""
+        part = copy(self)
+        part._images = [self._images[index] for index in indices]
+        return part
+
+    def _instance(self, annotation: Mapping[str, Any], height: int, width: int) -> Instance:
+        decoded: dict[str, np.ndarray | None] = {}
+        for key in ("segmentation", "visible_mask"):
+            value = annotation.get(key)
+            try:
+                decoded[key] = None if value is None else masks.from_segmentation(value, height, width)
+            except ValueError as error:
+                problem = f"its {key} cannot be read ({error})"
+                raise bad_record(
+                    self.path, f"annotation {annotation['id']}", problem, "write the mask again"
+                ) from error
+        amodal, modal = decoded["segmentation"], decoded["visible_mask"]
+        if modal is None:
+            assert amodal is not None  # `read_json` has seen that one of the two is there
+            modal = amodal
+        return Instance(
+            id=annotation["id"],
+            category=self._names[annotation["category_id"]],
+            modal=modal,
+            amodal=None if amodal is None else amodal | modal,  # annotators leave visible fringes outside
+            attributes=annotation.get("attributes") or {},
+            ignore=bool(annotation.get("ignore", False)),
+        )
+
+
+def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
+    """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and `queries`).
+
+    Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They are
+    opened, and masks decoded, only when a sample is asked for. Where `visible_mask` reaches outside
+    `segmentation`, the amodal mask is the union of both. Raises InputError, naming file, record and remedy,
+    for anything that is not right.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such dataset file; check the path") from error
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read the dataset file ({error.strerror}); check the path"
+        ) from error
+    try:
+        records = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: this is not JSON ({error}); give a dataset file") from error
+    check_records(path, records)
+    if images_dir is not None:
+        folders = (Path(images_dir),)
+        if not folders[0].is_dir():
+            raise InputError(
+                f"{images_dir}: there is no such image folder; give the one with the images of {path}"
+            )
+    else:
+        folders = (path.parent, path.parent / "images")
+    dataset = Dataset(path, hashlib.sha256(content).hexdigest(), records, folders)
+    if len(dataset):
+        dataset.image_path(0)  # a wrong folder should not show only when training reaches the first image
+    return dataset
+
+
+def load_json_split(
+    path: str | PathLike[str],
+    split: str,
+    dev_share: float = 0.1,
+    images_dir: str | PathLike[str] | None = None,
+) -> Dataset:
+    """The `split` of a folder (its `<split>.json`) or of a single file ("train", "val" or "all").
+
+    From a single file, "val" holds out about `dev_share` of the images, chosen by a hash of the image id
+    alone, so that adding images moves none from one side to the other; with fewer than ten images it is
+    exactly one. Never do images of "val" occur in "train", except that a file with a single image gives that
+    image for both. Raises InputError for a split that does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / f"{split}.json").is_file():
+            return read_json(path / f"{split}.json", images_dir)
+        there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
+        raise InputError(
+            f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits"
+        )
+    dataset = read_json(path, images_dir)
+    if split == "all":
+        return dataset
+    if split not in ("train", "val"):
+        raise InputError(
+            f"{path}: a single file has the splits train, val and all, not {split!r}; choose one of these, "
+            f"or give a folder with a {split}.json"
+        )
+    place = [_place(image_id) for image_id in dataset.image_ids]
+    held_out = {i for i, p in enumerate(place) if p < dev_share} if len(place) >= 10 else set()
+    if place and len(held_out) in (0, len(place)):
+        held_out = {place.index(min(place))}
+    chosen = [i for i in range(len(place)) if len(place) == 1 or (i in held_out) == (split == "val")]
+    return dataset.subset(chosen)
+
+
+def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Samples as the records of a dataset file.
+
+    Annotation and query ids are numbered anew, from 1, across images.
+    """
+    images, annotations, queries = [], [], []
+    names: dict[str, int] = {}
+    for sample in samples:
+        height, width = sample.image.shape[:2]
+        images.append(
+            {"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width}
+        )
+        new_ids: dict[int, int] = {}
+        for instance in sample.instances:
+            new_ids[instance.id] = len(annotations) + 1
+            category_id = names.setdefault(instance.category, len(names) + 1)
+            annotations.append(_annotation(instance, new_ids[instance.id], sample.image_id, category_id))
+        for query in sample.queries:
+            kind = dict(query.kind)
+            answer = kind.pop("answer", None)
+            queries.append(
+                {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
+                | {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
+                | ({"kind": kind} if kind else {})
+                | ({"answer": answer} if answer is not None else {})
+            )
+    categories = [{"id": number, "name": name} for name, number in names.items()]
+    return {"images": images, "annotations": annotations, "categories": categories, "queries": queries} | {
+        "info": dict(info or {})
+    }
+
+
+def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite: bool = False) -> None:
+    """Writes the records of a dataset file, all or nothing.
+
+    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to, and a
+    file that is there already, unless `overwrite`.
+    """
+    path = Path(path)
+    check_records(path, records)
+    refuse_overwrite(path, overwrite)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write there ({error.strerror}); give another path") from error
+
+
+def refuse_overwrite(path: Path, overwrite: bool) -> None:
+    """Raises InputError where `path` exists and is not to be overwritten."""
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder; give the name of a file")
+    if path.exists() and not overwrite:
+        raise InputError(f"{path}: the file exists already; give another name or --overwrite")
+
+
+def _query(record: Mapping[str, Any]) -> Query:
+    kind = dict(record.get("kind") or {})
+    if record.get("answer") is not None:
+        kind["answer"] = record["answer"]
+    return Query(
+        id=record["id"],
+        text=record["text"],
+        mask_type=record["mask_type"],
+        instance_ids=tuple(record["instance_ids"]),
+        kind=kind,
+    )
+
+
+def _annotation(instance: Instance, number: int, image_id: int, category_id: int) -> dict[str, Any]:
+    amodal = instance.amodal
+    whole = instance.modal if amodal is None else amodal
+    record: dict[str, Any] = {"id": number, "image_id": image_id, "category_id": category_id}
+    record |= {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
+    record["segmentation"] = None if amodal is None else masks.encode(amodal)
+    if amodal is None or not np.array_equal(instance.modal, amodal):
+        record["visible_mask"] = masks.encode(instance.modal)
+    if amodal is not None and "visible_mask" in record:
+        hidden = amodal & ~instance.modal
+        record["invisible_mask"] = masks.encode(hidden)
+        record["occlude_rate"] = masks.area(hidden) / max(1, masks.area(amodal))
+    if instance.attributes:
+        record["attributes"] = dict(instance.attributes)
+    if instance.ignore:
+        record["ignore"] = True
+    return record
+
+
+def _place(image_id: int) -> float:
+    """A fixed, evenly spread number in [0, 1) for an image id."""
+    return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48

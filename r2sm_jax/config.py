@@ -1,0 +1,216 @@
+"""One frozen dataclass tree holds a whole experiment; a config file returns one, and flags override its fields.
+
+    python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.heads import check_head
+from r2sm_jax.models.r2sm import ModelConfig
+from r2sm_jax.training.losses import LossConfig
+from r2sm_jax.training.optimizer import OptimizerConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from."""
+
+    source: str = "scenes"
+    """scenes (procedural) or json:FILE (a COCO-style file with queries)."""
+    images: str | None = None
+    """Folder of the images of a json source; default: beside the file."""
+    scenes: int = 5120
+    """Procedural training scenes."""
+    seed: int = 0
+    """Of the procedural scenes. Not the training seed: the data stays the same across runs."""
+    queries: int = 8
+    """Queries an image and step."""
+    instances: int = 8
+    """Instances an image that are supervised; those that a query means come first."""
+    mirror: bool = True
+    """Mirror half of the images; queries that say left or right are left out then."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """The training loop."""
+
+    steps: int = 2600
+    batch_size: int = 16
+    """Images a step, over all devices."""
+    seed: int = 0
+    """Of the initial weights, the order of examples and augmentation."""
+    log_every: int = 50
+    """Steps."""
+    evaluate_every: int = 650
+    """Steps between quick evaluations with sample sheets."""
+    checkpoint_every: int = 650
+    """Steps."""
+    evaluate_samples: int = 64
+    """Images of the validation split in a quick evaluation."""
+    report_samples: int = 256
+    """Images of each split in the final report; procedural scenes only, files are evaluated whole."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    run: str | None = None
+    """Run folder; default: a new dated one in runs/, which runs/latest then points at."""
+    resume: bool = False
+    """Continue the run folder (default: runs/latest) from its last checkpoint."""
+    init: str | None = None
+    """Run whose weights are the starting point (fine-tuning)."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: LoopConfig = field(default_factory=LoopConfig)
+
+
+def parse_config(args: Sequence[str]) -> Config:
+    """`[CONFIG.py] [--flags]` -> a checked configuration.
+
+    Raises:
+        InputError: the file does not import or has no `get_config`, or a value cannot be.
+    """
+    args = list(args)
+    default = load_config_file(Path(args.pop(0))) if args and not args[0].startswith("-") else Config()
+    return check_config(parse_flags(Config, args, prog="python -m r2sm_jax.train [CONFIG.py]", default=default))
+
+
+def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """tyro's parser with our manners: an unknown flag or a bad value is one sentence and exit code 2."""
+    known = _flags(cls)
+    for arg in args:
+        name = arg.split("=")[0].replace("_", "-")
+        if arg.startswith("--") and name not in known and name.replace("--no-", "--").replace(".no-", ".") not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InputError(f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)")
+    extra = {} if default is None else {"default": default}
+    return tyro.cli(cls, args=list(args), prog=prog, **extra)
+
+
+def _flags(cls: type, prefix: str = "--") -> list[str]:
+    names = ["--help"]
+    for f, kind in _typed_fields(cls):
+        if dataclasses.is_dataclass(kind):
+            names += _flags(typing.cast(type, kind), f"{prefix}{f.name.replace('_', '-')}.")
+        else:
+            names.append(prefix + f.name.replace("_", "-"))
+    return names
+
+
+def _typed_fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
+    hints = typing.get_type_hints(cls)
+    return [(f, hints[f.name]) for f in dataclasses.fields(cls)]
+
+
+def load_config_file(path: Path) -> Config:
+    """The `Config` that `get_config()` of a Python file returns.
+
+    Raises:
+        InputError: the file is missing, does not import, or returns something else.
+    """
+    if not path.is_file():
+        raise InputError(f"config file {path} does not exist")
+    spec = importlib.util.spec_from_file_location("r2sm_config", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"config file {path} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # whatever a user's file raises
+        raise InputError(f"config file {path} does not load: {type(error).__name__}: {error}") from None
+    finally:
+        sys.dont_write_bytecode = before
+    if not isinstance(config, Config):
+        raise InputError(f"config file {path}: get_config() must return r2sm_jax.config.Config")
+    return config
+
+
+def check_config(config: Config) -> Config:
+    """Refuses values that could only fail later.
+
+    Raises:
+        InputError: naming the flag and what it may be.
+    """
+    check_head(config.model.head)
+    vision = config.model.vision
+    if vision.image_size % vision.patch_size:
+        raise InputError(
+            f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size {vision.patch_size}"
+        )
+    if vision.stem == "conv" and vision.patch_size not in (8, 16):
+        raise InputError(f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16")
+    for name, dim, heads in (
+        ("vision", vision.dim, vision.heads), ("decoder", config.model.decoder.dim, config.model.decoder.heads)
+    ):  # fmt: skip
+        if dim % heads:
+            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    positive = {
+        "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
+        "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
+        "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
+        "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,
+        "--model.text.max-tokens": config.model.text.max_tokens - 2,
+    }  # fmt: skip
+    for flag, value in positive.items():
+        if value < 1:
+            raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
+    return config
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A configuration as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
+    """The inverse of `to_json`.
+
+    Raises:
+        InputError: a field is unknown, as after an incompatible version.
+    """
+    known = {f.name: kind for f, kind in _typed_fields(cls)}
+    if unknown := sorted(set(values) - set(known)):
+        raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
+    return cls(**{name: _decode(known[name], value, f"{where}: {name}") for name, value in values.items()})
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return from_json(typing.cast(type, kind), value, where)
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
+        return tuple(value)
+    return value
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the fields in which two configurations differ, with both values."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} ({a} in the run, {b} now)")
+    return found

@@ -1,0 +1,140 @@
+"""Masks: run-length encoding, polygons, boxes and unions.
+
+A mask is a boolean array `[H W]`. In JSON it is COCO's run-length encoding (RLE), `{"size": [H, W], "counts":
+...}`, where `counts` is COCO's compressed string, or, in hand-made files and COCO's crowds, the plain list of
+run lengths.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+from pycocotools import mask as coco
+
+Mask = Bool[np.ndarray, "H W"]
+
+
+def encode(mask: Mask) -> dict[str, Any]:
+    """The RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can go into JSON."""
+    rle: Any = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
+
+
+def decode(rle: Mapping[str, Any]) -> Mask:
+    """The mask `[H W]` of an RLE. Raises ValueError, with a reason, for anything that is not one.
+
+    The runs are checked and expanded here: pycocotools fills what a truncated string leaves open with
+    whatever the memory held before.
+    """
+    height, width = rle_size(rle)
+    counts = rle.get("counts")
+    if isinstance(counts, bytes):
+        counts = counts.decode("latin-1")
+    if isinstance(counts, str):
+        runs = _uncompress(counts)
+    elif isinstance(counts, Sequence) and all(type(run) is int for run in counts):
+        runs = np.asarray(counts, np.int64)
+    else:
+        raise ValueError("the RLE's 'counts' is neither a string nor a list of whole numbers")
+    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
+    if (runs < 0).any() or (runs > height * width).any() or runs.sum() != height * width:
+        raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
+    columns = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return np.ascontiguousarray(columns.reshape(width, height).T)
+
+
+def rle_size(rle: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width that an RLE states. Raises ValueError where it states none."""
+    size = rle.get("size") if isinstance(rle, Mapping) else None
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise ValueError("the RLE's 'size' is not [height, width]")
+    return size[0], size[1]
+
+
+def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
+    """The mask `[H W]` that a polygon `[x1, y1, x2, y2, ...]`, or the union of a list of them, encloses.
+
+    Raises ValueError for a polygon with fewer than three points (which pycocotools would take for a box), for
+    an odd number of coordinates and for coordinates that are not finite numbers.
+    """
+    nested = [polygons] if polygons and isinstance(polygons[0], int | float) else polygons
+    rings = []
+    for polygon in nested:
+        if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
+            raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
+        try:
+            ring = np.asarray(polygon, np.float64)
+        except (TypeError, ValueError):
+            ring = np.array([np.nan])
+        if not np.isfinite(ring).all():
+            raise ValueError("a polygon's coordinates are not all finite numbers")
+        # Far-off points are drawn in towards the image: the rasteriser walks every pixel of an edge.
+        far = max(height, width)
+        rings.append(np.clip(ring, -far, 2 * far).tolist())
+    if not rings:
+        raise ValueError("the list of polygons is empty")
+    return decode(coco.merge(coco.frPyObjects(rings, height, width)))
+
+
+def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
+    """The mask `[H W]` of a COCO `segmentation`: RLE or polygons. Raises ValueError, with a reason."""
+    if isinstance(segmentation, Mapping):
+        size = rle_size(segmentation)
+        if size != (height, width):
+            raise ValueError(f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}")
+        return decode(segmentation)
+    if isinstance(segmentation, list | tuple):
+        return from_polygons(segmentation, height, width)
+    raise ValueError("it is neither an RLE nor a list of polygons")
+
+
+def box(mask: Mask) -> tuple[int, int, int, int]:
+    """The tight box `(x0, y0, x1, y1)` around a mask, half-open; all zeros for an empty mask."""
+    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+    if not len(rows):
+        return 0, 0, 0, 0
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def coco_box(mask: Mask) -> list[int]:
+    """The same box in COCO's form, `[x, y, width, height]`."""
+    x0, y0, x1, y1 = box(mask)
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
+def area(mask: Mask) -> int:
+    """Number of pixels in a mask."""
+    return int(np.count_nonzero(mask))
+
+
+def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
+    """The union of any number of masks `[H W]` of one `shape`; none gives an empty mask."""
+    total = np.zeros(shape, bool)
+    for mask in masks:
+        total |= mask
+    return total
+
+
+def _uncompress(counts: str) -> np.ndarray:
+    """The run lengths behind COCO's compressed counts.
+
+    Each character holds five bits of a number, low bits first, and one bit that says that more follow; bit 16
+    of the last one is the sign. From the fourth number on, it is the difference from the run of the same kind
+    before it.
+    """
+    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8).astype(np.int64) - 48
+    if not len(codes) or (codes < 0).any() or (codes > 63).any() or codes[-1] & 32:
+        raise ValueError("the RLE's 'counts' is damaged or cut short")
+    last = (codes & 32) == 0
+    ends = np.flatnonzero(last)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    place = np.arange(len(codes)) - np.repeat(starts, ends - starts + 1)
+    if place.max() > 7:  # forty bits hold any run; more would overflow
+        raise ValueError("the RLE's 'counts' holds an impossible run length")
+    numbers = np.add.reduceat((codes & 31) << (5 * place), starts)
+    numbers = np.where(codes[ends] & 16, numbers - (1 << (5 * (place[ends] + 1))), numbers)
+    runs = numbers.copy()
+    runs[1::2] = np.cumsum(numbers[1::2])
+    runs[2::2] = np.cumsum(numbers[2::2])
+    return runs

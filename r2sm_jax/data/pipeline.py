@@ -1,0 +1,192 @@
+"""Samples -> training batches. `prepare` is done once per sample, `Assemble` at every visit.
+
+A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances, k = queries, q = slots):
+
+    image         uint8 [b S S 3]     letterboxed
+    valid         bool  [b S S]       image, not padding
+    modal, amodal uint8 [b m s s]     coverage of every mask cell, 0..255
+    amodal_known  bool  [b m]
+    labels        int   [b m] each    index into the source's vocabulary of an attribute; -1 = unknown
+    boxes         f32   [b m 4]       amodal box x0 y0 x1 y1 in units of the padded side
+    loss_valid    uint8 [b s s]       share of the cell that counts, 0..255: no padding, no ignored region
+    members       bool  [b k m]       the instances that a query means
+    slots         int   [b k q]       the first q of them; -1 = none
+    wants_amodal  bool  [b k]
+    query_valid   bool  [b k]         False on padding
+    text          f16   [b k t l e]   frozen token states
+    text_mask     bool  [b k t]
+    index         int   [b]           position in the source
+"""
+
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grain
+import numpy as np
+
+from r2sm_jax.data.schema import Sample
+from r2sm_jax.data.sources import Source, mask_box
+from r2sm_jax.data.transforms import Letterbox
+
+Batch = dict[str, Any]
+SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One sample at training resolution. Arrays are as in a batch, without its axis; queries are all kept."""
+
+    image: np.ndarray
+    valid: np.ndarray
+    modal: np.ndarray
+    amodal: np.ndarray
+    amodal_known: np.ndarray
+    labels: dict[str, np.ndarray]
+    boxes: np.ndarray
+    loss_valid: np.ndarray
+    members: np.ndarray
+    wants_amodal: np.ndarray
+    texts: tuple[str, ...] = field(default=())
+
+
+def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]) -> Prepared:
+    """Letterboxes a sample and pools its masks to the resolution that is supervised."""
+    height, width = sample.image.shape[:2]
+    box = Letterbox(height, width, image_size)
+    instances = [i for i in sample.instances if not i.ignore]
+    position = {instance.id: n for n, instance in enumerate(instances)}
+    modal = [box.mask(i.modal) for i in instances]
+    amodal = [m if i.amodal is None else box.mask(i.amodal) for i, m in zip(instances, modal, strict=True)]
+    valid = box.valid()
+    counts = valid.copy()
+    for ignored in (i for i in sample.instances if i.ignore):
+        counts &= ~box.mask(ignored.modal if ignored.amodal is None else ignored.amodal)
+    queries = [q for q in sample.queries if all(i in position for i in q.instance_ids)]
+    members = np.zeros((len(queries), len(instances)), bool)
+    for row, query in enumerate(queries):
+        members[row, [position[i] for i in query.instance_ids]] = True
+
+    def names(instance, group: str) -> str | None:
+        return instance.category if group == "category" else instance.attributes.get(group)
+
+    return Prepared(
+        image=box.image(sample.image),
+        valid=valid,
+        modal=pool_masks(modal, image_size, mask_size),
+        amodal=pool_masks(amodal, image_size, mask_size),
+        amodal_known=np.array([i.amodal is not None for i in instances], bool),
+        labels={
+            group: np.array([words.index(n) if (n := names(i, group)) in words else -1 for i in instances], np.int32)
+            for group, words in vocabulary.items()
+        },
+        boxes=np.array([mask_box(m) for m in amodal], np.float32).reshape(-1, 4) / image_size,
+        loss_valid=pool_masks([counts], image_size, mask_size)[0],
+        members=members,
+        wants_amodal=np.array([q.mask_type == "amodal" for q in queries], bool),
+        texts=tuple(q.text for q in queries),
+    )
+
+
+def pool_masks(masks: Sequence[np.ndarray], image_size: int, mask_size: int) -> np.ndarray:
+    """Boolean masks [S S] -> uint8 [m s s], the share of every cell that is covered."""
+    cell = image_size // mask_size
+    if not masks:
+        return np.zeros((0, mask_size, mask_size), np.uint8)
+    cells = np.stack(masks).reshape(-1, mask_size, cell, mask_size, cell).sum((2, 4), dtype=np.uint32)
+    return (cells * 255 // cell**2).astype(np.uint8)
+
+
+class PreparedSource:
+    """Prepares samples when asked, and remembers all of them if `remember_all` was called."""
+
+    def __init__(self, source: Source, image_size: int, mask_size: int):
+        self.source = source
+        self._prepare = partial(_prepare_at, source, image_size=image_size, mask_size=mask_size)
+        self._kept: list[Prepared] | None = None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[int, Prepared]:
+        return index, self._kept[index] if self._kept is not None else self._prepare(index)
+
+    def remember_all(self) -> None:
+        """Prepares every sample now, on all cores."""
+        workers = os.cpu_count() or 1
+        if len(self) < 256 or workers == 1:
+            self._kept = [self._prepare(i) for i in range(len(self))]
+            return
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            self._kept = list(pool.imap(self._prepare, range(len(self)), chunksize=32))
+
+
+def _prepare_at(source: Source, index: int, *, image_size: int, mask_size: int) -> Prepared:
+    return prepare(source[index], image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
+
+
+@dataclass(frozen=True)
+class Assemble:
+    """Chooses queries, mirrors, pads and looks up text states: `Prepared` -> the arrays of one example."""
+
+    text_states: Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+    queries: int
+    instances: int
+    slots: int
+    mirror: bool
+
+    def __call__(self, item: tuple[int, Prepared], rng: np.random.Generator) -> Batch:
+        index, p = item
+        chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
+        k, count = self.queries, len(p.boxes)
+        order = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
+        m = len(order)
+        flip = self.mirror and rng.random() < 0.5
+        turn = (lambda x: x[..., ::-1]) if flip else (lambda x: x)
+
+        def padded(values: np.ndarray, shape: tuple[int, ...], fill: float = 0) -> np.ndarray:
+            out = np.full(shape, fill, values.dtype)
+            out[tuple(slice(0, n) for n in values.shape)] = values
+            return out
+
+        size = p.modal.shape[-1]
+        members = padded(p.members[chosen][:, order], (k, self.instances))
+        texts = [p.texts[i] for i in chosen]
+        text, text_mask = self.text_states(texts + [""] * (k - len(texts)))
+        query_valid = np.zeros(k, bool)
+        complete = p.members[chosen].sum(1) == members[: len(chosen)].sum(1)
+        query_valid[: len(chosen)] = complete & ~np.array([flip and bool(SIDED.search(t)) for t in texts], bool)
+        slots = np.full((k, self.slots), -1, np.int32)
+        for row in range(k):
+            first = np.flatnonzero(members[row])[: self.slots]
+            slots[row, : len(first)] = first
+        boxes = p.boxes[order] if count else p.boxes
+        if flip:
+            boxes = np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], axis=1)
+        return {
+            "image": p.image[:, ::-1] if flip else p.image,
+            "valid": turn(p.valid),
+            "modal": padded(turn(p.modal[order]), (self.instances, size, size)),
+            "amodal": padded(turn(p.amodal[order]), (self.instances, size, size)),
+            "amodal_known": padded(p.amodal_known[order], (self.instances,), True),
+            "labels": {g: padded(v[order], (self.instances,), -1) for g, v in p.labels.items()},
+            "boxes": padded(boxes[:m], (self.instances, 4)),
+            "loss_valid": turn(p.loss_valid),
+            "members": members,
+            "slots": slots,
+            "wants_amodal": padded(p.wants_amodal[chosen], (k,)),
+            "query_valid": query_valid,
+            "text": text,
+            "text_mask": text_mask,
+            "index": np.int32(index),
+        }
+
+
+def training_batches(source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int) -> grain.DatasetIterator:
+    """An endless, reshuffled, resumable iterator of batches."""
+    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat().random_map(assemble).batch(batch_size)
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)))

@@ -1,0 +1,214 @@
+"""The query grammar: from the things in one image to sentences that ask for modal or amodal masks.
+
+A query is a target (which things), a phrase that picks exactly that target by its literal meaning in the scene,
+and a wording that carries the mask type. The target and its phrase are chosen without regard to the type, so
+that only the wording tells one type from the other. A phrase is used only when its meaning, evaluated on
+every thing in the scene, gives the target and nothing else; positions and sizes need a clear margin.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from r2sm_jax.data import held_out_wordings, wordings
+from r2sm_jax.data.phrases import HIDDEN, Phrase, Scene, Thing, pick
+from r2sm_jax.data.schema import MaskType, Query
+
+Split = Literal["train", "val", "val_phrasing", "val_hard"]
+
+HARD_SHARE = 0.36  # wordings that a keyword rule gets wrong
+BARE_SHARE = 0.30  # modal wordings without any word about the mask
+TWIN_SHARE = 0.30  # queries that share their phrase with a query of the other type
+PAIR_SHARE = 0.50  # twins that also share a minimal pair of wordings
+# "behind" is left out: it mostly names a place, and the rule is weaker with it (docs of the tests have numbers).
+KEYWORDS = re.compile(
+    r"\b(?:amodal|complet|whole|entire|full|hid(?:den|es?|ing)\b|occlu|obscur|obstruct|block|cover|conceal|unseen"
+    r"|invisible|out of (?:sight|view)|crop|not (?:be )?(?:visible|seen?)\b|can(?:no|')t (?:be )?seen?\b)",
+    re.IGNORECASE,
+)
+
+
+def keyword_mask_type(text: str) -> MaskType:
+    """The mask type by a keyword rule, the reference that a learned head has to beat."""
+    return "amodal" if KEYWORDS.search(text) else "modal"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """One expanded wording with the family it belongs to."""
+
+    text: str
+    family: str
+    slots: frozenset[str] = field(compare=False)
+    hidden_only: bool = field(compare=False, default=False)
+
+
+def _wording(template: str, family: str) -> Wording:
+    text = template.removeprefix("~")
+    return Wording(text, family, frozenset(re.findall(r"{(\w+)}", text)), template.startswith("~"))
+
+
+def _expanded(templates: Iterable[str], family: str) -> Iterator[tuple[Wording, ...]]:
+    return (tuple(_wording(text, family) for text in wordings.expand(template)) for template in templates)
+
+
+class Phrasebook:
+    """The wordings of one split by mask type, as lists of alternatives that a keyword rule gets right or wrong."""
+
+    def __init__(self, families: dict[MaskType, wordings.Families], pairs: Sequence[tuple[str, str]] = ()):
+        self.easy: dict[MaskType, list[tuple[Wording, ...]]] = {"modal": [], "amodal": []}
+        self.hard: dict[MaskType, list[tuple[Wording, ...]]] = {"modal": [], "amodal": []}
+        self.pairs = [
+            tuple(zip(*(next(_expanded([side], "pair")) for side in pair), strict=True)) for pair in pairs
+        ]
+        for mask_type, by_family in families.items():
+            column = 0 if mask_type == "modal" else 1
+            entries = [entry for name, texts in by_family.items() for entry in _expanded(texts, name)]
+            entries += [tuple(choice[column] for choice in choices) for choices in self.pairs]
+            for entry in entries:
+                wrong = tuple(w for w in entry if keyword_mask_type(w.text) != mask_type)
+                right = tuple(w for w in entry if w not in wrong)
+                self.hard[mask_type] += [wrong] if wrong else []
+                self.easy[mask_type] += [right] if right else []
+        self.bare = [entry for entry in self.easy["modal"] if entry[0].family == "bare"]
+
+    def all(self, mask_type: MaskType) -> frozenset[str]:
+        """Every wording of a type."""
+        return frozenset(w.text for entry in self.easy[mask_type] + self.hard[mask_type] for w in entry)
+
+
+TRAIN_WORDINGS = Phrasebook({"modal": wordings.MODAL, "amodal": wordings.AMODAL}, wordings.PAIRS)
+HELD_OUT_WORDINGS = Phrasebook({"modal": held_out_wordings.MODAL, "amodal": held_out_wordings.AMODAL})
+
+
+def _slots(scene: Scene, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
+    """The values of the slots that a phrase can fill."""
+    many = phrase.plural
+    values = {
+        "x": phrase.text,
+        "it": "them" if many else "it",
+        "they": "they" if many else "it",
+        "its": "their" if many else "its",
+        "itself": "themselves" if many else "itself",
+        "is": "are" if many else "is",
+        "was": "were" if many else "was",
+        "does": "do" if many else "does",
+        "s": "" if many else "s",
+        "es": "" if many else "es",
+        "pl": "s" if len(phrase.ids) > 1 else "",
+    }
+    if phrase.possessive:
+        values["poss"] = phrase.possessive
+    if phrase.bare:
+        values["ns" if len(phrase.ids) > 1 else "n"] = phrase.bare
+    target = scene.things[phrase.ids[0]]
+    if len(phrase.ids) == 1 and target.occlusion >= HIDDEN:
+        fronts = [i for i in target.hidden_by if i in scene.things]
+        if fronts and (mask_type == "modal" or len(fronts) == len(target.hidden_by) == 1):
+            front = scene.anchor(scene.things[pick(scene.rng, fronts)])
+            if front and front not in phrase.text:
+                values["y"] = front
+    return values
+
+
+def _fits(scene: Scene, wording: Wording, phrase: Phrase, slots: dict[str, str]) -> bool:
+    hidden = any(scene.things[i].occlusion >= HIDDEN for i in phrase.ids)
+    return wording.slots <= slots.keys() and (hidden or not wording.hidden_only)
+
+
+def _choose(scene: Scene, book: Phrasebook, phrase: Phrase, mask_type: MaskType, hard: bool) -> tuple[Wording, dict]:
+    """A wording that a phrase fits, with the slots. Every list has wordings with no slot but {x}."""
+    slots = _slots(scene, phrase, mask_type)
+    entries = (book.hard if hard else book.easy)[mask_type]
+    if not hard and mask_type == "modal" and scene.rng.random() < BARE_SHARE / (1 - HARD_SHARE):
+        entries = book.bare
+    while True:
+        wording = pick(scene.rng, pick(scene.rng, entries))
+        if _fits(scene, wording, phrase, slots):
+            return wording, slots
+
+
+def _sentence(rng: np.random.Generator, wording: Wording, phrase: Phrase, slots: dict[str, str], held_out: bool):
+    """The finished text and its form."""
+    text = wording.text.format(**slots)
+    shells = held_out_wordings if held_out else wordings
+    draw = rng.random()
+    form = {".": "command", "?": "question"}.get(text[-1], "noun phrase")
+    if form == "noun phrase" and not text.startswith(("a mask", "the mask")) and not text.endswith("please"):
+        if draw < 0.4:
+            text, form = pick(rng, shells.COMMANDS).format(w=text), "command"
+        elif draw < 0.6 and ";" not in text and ":" not in text:
+            # "… for me?" would hang behind a clause.
+            shell = pick(rng, shells.QUESTIONS if "," not in text and len(text) < 50 else shells.LONG_QUESTIONS)
+            text, form = shell.format(w=text), "question"
+        elif draw < 0.8 and wording.text == "{x}" and text.startswith("what "):
+            text, form = text + "?", "question"
+    if phrase.lead:
+        text = f"{phrase.lead} {text[0].upper()}{text[1:]}"
+        return (text if text[-1] in ".?" else text + "."), form
+    casing = rng.random()
+    if form == "noun phrase":
+        return (text[0].upper() + text[1:] + "." if casing < 0.25 else text), form
+    if casing < 0.2:
+        return text.lower().removesuffix("."), form
+    return text[0].upper() + text[1:], form
+
+
+def _query(text: str, form: str, mask_type: MaskType, phrase: Phrase, wording: Wording) -> Query:
+    kind = {
+        "task": "reasoning" if phrase.reasoning else "referring",
+        "hard": keyword_mask_type(text) != mask_type,
+        "multi": len(phrase.ids) > 1,
+        "wording": wording.family.removeprefix("hard: "),
+        "form": form,
+    }
+    return Query(0, text, mask_type, phrase.ids, kind)
+
+
+def write_queries(
+    things: Sequence[Thing], *, rng: np.random.Generator, count: int, split: Split = "train"
+) -> tuple[Query, ...]:
+    """Up to `count` different queries about one image, half of them modal and half amodal.
+
+    Half of the targets are partly hidden where there are any, for either type alike. `train` and `val` use the
+    training words; `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from
+    them. In `val_hard` a keyword rule gets every query wrong, and every phrase occurs with both types.
+    """
+    if not things or count < 1:
+        return ()
+    held_out, all_hard = split in ("val_phrasing", "val_hard"), split == "val_hard"
+    book = HELD_OUT_WORDINGS if held_out else TRAIN_WORDINGS
+    scene = Scene(things, rng, held_out)
+    left = {"modal": count // 2, "amodal": count // 2}
+    left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
+    found: dict[str, Query] = {}
+    for _ in range(60 * count + 60):
+        types: list[MaskType] = [t for t in ("modal", "amodal") if left[t] > 0]
+        if not types:
+            break
+        phrase = scene.phrase()
+        if phrase is None or (all_hard and keyword_mask_type(f"{phrase.lead} {phrase.text}") == "amodal"):
+            continue
+        if len(types) == 2 and not (all_hard or rng.random() < TWIN_SHARE):
+            types = [types[int(rng.random() < left["amodal"] / (left["modal"] + left["amodal"]))]]
+        wordings_of_pair = pick(rng, pick(rng, book.pairs)) if book.pairs and rng.random() < PAIR_SHARE else ()
+        written = []
+        for mask_type in types:
+            hard = all_hard or rng.random() < HARD_SHARE
+            wording, slots = _choose(scene, book, phrase, mask_type, hard)
+            if len(types) == 2 and wordings_of_pair:
+                twin = wordings_of_pair[0 if mask_type == "modal" else 1]
+                wording = twin if _fits(scene, twin, phrase, slots) else wording
+            written.append(_query(*_sentence(rng, wording, phrase, slots, held_out), mask_type, phrase, wording))
+        texts = {query.text for query in written}
+        if len(texts) < len(written) or texts & found.keys() or (all_hard and not all(q.kind["hard"] for q in written)):
+            continue
+        for query in written:
+            found[query.text] = query
+            left[query.mask_type] -= 1
+    queries = list(found.values())
+    order = rng.permutation(len(queries))
+    return tuple(replace(queries[int(i)], id=n) for n, i in enumerate(order, 1))

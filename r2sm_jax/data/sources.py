@@ -1,0 +1,93 @@
+"""Where samples come from: `SPEC` -> an indexable source of `Sample`s."""
+
+from typing import Protocol
+
+import numpy as np
+
+from r2sm_jax.data.queries import Split, Thing, write_queries
+from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
+from r2sm_jax.data.schema import Instance, Sample, load_json_split
+from r2sm_jax.errors import InputError
+
+SPLITS: tuple[Split, ...] = ("train", "val", "val_phrasing", "val_hard")
+SPLIT_STRIDE = 10_000_000
+"""Scene indices of different splits never meet."""
+
+
+class Source(Protocol):
+    """A data set: samples by index, and the names that its instances can bear, by attribute."""
+
+    vocabulary: dict[str, tuple[str, ...]]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+class SceneSource:
+    """Procedural scenes: any sample is rebuilt from (seed, split, index)."""
+
+    vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}  # noqa: RUF012
+
+    def __init__(self, split: Split, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+        self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        number = SPLITS.index(self.split) * SPLIT_STRIDE + index
+        scene = draw_scene(self.seed, number, self.size)
+        rng = np.random.default_rng((self.seed, number, 1))
+        queries = write_queries(things(scene), rng=rng, count=self.queries, split=self.split)
+        instances = tuple(
+            Instance(o.id, o.category, o.modal, o.amodal, {"colour": o.colour, "pattern": o.pattern})
+            for o in scene.objects
+        )
+        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, instances, queries)
+
+
+def things(scene: Scene) -> list[Thing]:
+    """What the query grammar is told about a scene. Coordinates are pixels."""
+    return [
+        Thing(o.id, o.category, mask_box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
+              o.colour, o.pattern, mask_box(o.modal))
+        for o in scene.objects
+    ]  # fmt: skip
+
+
+def mask_box(mask: np.ndarray) -> tuple[float, float, float, float]:
+    """x0 y0 x1 y1 of a boolean mask [H W], pixels, exclusive at the far side."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return 0.0, 0.0, 0.0, 0.0
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+def open_source(
+    spec: str,
+    split: str = "train",
+    *,
+    count: int = 256,
+    seed: int = 0,
+    size: int = 96,
+    queries: int = 8,
+    images_dir: str | None = None,
+) -> Source:
+    """Opens `scenes` or `json:PATH`.
+
+    `count`, `seed`, `size` and `queries` shape procedural scenes only.
+
+    Raises:
+        InputError: unknown SPEC or split, or unreadable data.
+    """
+    if spec == "scenes":
+        if split not in SPLITS:
+            raise InputError(f"--split {split!r}: scenes have the splits {', '.join(SPLITS)}")
+        return SceneSource(split, count, seed=seed, size=size, queries=queries)
+    kind, _, path = spec.partition(":")
+    if kind == "json" and path:
+        return load_json_split(path, split, images_dir=images_dir)
+    raise InputError(f"data source {spec!r} is unknown; use scenes or json:FILE")

@@ -1,0 +1,207 @@
+"""The pixel decoder (once per image) and the mask decoder (once per query).
+
+The mask decoder is SAM's idea (segment_anything/modeling/mask_decoder.py, transformer.py): learned output tokens
+read the prompt and the image, and small hypernetworks turn each token into a mask by a dot product with upscaled
+pixel features. Two things differ. The prompt is text. And the image is read by all queries from keys, values and
+pixel features that are computed once per image, where SAM updates image tokens per prompt.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from r2sm_jax.models.layers import MLP, Linear, attend
+from r2sm_jax.models.vision import VisionFeatures
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of the pixel and mask decoders."""
+
+    dim: int = 128
+    """Channels of tokens and image keys."""
+    depth: int = 3
+    heads: int = 4
+    mlp_dim: int = 384
+    slots: int = 4
+    """Instance masks a query can have."""
+    fine_dim: int = 64
+    """Channels at stride 4."""
+    mask_dim: int = 32
+    """Channels of the pixel features that masks are dot products with."""
+
+
+class Buffer(nnx.Variable):
+    """A constant that belongs to the weights: saved and exported, never trained."""
+
+
+class PixelFeatures(NamedTuple):
+    """Upscaled image features: `coarse` (half the resolution of `fine`) carries dense supervision."""
+
+    coarse: Float[Array, "b _h _w _c"]
+    fine: Float[Array, "b h w c"]
+
+
+class Upscale(nnx.Module):
+    """Doubles the resolution: a 2x2 transposed convolution, written as dense layer and pixel shuffle."""
+
+    def __init__(self, in_dim: int, out_dim: int, skip_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.up = Linear(in_dim, 4 * out_dim, dtype=dtype, rngs=rngs)
+        self.skip = Linear(skip_dim, out_dim, dtype=dtype, rngs=rngs) if skip_dim else None
+        self.norm = nnx.LayerNorm(out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.conv = nnx.Conv(out_dim, out_dim, (3, 3), padding=1, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "b h w d"], skip: Float[Array, "b _h _w _c"] | None
+    ) -> Float[Array, "b _h _w c"]:
+        x = rearrange(self.up(x), "b h w (y x c) -> b (h y) (w x) c", y=2, x=2)
+        if self.skip is not None:
+            x = x + self.skip(skip)
+        x = nnx.gelu(self.norm(x), approximate=True)
+        return x + self.conv(x)
+
+
+class PixelDecoder(nnx.Module):
+    """Token grid and stem skips -> pixel features at 4 times the token resolution."""
+
+    def __init__(
+        self, config: DecoderConfig, in_dim: int, skip_dims: tuple[int, int], *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        self.coarse = Upscale(in_dim, config.fine_dim, skip_dims[1], dtype=dtype, rngs=rngs)
+        self.fine = Upscale(config.fine_dim, config.mask_dim, skip_dims[0], dtype=dtype, rngs=rngs)
+
+    def __call__(self, features: VisionFeatures) -> PixelFeatures:
+        fine_skip, coarse_skip = features.skips or (None, None)
+        coarse = self.coarse(features.tokens, coarse_skip)
+        return PixelFeatures(coarse, self.fine(coarse, fine_skip))
+
+
+class CrossAttention(nnx.Module):
+    """Attention whose keys and values are projected apart, so that queries of one image share them."""
+
+    def __init__(self, dim: int, heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.heads = heads
+        self.query = Linear(dim, dim, dtype=dtype, rngs=rngs)
+        self.key = Linear(dim, dim, dtype=dtype, rngs=rngs)
+        self.value = Linear(dim, dim, dtype=dtype, rngs=rngs)
+        self.out = Linear(dim, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "... q d"],
+        key: Float[Array, "... s d"],
+        value: Float[Array, "... s d"],
+        mask: Bool[Array, "... s"] | None = None,
+    ) -> Float[Array, "... q d"]:
+        return self.out(attend(self.query(x), self.key(key), self.value(value), heads=self.heads, mask=mask))
+
+
+class DecoderBlock(nnx.Module):
+    """Tokens read one another and the text, then the image, then think (pre-norm)."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        d = config.dim
+        self.prompt = CrossAttention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.image = CrossAttention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs)
+        self.norms = nnx.List([nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs) for _ in range(3)])
+
+    def __call__(
+        self,
+        tokens: Float[Array, "b k q d"],
+        text: Float[Array, "b k t d"],
+        text_mask: Bool[Array, "b k t"],
+        image: Float[Array, "b n d"],
+        positions: Float[Array, "n d"],
+    ) -> Float[Array, "b k q d"]:
+        b, k, q, _ = tokens.shape
+        normed = self.norms[0](tokens)
+        prompt = jnp.concatenate([normed, text], axis=2)
+        seen = jnp.concatenate([jnp.ones((b, k, q), bool), text_mask], axis=2)
+        tokens = tokens + self.prompt(normed, prompt, prompt, seen)
+        merged = rearrange(self.norms[1](tokens), "b k q d -> b (k q) d")
+        attended = self.image(merged, image + positions, image)
+        tokens = tokens + rearrange(attended, "b (k q) d -> b k q d", k=k)
+        return tokens + self.mlp(self.norms[2](tokens))
+
+
+class MaskTokens(NamedTuple):
+    """What the mask decoder says of every query, before any pixel is touched. Token 0 is the fused one."""
+
+    kernels: Float[Array, "b k q 2 c"]
+    """Weights of the modal and the completing mask over pixel-feature channels."""
+    biases: Float[Array, "b k q 2"]
+    presence: Float[Array, "b k q"]
+    """Logit that the token has a target."""
+    iou: Float[Array, "b k q 2"]
+    """Predicted IoU of the modal and the amodal mask, in 0..1."""
+
+
+class MaskDecoder(nnx.Module):
+    """Text and image -> kernels of the fused mask and of N instance slots."""
+
+    def __init__(
+        self, config: DecoderConfig, image_dim: int, text_dim: int, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        d = config.dim
+        init = nnx.initializers.truncated_normal(1.0)
+        self.mask_dim = config.mask_dim
+        self.output_tokens = nnx.Param(init(rngs.params(), (1 + config.slots, d)))
+        self.positions = Buffer(fourier_positions(grid, d, rngs.params()))
+        self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
+        self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
+        self.image = Linear(image_dim, d, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([DecoderBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)])
+        self.norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
+        out = 2 * (config.mask_dim + 1)
+        self.fused = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
+        self.slots = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
+        self.scores = MLP((d, d, 3), dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        image: Float[Array, "b h w d"],
+        text: Float[Array, "b k t e"],
+        text_mask: Bool[Array, "b k t"],
+    ) -> MaskTokens:
+        b, k, _, _ = text.shape
+        words = self.text_norm(self.text(text))
+        keys = self.image(rearrange(image, "b h w d -> b (h w) d"))
+        positions = self.positions[...].astype(keys.dtype)
+        tokens = self.output_tokens[...].astype(words.dtype)
+        tokens = jnp.broadcast_to(tokens, (b, k, *tokens.shape))
+        for block in self.blocks:
+            tokens = block(tokens, words, text_mask, keys, positions)
+        tokens = self.norm(tokens)
+        kernels = jnp.concatenate([self.fused(tokens[:, :, :1]), self.slots(tokens[:, :, 1:])], axis=2)
+        kernels = rearrange(kernels, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
+        scores = self.scores(tokens).astype(jnp.float32)
+        return MaskTokens(
+            kernels[..., : self.mask_dim] * self.mask_dim**-0.5,
+            kernels[..., self.mask_dim],
+            scores[..., 0],
+            jax.nn.sigmoid(scores[..., 1:]),
+        )
+
+
+def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"]:
+    """SAM's random Fourier features of the cell centres (prompt_encoder.py, PositionEmbeddingRandom)."""
+    centres = (jnp.arange(grid) + 0.5) / grid * 2 - 1
+    points = jnp.stack(jnp.meshgrid(centres, centres, indexing="xy"), axis=-1).reshape(-1, 2)
+    angles = 2 * jnp.pi * points @ jax.random.normal(key, (2, dim // 2))
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def draw_masks(
+    kernels: Float[Array, "b k *q c"], biases: Float[Array, "b k *q"], pixels: Float[Array, "b h w c"]
+) -> Float[Array, "b k *q h w"]:
+    """Mask logits in float32: every kernel times every pixel."""
+    b, k, *rest, c = kernels.shape
+    flat = kernels.reshape(b, -1, c)
+    logits = jnp.einsum("bqc,bhwc->bqhw", flat, pixels.astype(flat.dtype))
+    return (logits + biases.reshape(b, -1, 1, 1)).reshape(b, k, *rest, *pixels.shape[1:3])

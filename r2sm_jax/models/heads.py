@@ -1,0 +1,93 @@
+"""Mask-type heads: from the frozen language model's token states to the probability that amodal is meant.
+
+A learned head is a module `(states, mask) -> logit`; register it in `LEARNED` and `--model.head NAME` finds it.
+References learn nothing: they read the sentence (or the truth) on the host and stand beside learned heads in
+every report. `none` makes no decision at all: one mask for whatever was asked, as the R2SM paper's baselines do.
+"""
+
+import difflib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from r2sm_jax.data.queries import keyword_mask_type
+from r2sm_jax.data.schema import MaskType
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.layers import MLP, Linear, attend
+
+
+def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k e"]:
+    """Mean of the states of real tokens."""
+    weights = mask[..., None].astype(states.dtype)
+    return (states * weights).sum(-2) / jnp.maximum(weights.sum(-2), 1)
+
+
+class LinearHead(nnx.Module):
+    """A linear probe on the mean of the last chosen layer."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.out = Linear(text_dim, 1, rngs=rngs)
+
+    def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
+        return self.out(mean_pool(states[..., -1, :], mask))[..., 0]
+
+
+class MLPHead(nnx.Module):
+    """Two layers on the means of all chosen layers."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.mlp = MLP((layers * text_dim, 128, 1), dtype=jnp.float32, rngs=rngs)
+
+    def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
+        return self.mlp(mean_pool(states.reshape(*states.shape[:3], -1), mask))[..., 0]
+
+
+class AttentionHead(nnx.Module):
+    """A learned mix of LM layers, one small transformer layer over the tokens, and attention pooling."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4):
+        self.heads = heads
+        self.mix = nnx.Param(jnp.zeros(layers))
+        self.down = Linear(text_dim, dim, rngs=rngs)
+        self.norm1 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.qkv = Linear(dim, 3 * dim, rngs=rngs)
+        self.attention_out = Linear(dim, dim, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.mlp = MLP((dim, 2 * dim, dim), dtype=jnp.float32, rngs=rngs)
+        self.norm3 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.pool = Linear(dim, 1, rngs=rngs)
+        self.out = Linear(dim, 1, rngs=rngs)
+
+    def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
+        weights = jax.nn.softmax(self.mix[...])
+        x = self.down(jnp.einsum("bktle,l->bkte", states, weights))
+        query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
+        x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
+        x = self.norm3(x + self.mlp(self.norm2(x)))
+        focus = jnp.where(mask, self.pool(x)[..., 0], -1e9)
+        pooled = jnp.einsum("bkt,bktd->bkd", jax.nn.softmax(focus, axis=-1), x)
+        return self.out(pooled)[..., 0]
+
+
+LEARNED: dict[str, type[nnx.Module]] = {"linear": LinearHead, "mlp": MLPHead, "attention": AttentionHead}
+
+REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
+    "keyword": lambda text, truth: keyword_mask_type(text),
+    "always_modal": lambda text, truth: "modal",
+    "always_amodal": lambda text, truth: "amodal",
+    "oracle": lambda text, truth: truth or "modal",
+}
+
+NO_HEAD = "none"
+
+
+def check_head(name: str) -> None:
+    """Raises InputError for an unknown head, offering the nearest name."""
+    names = [*LEARNED, *REFERENCES, NO_HEAD]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"--model.head {name!r} is unknown; {hint}Known heads: {', '.join(names)}")

@@ -1,0 +1,55 @@
+"""Layers that every module shares: attention, MLP, and a dense layer that is fast on CPU too."""
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+
+class Linear(nnx.Linear):
+    """`nnx.Linear` that flattens the leading axes first.
+
+    XLA's CPU back end computes weight gradients with several leading axes up to 2.6 times slower than with
+    one (measured: a 128-512-128 MLP on [16 8 24 128], 19.2 against 7.4 ms); elsewhere it makes no difference.
+    """
+
+    def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        return flat.reshape(*inputs.shape[:-1], flat.shape[-1])
+
+
+class MLP(nnx.Module):
+    """Dense layers with GELU between them."""
+
+    def __init__(self, dims: tuple[int, ...], *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.layers = nnx.List(
+            [Linear(i, o, dtype=dtype, rngs=rngs) for i, o in zip(dims[:-1], dims[1:], strict=True)]
+        )
+
+    def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        for layer in self.layers[:-1]:
+            x = nnx.gelu(layer(x), approximate=True)
+        return self.layers[-1](x)
+
+
+def attend(
+    query: Float[Array, "... q d"],
+    key: Float[Array, "... s d"],
+    value: Float[Array, "... s d"],
+    *,
+    heads: int,
+    mask: Bool[Array, "... s"] | None = None,
+) -> Float[Array, "... q d"]:
+    """Multi-head scaled dot-product attention; softmax in float32.
+
+    Leading axes broadcast, so keys computed once per image serve all of its queries.
+    `mask` is False where a key must not be seen; a row with no visible key attends evenly.
+    """
+    query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))
+    scores = jnp.einsum("...qd,...sd->...qs", query, key) * query.shape[-1] ** -0.5
+    scores = scores.astype(jnp.float32)
+    if mask is not None:
+        scores = jnp.where(mask[..., None, None, :], scores, -1e9)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return rearrange(jnp.einsum("...qs,...sd->...qd", weights, value), "... h s d -> ... s (h d)")

@@ -1,0 +1,187 @@
+"""The whole segmenter: image and text states in, three masks a query and the decision which one was meant out."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, UInt8
+
+from r2sm_jax.models import heads
+from r2sm_jax.models.decoder import (
+    DecoderConfig,
+    MaskDecoder,
+    MaskTokens,
+    PixelDecoder,
+    PixelFeatures,
+    draw_masks,
+)
+from r2sm_jax.models.layers import Linear
+from r2sm_jax.models.vision import VisionConfig, VisionEncoder
+from r2sm_jax.models.weights import MINILM
+
+PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
+PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """The frozen language model."""
+
+    name: str = MINILM
+    """A local folder or a Hugging Face name (BERT layout, safetensors)."""
+    layers: tuple[int, ...] = (2, 4, 6)
+    """Hidden layers that are read; 0 = embeddings."""
+    max_tokens: int = 40
+    """Longer queries are cut, with a warning: type words often stand last."""
+    dim: int = 384
+    """Width of the token states."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The segmenter."""
+
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    head: str = "attention"
+    """Mask-type head: linear, mlp, attention; keyword, always_modal, always_amodal, oracle; none."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute precision. Parameters, softmax and losses stay float32."""
+
+    @property
+    def mask_size(self) -> int:
+        """Pixels of the predicted square masks."""
+        return 4 * self.vision.grid
+
+
+class DenseOutput(NamedTuple):
+    """What single pixels say of the object that they lie on; supervised in training, not used after it."""
+
+    visible: Float[Array, "b h w e"]
+    """Compared with the embeddings of category (and attribute) names."""
+    hidden: Float[Array, "b h w e"]
+    """The same for objects that are occluded here."""
+    box: Float[Array, "b h w 4"]
+    """Amodal box of the visible object: left, top, right, bottom distances in units of the image side."""
+
+
+class R2SMOutput(NamedTuple):
+    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`; > 0 is mask."""
+
+    type_logit: Float[Array, "b k"]
+    """> 0: the amodal mask is meant."""
+    modal: Float[Array, "b k h w"]
+    """Visible region of everything that the query means."""
+    amodal: Float[Array, "b k h w"]
+    """Complete shape: the maximum of `modal` and a completing mask, so modal ⊆ amodal whatever the weights."""
+    presence: Float[Array, "b k"]
+    """Logit that the query has a target."""
+    iou: Float[Array, "b k 2"]
+    """Predicted IoU of `modal` and `amodal`."""
+    slot_modal: Float[Array, "b k q h w"]
+    slot_amodal: Float[Array, "b k q h w"]
+    slot_presence: Float[Array, "b k q"]
+    slot_iou: Float[Array, "b k q 2"]
+
+
+class R2SM(nnx.Module):
+    """Vision encoder, pixel decoder, mask decoder and mask-type head. The language model stands outside: its
+    states are inputs, computed once per unique query."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        heads.check_head(config.head)
+        dtype = jnp.dtype(config.dtype)
+        vision, decoder = config.vision, config.decoder
+        self.config = config
+        self.vision = VisionEncoder(vision, dtype=dtype, rngs=rngs)
+        skips = (self.vision.stem.dims[1], self.vision.stem.dims[2]) if vision.stem == "conv" else (0, 0)
+        self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
+        self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
+        head = heads.LEARNED.get(config.head)
+        self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
+        self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
+        self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
+
+    def encode_image(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> tuple[Array, PixelFeatures]:
+        """Everything that is done once per image: tokens [b h w d] and pixel features.
+
+        `valid` is False on letterbox padding, which becomes zero after normalisation.
+        """
+        normalised = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
+        features = self.vision(jnp.where(valid[..., None], normalised, 0).astype(self.config.dtype))
+        return features.tokens, self.pixels(features)
+
+    def decode(
+        self, tokens: Float[Array, "b h w d"], text: Float[Array, "b k t l e"], text_mask: Bool[Array, "b k t"]
+    ) -> tuple[Float[Array, "b k"], MaskTokens]:
+        """Everything that is done once per query, except drawing: type logit and mask kernels."""
+        text = text.astype(jnp.float32)
+        logit = self.head(text, text_mask) if self.head else jnp.zeros(text.shape[:2])
+        states = text[..., -1, :].astype(self.config.dtype)
+        return logit, self.decoder(tokens, states, text_mask)
+
+    def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
+        """Per-pixel predictions for dense supervision."""
+        e = self.config.decoder.dim
+        dense = self.dense(pixels.coarse).astype(jnp.float32)
+        return DenseOutput(dense[..., :e], dense[..., e : 2 * e], dense[..., 2 * e :])
+
+    def __call__(
+        self,
+        image: UInt8[Array, "b H W 3"],
+        valid: Bool[Array, "b H W"],
+        text: Float[Array, "b k t l e"],
+        text_mask: Bool[Array, "b k t"],
+    ) -> R2SMOutput:
+        """Answers k queries about each of b images."""
+        tokens, pixels = self.encode_image(image, valid)
+        type_logit, masks = self.decode(tokens, text, text_mask)
+        modal, amodal = draw_pair(masks, pixels.fine)
+        return R2SMOutput(
+            type_logit,
+            modal[:, :, 0],
+            amodal[:, :, 0],
+            masks.presence[..., 0],
+            masks.iou[..., 0, :],
+            modal[:, :, 1:],
+            amodal[:, :, 1:],
+            masks.presence[..., 1:],
+            masks.iou[..., 1:, :],
+        )
+
+
+def draw_pair(
+    masks: MaskTokens, pixels: Float[Array, "b h w c"]
+) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
+    """Modal and amodal logits of every token."""
+    logits = draw_masks(masks.kernels, masks.biases, pixels)
+    modal, completing = logits[:, :, :, 0], logits[:, :, :, 1]
+    return modal, jnp.maximum(modal, completing)
+
+
+def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and export."""
+    size, tokens, text = config.vision.image_size, config.text.max_tokens, config.text
+    return {
+        "image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8),
+        "valid": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),
+        "text": jax.ShapeDtypeStruct((batch, queries, tokens, len(text.layers), text.dim), jnp.float16),
+        "text_mask": jax.ShapeDtypeStruct((batch, queries, tokens), jnp.bool_),
+    }
+
+
+def fake_inputs(config: ModelConfig, batch: int, queries: int, seed: int = 0) -> dict[str, Any]:
+    """Random inputs of `input_spec`'s shapes; every query has at least one real token."""
+    rng = np.random.default_rng(seed)
+    spec = input_spec(config, batch, queries)
+    lengths = rng.integers(1, config.text.max_tokens + 1, (batch, queries, 1))
+    return {
+        "image": rng.integers(0, 256, spec["image"].shape, dtype=np.uint8),
+        "valid": np.ones(spec["valid"].shape, bool),
+        "text": rng.normal(size=spec["text"].shape).astype(np.float16),
+        "text_mask": np.arange(config.text.max_tokens) < lengths,
+    }

@@ -1,0 +1,97 @@
+"""Token states of the frozen language model, computed once per unique sentence and kept in host memory."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Bool, Float16, Float32
+from transformers import AutoTokenizer
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.weights import file_sha256, find_language_model, load_bert
+
+BATCH_TOKENS = 2048
+LENGTH_STEP = 8
+"""Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
+
+
+class TextStates:
+    """`states, mask = texts(["...", ...])`; new sentences are encoded, known ones looked up.
+
+    States are float16 [t l e], stored without padding.
+    """
+
+    def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
+        folder = find_language_model(name)
+        self.folder: Path = folder
+        self.sha256 = file_sha256(folder / "model.safetensors")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{folder}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from None
+        encoder = load_bert(folder)
+        config = encoder.config
+        if not all(0 <= layer <= config.num_hidden_layers for layer in layers):
+            raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {config.num_hidden_layers}")
+        self.layers, self.dim = layers, config.hidden_size
+        self.max_tokens = max_tokens
+        graphdef, self.weights = nnx.split(encoder)
+        self._encode = jax.jit(lambda weights, ids, mask: nnx.merge(graphdef, weights)(ids, mask, layers))
+        self._states: dict[str, np.ndarray] = {}
+        self.truncated: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def add(self, sentences: Iterable[str]) -> int:
+        """Encodes the sentences that are not known yet; returns how many there were."""
+        new = [s for s in dict.fromkeys(sentences) if s not in self._states]
+        if not new:
+            return 0
+        encoded = self.tokenizer(new, add_special_tokens=True)["input_ids"]
+        end = self.tokenizer.sep_token_id
+        by_length: dict[int, list[tuple[str, list[int]]]] = {}
+        for sentence, ids in zip(new, encoded, strict=True):
+            if len(ids) > self.max_tokens:
+                self.truncated.add(sentence)
+                ids = [*ids[: self.max_tokens - 1], end]
+            by_length.setdefault(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
+        for length, group in sorted(by_length.items()):
+            rows = max(1, BATCH_TOKENS // length)
+            for start in range(0, len(group), rows):
+                self._encode_batch(group[start : start + rows], rows, length)
+        return len(new)
+
+    def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> None:
+        ids = np.zeros((rows, length), np.int32)
+        mask = np.zeros((rows, length), bool)
+        mask[:, 0] = True
+        for row, (_, tokens) in enumerate(group):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
+        states = np.asarray(self._encode(self.weights, ids, mask)).astype(np.float16)
+        for row, (sentence, tokens) in enumerate(group):
+            self._states[sentence] = states[row, : len(tokens)].copy()
+
+    def __call__(self, sentences: list[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
+        """Padded states of known or new sentences, and which tokens are real."""
+        if any(s not in self._states for s in sentences):
+            self.add(sentences)
+        states = np.zeros((len(sentences), self.max_tokens, len(self.layers), self.dim), np.float16)
+        mask = np.zeros((len(sentences), self.max_tokens), bool)
+        for row, sentence in enumerate(sentences):
+            known = self._states[sentence]
+            states[row, : len(known)], mask[row, : len(known)] = known, True
+        return states, mask
+
+    def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
+        """Mean last-layer state of each name."""
+        self.add(names)
+        return np.stack([self._states[name][:, -1].astype(np.float32).mean(0) for name in names])
+
+    def said_of_truncation(self) -> str:
+        """One line on how many sentences were cut."""
+        share = len(self.truncated) / max(1, len(self._states))
+        return f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"

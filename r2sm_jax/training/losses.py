@@ -1,0 +1,226 @@
+"""Losses. Everything is float32, reduced per mask first and then over the valid masks, never over the flat batch."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from einops import rearrange, reduce
+from jaxtyping import Array, Bool, Float, Int
+
+from r2sm_jax.models.decoder import MaskTokens
+from r2sm_jax.models.r2sm import DenseOutput, draw_pair
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Weights of the parts; each part is logged apart."""
+
+    masks: Literal["lisa", "sam"] = "lisa"
+    """Named pair: `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are not exchangeable."""
+    supervise: Literal["both", "requested"] = "both"
+    """Modal and amodal mask on every query, or only the one that was asked for."""
+    slots: float = 0.25
+    type: float = 1.0
+    presence: float = 0.1
+    iou: float = 0.1
+    dense: float = 0.5
+
+
+class Targets(NamedTuple):
+    """Truth of a batch, at mask resolution. Coverages are the share of a cell that a mask fills, 0..1."""
+
+    modal: Float[Array, "b m h w"]
+    amodal: Float[Array, "b m h w"]
+    amodal_known: Bool[Array, "b m"]
+    members: Bool[Array, "b k m"]
+    """Which instances a query means."""
+    slots: Int[Array, "b k q"]
+    """Index of the instance of each of the query's first q instances; -1 = none."""
+    wants_amodal: Bool[Array, "b k"]
+    query_valid: Bool[Array, "b k"]
+    valid: Float[Array, "b h w"]
+    """Share of the cell that is image, neither letterbox padding nor an ignored region."""
+    labels: dict[str, Int[Array, "b m"]]
+    """For each attribute (category, colour, ...): index into its names; -1 = unknown."""
+    boxes: Float[Array, "b m 4"]
+    """Amodal box x0 y0 x1 y1 in units of the padded image side."""
+
+
+def masked_mean(values: Float[Array, "*n"], valid: Float[Array, "*n"] | Bool[Array, "*n"]) -> Float[Array, ""]:
+    """Mean over the valid entries; 0 where there is none."""
+    weights = valid.astype(values.dtype)
+    return (values * weights).sum() / jnp.maximum(weights.sum(), 1)
+
+
+def dice_loss(
+    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]
+) -> Float[Array, "*n"]:
+    """1 - dice of each mask, smoothed by one cell as SAM 2 does (training/loss_fns.py); 0 for empty targets."""
+    probability = jax.nn.sigmoid(logits) * valid
+    target = target * valid
+    overlap = (probability * target).sum((-2, -1))
+    total = probability.sum((-2, -1)) + target.sum((-2, -1))
+    return jnp.where(target.sum((-2, -1)) > 0, 1 - (2 * overlap + 1) / (total + 1), 0)
+
+
+def pixel_mean(values: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]) -> Float[Array, "*n"]:
+    """Mean over the valid cells of each mask."""
+    return (values * valid).sum((-2, -1)) / jnp.maximum(valid.sum((-2, -1)), 1)
+
+
+def mask_loss(
+    logits: Float[Array, "*n h w"],
+    target: Float[Array, "*n h w"],
+    valid: Float[Array, "*#n h w"],
+    pair: Literal["lisa", "sam"],
+) -> Float[Array, "*n"]:
+    """The named pair of losses of each mask: LISA (model/LISA.py) or SAM (paper, appendix A)."""
+    dice = dice_loss(logits, target, valid)
+    if pair == "lisa":
+        return 2 * pixel_mean(optax.sigmoid_binary_cross_entropy(logits, target), valid) + 0.5 * dice
+    focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
+    return 20 * pixel_mean(focal, valid) + dice
+
+
+def soft_iou(logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"]) -> Float[Array, "*n"]:
+    """IoU of the thresholded mask with the thresholded target; two empty masks agree (1)."""
+    drawn, wanted = logits > 0, target > 0.5
+    union = (drawn | wanted).sum((-2, -1))
+    return jnp.where(union > 0, (drawn & wanted).sum((-2, -1)) / jnp.maximum(union, 1), 1.0)
+
+
+def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Array, "b k h w"], Bool[Array, "b k"]]:
+    """Union of the meant instances: modal, amodal, and whether the amodal one is known."""
+    members = targets.members.astype(jnp.float32)
+    modal = jnp.einsum("bkm,bmhw->bkhw", members, targets.modal)
+    amodal = jnp.einsum("bkm,bmhw->bkhw", members, targets.amodal)
+    known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
+    return jnp.minimum(modal, 1), jnp.minimum(amodal, 1), known
+
+
+def query_losses(
+    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b h w c"], targets: Targets,
+    config: LossConfig, *, head: str,
+) -> dict[str, Float[Array, ""]]:  # fmt: skip
+    """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type."""
+    fused = MaskTokens(*(x[:, :, :1] for x in masks))
+    modal, amodal = (x[:, :, 0] for x in draw_pair(fused, pixels))
+    modal_target, amodal_target, known = query_targets(targets)
+    valid, area = targets.query_valid, targets.valid[:, None]
+    wants = targets.wants_amodal
+    if head == "none":
+        modal_target = jnp.where(wants[..., None, None], amodal_target, modal_target)
+        modal_valid, amodal_valid = valid & (~wants | known), jnp.zeros_like(valid)
+    elif config.supervise == "requested":
+        modal_valid, amodal_valid = valid & ~wants, valid & wants & known
+    else:
+        modal_valid, amodal_valid = valid, valid & known
+    has_target = targets.members.any(-1).astype(jnp.float32)
+    iou = jnp.stack([soft_iou(modal, modal_target), soft_iou(amodal, amodal_target)], axis=-1)
+    iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
+    return {
+        "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
+        "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
+        "type": masked_mean(
+            optax.sigmoid_binary_cross_entropy(type_logit, wants.astype(jnp.float32)), valid
+        ),
+        "presence": masked_mean(
+            optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid
+        ),
+        "iou": masked_mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
+    }
+
+
+def slot_losses(
+    masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+) -> dict[str, Float[Array, ""]]:
+    """Instance masks: slots are matched to the query's instances (Hungarian), unmatched slots learn absence.
+
+    Computed at half the mask resolution, which a dot product with pooled features gives exactly.
+    """
+    coarse = reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
+    modal, amodal = draw_pair(MaskTokens(*(x[:, :, 1:] for x in masks)), coarse)
+    chosen = jnp.maximum(targets.slots, 0)
+    pick = jax.vmap(lambda table, index: table[index])
+    modal_table, amodal_table = (
+        reduce(x, "b m (h y) (w x) -> b m h w", "mean", y=2, x=2) for x in (targets.modal, targets.amodal)
+    )
+    modal_target, amodal_target = pick(modal_table, chosen), pick(amodal_table, chosen)
+    exists = (targets.slots >= 0) & targets.query_valid[..., None]
+    known = exists & pick(targets.amodal_known, chosen)
+    area = reduce(targets.valid, "b (h y) (w x) -> b 1 1 h w", "mean", y=2, x=2)
+
+    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", jax.nn.sigmoid(amodal), amodal_target)
+    sizes = jax.nn.sigmoid(amodal).sum((-2, -1))[..., :, None] + amodal_target.sum((-2, -1))[..., None, :]
+    cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1), 0)
+    slot_of = jax.vmap(_match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
+    slot_of = slot_of.reshape(targets.slots.shape)  # slot that each target goes to
+
+    take = jax.vmap(jax.vmap(lambda x, index: x[index]))
+    matched_modal, matched_amodal = take(modal, slot_of), take(amodal, slot_of)
+    losses = mask_loss(matched_modal, modal_target, area, config.masks)
+    amodal_losses = mask_loss(matched_amodal, amodal_target, area, config.masks)
+    iou = jnp.stack([soft_iou(matched_modal, modal_target), soft_iou(matched_amodal, amodal_target)], -1)
+    iou_error = (take(masks.iou[:, :, 1:], slot_of) - jax.lax.stop_gradient(iou)) ** 2
+    filled = take(jnp.zeros(exists.shape), slot_of)
+    filled = jax.vmap(jax.vmap(lambda row, index, there: row.at[index].set(there)))(
+        filled, slot_of, exists.astype(jnp.float32)
+    )
+    presence = optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 1:], filled)
+    return {
+        "slots": masked_mean(losses, exists) + masked_mean(amodal_losses, known),
+        "slot_presence": masked_mean(presence, jnp.broadcast_to(targets.query_valid[..., None], filled.shape)),
+        "slot_iou": masked_mean(iou_error, jnp.stack([exists, known], -1)),
+    }
+
+
+def _match(cost: Float[Array, "q r"]) -> Int[Array, " r"]:
+    """Slot of every target, by the Hungarian algorithm on a square cost."""
+    rows, columns = optax.assignment.hungarian_algorithm(cost)
+    return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
+
+
+def dense_losses(
+    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets
+) -> dict[str, Float[Array, ""]]:
+    """What every pixel knows of the object that it lies on: names, hidden categories, amodal box.
+
+    `names` are projected text embeddings of each attribute's values; a pixel is compared with them by a scaled
+    dot product, so no vocabulary is built into the weights.
+    """
+    cells = targets.modal.shape[-1] // dense.visible.shape[1]
+    pool = lambda x: reduce(x, "b m (h y) (w x) -> b m h w", "mean", y=cells, x=cells)  # noqa: E731
+    modal, amodal = pool(targets.modal), pool(targets.amodal)
+    on_object = modal.max(1) > 0.5
+    index = modal.argmax(1)
+    pick = jax.vmap(lambda table, i: table[i])
+    losses = {}
+    for group, embeddings in names.items():
+        label = pick(targets.labels[group], index)
+        logits = jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(label, 0))
+        losses[f"dense_{group}"] = masked_mean(loss, on_object & (label >= 0))
+    if "category" in names:
+        embeddings, label = names["category"], targets.labels["category"]
+        one_hot = jax.nn.one_hot(label, embeddings.shape[0]) * targets.amodal_known[..., None]
+        hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
+        logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
+        loss = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
+        losses["dense_hidden"] = masked_mean(loss, jnp.ones_like(on_object))
+    size = dense.box.shape[1]
+    centre = (jnp.arange(size) + 0.5) / size
+    here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
+    distances = pick(targets.boxes, index) - jnp.concatenate([here, here], -1)
+    box_known = on_object & pick(targets.amodal_known, index)
+    losses["dense_box"] = 4 * masked_mean(jnp.abs(dense.box - distances).mean(-1), box_known)
+    return losses
+
+
+def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
+    """The weighted sum that is differentiated."""
+    total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
+    total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
+    total += config.iou * (parts["iou"] + parts["slot_iou"])
+    return total + config.dense * sum(v for k, v in parts.items() if k.startswith("dense_"))

@@ -1,0 +1,70 @@
+"""The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, cosine to zero, clipping."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import optax
+from flax import nnx
+from optax.contrib import MuonDimensionNumbers
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimizer and schedule."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    """`muon` orthogonalises the update of every matrix (optax.contrib.muon)."""
+    learning_rate: float = 1e-3
+    """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
+    muon_learning_rate: float = 1e-2
+    """Peak rate of Muon's matrices."""
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    clip: float = 1.0
+    """Largest global gradient norm."""
+
+
+NOT_MATRICES = ("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding")
+"""Parameters that look like matrices and are tables."""
+
+
+def schedule(peak: float, warmup: int, steps: int) -> optax.Schedule:
+    """Linear warm-up, then a cosine to zero at the last step."""
+    warmup = min(warmup, max(1, steps // 5))
+    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1), 0.0)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """The gradient transformation for a run of `steps` steps. Only matrices are decayed."""
+    adam_rate = schedule(config.learning_rate, config.warmup_steps, steps)
+    adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_matrix)
+    if config.name == "adamw":
+        return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
+    muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps)
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=_dimensions),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(muon_rate),
+    )
+    labels = lambda params: jax.tree.map(lambda m: "muon" if m else "adamw", _is_matrix(params))  # noqa: E731
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip), optax.partition({"muon": muon, "adamw": adamw}, labels)
+    )
+
+
+def _is_matrix(params: nnx.State) -> nnx.State:
+    """True at kernels of dense layers and convolutions."""
+
+    def is_matrix(path: tuple, leaf: jax.Array) -> bool:
+        name = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
+        return leaf.ndim >= 2 and not any(n in NOT_MATRICES for n in name) and min(leaf.shape[-2:]) > 1
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def _dimensions(params: nnx.State) -> nnx.State:
+    """All axes but the last are a matrix's input."""
+    return jax.tree.map(
+        lambda p: MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1), params
+    )

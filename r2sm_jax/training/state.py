@@ -1,0 +1,88 @@
+"""What a training run carries from step to step, and the one jitted step."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from r2sm_jax.models.r2sm import R2SM, ModelConfig
+from r2sm_jax.training import losses
+from r2sm_jax.training.losses import LossConfig, Targets
+
+Names = dict[str, Float[Array, "_v e"]]
+Logs = dict[str, Float[Array, ""]]
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes. Only trainable parameters have optimizer state."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+
+
+def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """A freshly initialised model as (graph, trainable parameters, constants).
+
+    The frozen language model is not part of it: its states are inputs.
+    """
+    graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)), nnx.Param, ...)
+    return graphdef, params, constants
+
+
+def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+
+def make_targets(batch: dict[str, Any]) -> Targets:
+    """The truth of a batch (data/pipeline.py) as float32 coverages."""
+    scale = lambda x: x.astype(jnp.float32) / 255  # noqa: E731
+    return Targets(
+        modal=scale(batch["modal"]),
+        amodal=scale(batch["amodal"]),
+        amodal_known=batch["amodal_known"],
+        members=batch["members"],
+        slots=batch["slots"],
+        wants_amodal=batch["wants_amodal"],
+        query_valid=batch["query_valid"],
+        valid=scale(batch["loss_valid"]),
+        labels=batch["labels"],
+        boxes=batch["boxes"],
+    )
+
+
+def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: LossConfig) -> tuple[Array, Logs]:
+    """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
+    targets = make_targets(batch)
+    tokens, pixels = model.encode_image(batch["image"], batch["valid"])
+    type_logit, masks = model.decode(tokens, batch["text"], batch["text_mask"])
+    parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=model.config.head)
+    parts |= losses.slot_losses(masks, pixels.fine, targets, config)
+    projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
+    parts |= losses.dense_losses(model.dense_output(pixels), projected, targets)
+    return losses.total_loss(parts, config), parts
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: LossConfig
+) -> Callable[[TrainState, nnx.State, dict[str, Any], Names], tuple[TrainState, Logs]]:
+    """The jitted step `(state, constants, batch, names) -> (state, logs)`; the state's memory is reused."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def train_step(state: TrainState, constants: nnx.State, batch: dict[str, Any], names: Names):
+        def loss_fn(params):
+            return compute_losses(nnx.merge(graphdef, params, constants), batch, names, config)
+
+        (loss, logs), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}
+        return TrainState(params, opt_state, state.step + 1), logs
+
+    return train_step

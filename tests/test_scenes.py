@@ -1,0 +1,144 @@
+"""The procedural pictures: reproducible, exact masks, and the mixture of free and occluded objects."""
+
+import hashlib
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
+
+SCENES = 150
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Scene]:
+    return [draw_scene(7, index) for index in range(SCENES)]
+
+
+def digest(scene: Scene) -> str:
+    total = hashlib.sha256(scene.image.tobytes())
+    for o in scene.objects:
+        words = (o.id, o.category, o.colour, o.pattern, o.order, o.hidden_by)
+        total.update(repr(words).encode() + o.modal.tobytes() + o.amodal.tobytes())
+    return total.hexdigest()
+
+
+def test_vocabulary() -> None:
+    assert len(CATEGORIES) == 24
+    assert list(COLOURS) == ["red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white"]
+    assert PATTERNS == ("plain", "striped", "dotted", "checked")
+
+
+def test_same_arguments_give_same_bytes_in_any_order(scenes: list[Scene]) -> None:
+    for index in (40, 3, 17, 3):
+        assert digest(draw_scene(7, index)) == digest(scenes[index])
+
+
+def test_same_bytes_in_another_process(scenes: list[Scene]) -> None:
+    code = "from tests.test_scenes import digest, draw_scene; print(digest(draw_scene(7, 5)))"
+    root = Path(__file__).parents[1]
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == digest(scenes[5])
+
+
+def test_seeds_and_indices_differ(scenes: list[Scene]) -> None:
+    images = {scene.image.tobytes() for scene in scenes} | {
+        draw_scene(8, k).image.tobytes() for k in range(5)
+    }
+    assert len(images) == SCENES + 5
+
+
+def test_masks_are_exact(scenes: list[Scene]) -> None:
+    for scene in scenes:
+        assert scene.image.shape == (96, 96, 3) and scene.image.dtype == np.uint8
+        assert np.sum([o.modal for o in scene.objects], axis=0).max() == 1
+        for o in scene.objects:
+            fronts = [other.amodal for other in scene.objects if other.order < o.order]
+            covered = np.any(fronts, axis=0) if fronts else np.zeros_like(o.amodal)
+            assert o.modal.dtype == o.amodal.dtype == bool and o.modal.shape == (96, 96)
+            assert np.array_equal(o.modal, o.amodal & ~covered)
+
+
+def test_orders_and_hiders_agree(scenes: list[Scene]) -> None:
+    for scene in scenes:
+        count = len(scene.objects)
+        assert 3 <= count <= 8
+        assert [o.id for o in scene.objects] == list(range(1, count + 1))
+        assert sorted(o.order for o in scene.objects) == list(range(1, count + 1))
+        for o in scene.objects:
+            least = max(4, 0.01 * o.amodal.sum())
+            hidden_by = [
+                other.id
+                for other in scene.objects
+                if other.order < o.order and (other.amodal & o.amodal).sum() >= least
+            ]
+            assert list(o.hidden_by) == hidden_by
+
+
+def test_no_object_is_lost(scenes: list[Scene]) -> None:
+    objects = [o for scene in scenes for o in scene.objects]
+    assert min(o.modal.sum() for o in objects) >= 30
+    assert max(o.occlusion for o in objects) <= 0.85
+    for scene in scenes:
+        assert len({(o.category, o.colour, o.pattern) for o in scene.objects}) == len(scene.objects)
+
+
+def test_everything_appears(scenes: list[Scene]) -> None:
+    objects = [o for scene in scenes for o in scene.objects]
+    assert {o.category for o in objects} == set(CATEGORIES)
+    assert {o.colour for o in objects} == set(COLOURS)
+    assert {o.pattern for o in objects} == set(PATTERNS)
+
+
+def test_occlusion_is_spread(scenes: list[Scene]) -> None:
+    rates = np.array([o.occlusion for scene in scenes for o in scene.objects])
+    assert 0.35 < (rates > 0.05).mean() < 0.65
+    counts = np.histogram(rates, (0.05, 0.2, 0.4, 0.6, 0.8))[0]
+    assert counts.min() > 0.1 * counts.sum()
+
+
+def test_copies_are_both_free_and_occluded(scenes: list[Scene]) -> None:
+    with_copies = both = 0
+    for scene in scenes:
+        counts = Counter(o.category for o in scene.objects)
+        groups = [[o.occlusion for o in scene.objects if o.category == c] for c, n in counts.items() if n > 1]
+        with_copies += bool(groups)
+        both += any(min(group) < 0.05 < max(group) for group in groups)
+    assert with_copies > 0.4 * SCENES
+    assert both > 0.5 * with_copies
+
+
+def test_the_named_colour_dominates(scenes: list[Scene]) -> None:
+    names, paints = list(COLOURS), np.array(list(COLOURS.values()), float)
+    right = []
+    for scene in scenes[:60]:
+        for o in scene.objects:
+            if o.pattern == "plain":
+                pixels = scene.image[o.modal].astype(float)
+                nearest = np.linalg.norm(pixels[:, None] - paints, axis=2).argmin(1)
+                right.append(names[np.bincount(nearest).argmax()] == o.colour)
+    assert np.mean(right) > 0.85
+
+
+def test_layout_does_not_depend_on_size() -> None:
+    ious = []
+    for index in range(12):
+        small, large = draw_scene(7, index), draw_scene(7, index, size=192)
+        assert large.image.shape == (192, 192, 3)
+        for a, b in zip(small.objects, large.objects, strict=True):
+            assert (a.category, a.colour, a.pattern, a.order) == (b.category, b.colour, b.pattern, b.order)
+            reduced = b.amodal.reshape(96, 2, 96, 2).mean((1, 3)) >= 0.5
+            ious.append((a.amodal & reduced).sum() / (a.amodal | reduced).sum())
+    assert np.mean(ious) > 0.85 and min(ious) > 0.7
+
+
+def test_speed(scenes: list[Scene]) -> None:
+    start = time.process_time()
+    for index in range(30):
+        draw_scene(9, index)
+    assert 30 / (time.process_time() - start) > 60

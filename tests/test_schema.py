@@ -1,0 +1,266 @@
+import copy
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.schema import (
+    Instance,
+    Query,
+    Sample,
+    load_json_split,
+    read_json,
+    to_records,
+    write_json,
+)
+from r2sm_jax.errors import InputError
+
+HEIGHT, WIDTH = 12, 20
+
+
+def sample(image_id: int = 1, name: str = "a.png") -> Sample:
+    amodal = np.zeros((HEIGHT, WIDTH), bool)
+    amodal[2:8, 3:13] = True
+    modal = amodal.copy()
+    modal[2:4] = False
+    front = np.zeros_like(amodal)
+    front[0:4, 3:13] = True
+    image = np.full((HEIGHT, WIDTH, 3), 40 * (image_id % 5), np.uint8)
+    return Sample(
+        image_id,
+        name,
+        image,
+        (
+            Instance(7, "mug", modal, amodal, {"colour": "red"}),
+            Instance(9, "box", front, None),
+            Instance(3, "crowd", front, front, ignore=True),
+        ),
+        (
+            Query(5, "the whole mug", "amodal", (7,), {"task": "referring", "answer": "It is [7]."}),
+            Query(6, "everything", "modal", (9, 7)),
+            Query(8, "a cow", "modal", ()),
+        ),
+    )
+
+
+def write(folder: Path, count: int = 1, name: str = "data.json", images: str = ".") -> Path:
+    samples = [sample(number, f"{number}.png") for number in range(1, count + 1)]
+    (folder / images).mkdir(parents=True, exist_ok=True)
+    for one in samples:
+        Image.fromarray(one.image).save(folder / images / one.file_name)
+    write_json(folder / name, to_records(samples, {"description": "made up"}))
+    return folder / name
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = write(tmp_path, 2)
+    dataset = read_json(path)
+    assert len(dataset) == 2 and dataset.image_ids == (1, 2)
+    assert dataset.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert dataset.categories == ("mug", "box", "crowd")
+    assert dataset.vocabulary == {"category": dataset.categories, "colour": ("red",)}
+    assert dataset.info == {"description": "made up"}
+    assert len(list(dataset)) == 2
+    for number, got in enumerate(dataset, start=1):
+        expected = sample(number)
+        np.testing.assert_array_equal(got.image, expected.image)
+        assert len({i.id for i in got.instances}) == 3
+        for mine, theirs in zip(got.instances, expected.instances, strict=True):
+            assert (mine.category, mine.ignore) == (theirs.category, theirs.ignore)
+            assert dict(mine.attributes) == dict(theirs.attributes)
+            np.testing.assert_array_equal(mine.modal, theirs.modal)
+            assert (mine.amodal is None) == (theirs.amodal is None)
+            if theirs.amodal is not None:
+                np.testing.assert_array_equal(mine.amodal, theirs.amodal)
+        ids = [i.id for i in got.instances]
+        assert [q.instance_ids for q in got.queries] == [(ids[0],), (ids[1], ids[0]), ()]
+        assert [(q.text, q.mask_type, q.kind) for q in got.queries] == [
+            (q.text, q.mask_type, q.kind) for q in expected.queries
+        ]
+    assert not {i.id for i in dataset[0].instances} & {i.id for i in dataset[1].instances}
+
+
+def test_coco_tools_can_open_it(tmp_path, capsys):
+    coco = pytest.importorskip("pycocotools.coco").COCO(write(tmp_path))
+    capsys.readouterr()
+    assert len(coco.getAnnIds(imgIds=[1])) == 3
+    annotation = coco.loadAnns([1])[0]
+    assert annotation["bbox"] == [3, 2, 10, 6] and annotation["area"] == 60
+    assert annotation["occlude_rate"] == pytest.approx(1 / 3)
+    assert "answer" in json.loads((tmp_path / "data.json").read_text())["queries"][0]
+
+
+def test_images_beside_in_images_and_elsewhere(tmp_path):
+    assert len(read_json(write(tmp_path / "one", images="images"))[0].instances) == 3
+    path = write(tmp_path / "two", images="../photos")
+    with pytest.raises(InputError, match=r"1\.png is not in .*two or .*images; .*--data\.images"):
+        read_json(path)
+    assert read_json(path, tmp_path / "photos")[0].image_id == 1
+    with pytest.raises(InputError, match="no such image folder"):
+        read_json(path, tmp_path / "nowhere")
+
+
+def test_polygons_and_visible_masks_outside_the_amodal_one(tmp_path):
+    path = write(tmp_path)
+    records = json.loads(path.read_text())
+    visible = np.zeros((HEIGHT, WIDTH), bool)
+    visible[1:5, 2:6] = True
+    records["annotations"][0] |= {
+        "segmentation": [[3, 2, 13, 2, 13, 8, 3, 8]],
+        "visible_mask": masks.encode(visible),
+    }
+    write_json(path, records, overwrite=True)
+    instance = read_json(path)[0].instances[0]
+    assert instance.amodal is not None and not (instance.modal & ~instance.amodal).any()
+    assert masks.area(instance.amodal) == 60 + 7
+
+
+def change(records, where, **values):
+    records[where[0]][where[1]].update(values)
+
+
+def drop(records, where, key):
+    del records[where[0]][where[1]][key]
+
+
+RLE = masks.encode(np.ones((5, 5), bool))
+FAULTS = {
+    r"list 'queries' is missing": lambda r: r.pop("queries"),
+    r"list 'images' is missing": lambda r: r.update(images={}),
+    r"images\[0\].*whole number as id": lambda r: drop(r, ("images", 0), "id"),
+    r"queries\[1\].*whole number as id": lambda r: change(r, ("queries", 1), id="x"),
+    r"annotations id 2: it occurs twice": lambda r: change(r, ("annotations", 0), id=2),
+    r"'info' is not an object": lambda r: r.update(info="me"),
+    r"category 1: its name": lambda r: drop(r, ("categories", 0), "name"),
+    r"image 1: its file_name": lambda r: change(r, ("images", 0), file_name=""),
+    r"'\.\./1\.png' leads out": lambda r: change(r, ("images", 0), file_name="../1.png"),
+    r"'/etc/x\.png' leads out": lambda r: change(r, ("images", 0), file_name="/etc/x.png"),
+    r"'C:.*' leads out": lambda r: change(r, ("images", 0), file_name="C:\\x.png"),
+    r"'a.*b' leads out": lambda r: change(r, ("images", 0), file_name="a\\..\\..\\b"),
+    r"image 1: height": lambda r: change(r, ("images", 0), height=0),
+    r"image 1: width": lambda r: change(r, ("images", 0), width=True),
+    r"annotation 1: image_id 77 does not exist": lambda r: change(r, ("annotations", 0), image_id=77),
+    r"annotation 1: its category_id is missing": lambda r: drop(r, ("annotations", 0), "category_id"),
+    r"annotation 1: .*\[\] does not exist": lambda r: change(r, ("annotations", 0), category_id=[]),
+    r"annotation 2: it has neither": lambda r: change(r, ("annotations", 1), visible_mask=None),
+    r"visible_mask is 5 x 5 but its image is 12 x 20": lambda r: change(
+        r, ("annotations", 0), visible_mask=RLE
+    ),
+    r"annotation 1: segmentation is neither": lambda r: change(r, ("annotations", 0), segmentation="x"),
+    r"in segmentation, .*'size'": lambda r: change(r, ("annotations", 0), segmentation={"counts": ""}),
+    r"annotation 1: attributes": lambda r: change(r, ("annotations", 0), attributes={"colour": 3}),
+    r"query 1: its text is missing or empty": lambda r: change(r, ("queries", 0), text="  "),
+    r"query 1: mask_type is 'whole'": lambda r: change(r, ("queries", 0), mask_type="whole"),
+    r"query 1: instance 99 is not in": lambda r: change(r, ("queries", 0), instance_ids=[99]),
+    r"query 1: the list instance_ids": lambda r: drop(r, ("queries", 0), "instance_ids"),
+    r"query 1: kind is not an object": lambda r: change(r, ("queries", 0), kind="hard"),
+    r"query 1: instance 4 is on image 2, not on 1": lambda r: change(r, ("queries", 0), instance_ids=[4]),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_faults_are_named(tmp_path, sentence):
+    path = write(tmp_path, 2)
+    records = json.loads(path.read_text())
+    FAULTS[sentence](records)
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match=sentence) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path}: ") and "; " in str(caught.value)
+    with pytest.raises(InputError, match=sentence):
+        write_json(tmp_path / "again.json", records)
+    assert not (tmp_path / "again.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff\xfe{", "[" * 100_000])
+def test_files_that_are_no_dataset(tmp_path, content):
+    (tmp_path / "x.json").write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=r"x\.json: this is"):
+        read_json(tmp_path / "x.json")
+
+
+def test_missing_file_and_wrong_images(tmp_path):
+    with pytest.raises(InputError, match="no such dataset file"):
+        read_json(tmp_path / "x.json")
+    dataset = read_json(write(tmp_path))
+    Image.new("RGB", (9, 9)).save(tmp_path / "1.png")
+    with pytest.raises(InputError, match=r"9 x 9 but .* says 12 x 20"):
+        _ = dataset[0]
+
+
+def test_a_damaged_mask_is_found_when_it_is_read(tmp_path):
+    path = write(tmp_path)
+    records = json.loads(path.read_text())
+    records["annotations"][0]["visible_mask"]["counts"] = "04"
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match="annotation 1: its visible_mask cannot be read"):
+        _ = read_json(path)[0]
+
+
+def test_nothing_is_overwritten(tmp_path):
+    path = write(tmp_path)
+    before = path.read_bytes()
+    records = json.loads(before)
+    with pytest.raises(InputError, match="exists already"):
+        write_json(path, records)
+    assert path.read_bytes() == before
+    records["info"] = {}
+    write_json(path, records, overwrite=True)
+    assert json.loads(path.read_text()) == records
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(InputError, match="folder"):
+        write_json(tmp_path, records)
+
+
+def numbered(path: Path, count: int, first: int = 1) -> None:
+    image = {"file_name": "1.png", "height": HEIGHT, "width": WIDTH}
+    images = [{"id": number, **image} for number in range(first, first + count)]
+    path.write_text(json.dumps({"images": images, "annotations": [], "categories": [], "queries": []}))
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(2, 1), (5, 1), (9, 1), (10, None), (400, None)])
+def test_a_single_file_is_split_by_image(tmp_path, count, held_out):
+    write(tmp_path)
+    numbered(tmp_path / "d.json", count)
+    train, val, whole = (load_json_split(tmp_path / "d.json", s) for s in ("train", "val", "all"))
+    assert {*train.image_ids} | {*val.image_ids} == {*whole.image_ids}
+    assert not {*train.image_ids} & {*val.image_ids}
+    assert len(val) == held_out if held_out else 1 <= len(val) <= count // 5
+    assert train.sha256 == whole.sha256
+
+
+def test_adding_images_moves_none_between_the_splits(tmp_path):
+    write(tmp_path)
+    numbered(tmp_path / "d.json", 200)
+    few = {*load_json_split(tmp_path / "d.json", "val").image_ids}
+    numbered(tmp_path / "d.json", 300)
+    assert few == {i for i in load_json_split(tmp_path / "d.json", "val").image_ids if i <= 200}
+
+
+def test_a_single_image_and_no_image(tmp_path):
+    path = write(tmp_path)
+    assert len(load_json_split(path, "train")) == len(load_json_split(path, "val")) == 1
+    numbered(path, 0)
+    assert len(load_json_split(path, "train")) == len(load_json_split(path, "val")) == 0
+
+
+def test_folders_have_one_file_a_split(tmp_path):
+    write(tmp_path, 2, "train.json")
+    write(tmp_path, 1, "val_hard.json")
+    assert len(load_json_split(tmp_path, "train")) == 2
+    assert len(load_json_split(str(tmp_path), "val_hard")) == 1
+    with pytest.raises(InputError, match=r"no val\.json; the folder has train, val_hard"):
+        load_json_split(tmp_path, "val")
+    with pytest.raises(InputError, match="has the splits train, val and all, not 'test'"):
+        load_json_split(tmp_path / "train.json", "test")
+
+
+def test_records_are_not_changed_by_reading(tmp_path):
+    records = to_records([sample()])
+    before = copy.deepcopy(records)
+    write_json(tmp_path / "d.json", records)
+    assert records == before
