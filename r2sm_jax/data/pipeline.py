@@ -29,8 +29,9 @@ from typing import Any
 import grain
 import numpy as np
 
+from r2sm_jax.data import masks
 from r2sm_jax.data.schema import Sample
-from r2sm_jax.data.sources import Source, mask_box
+from r2sm_jax.data.sources import Source
 from r2sm_jax.data.transforms import Letterbox
 
 Batch = dict[str, Any]
@@ -84,7 +85,7 @@ def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict
             group: np.array([words.index(n) if (n := names(i, group)) in words else -1 for i in instances], np.int32)
             for group, words in vocabulary.items()
         },
-        boxes=np.array([mask_box(m) for m in amodal], np.float32).reshape(-1, 4) / image_size,
+        boxes=np.array([masks.box(m) for m in amodal], np.float32).reshape(-1, 4) / image_size,
         loss_valid=pool_masks([counts], image_size, mask_size)[0],
         members=members,
         wants_amodal=np.array([q.mask_type == "amodal" for q in queries], bool),

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.data import held_out_wordings, wordings
+from r2sm_jax.data import amodal_wordings, held_out_wordings, modal_wordings, wordings
 from r2sm_jax.data.phrases import HIDDEN, Phrase, Scene, Thing, pick
 from r2sm_jax.data.schema import MaskType, Query
 
@@ -80,7 +80,7 @@ class Phrasebook:
         return frozenset(w.text for entry in self.easy[mask_type] + self.hard[mask_type] for w in entry)
 
 
-TRAIN_WORDINGS = Phrasebook({"modal": wordings.MODAL, "amodal": wordings.AMODAL}, wordings.PAIRS)
+TRAIN_WORDINGS = Phrasebook({"modal": modal_wordings.MODAL, "amodal": amodal_wordings.AMODAL}, wordings.PAIRS)
 HELD_OUT_WORDINGS = Phrasebook({"modal": held_out_wordings.MODAL, "amodal": held_out_wordings.AMODAL})
 
 

@@ -4,12 +4,16 @@ from typing import Protocol
 
 import numpy as np
 
+from r2sm_jax.data import masks
 from r2sm_jax.data.queries import Split, Thing, write_queries
 from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
 from r2sm_jax.data.schema import Instance, Sample, load_json_split
 from r2sm_jax.errors import InputError
 
-SPLITS: tuple[Split, ...] = ("train", "val", "val_phrasing", "val_hard")
+SPLITS: dict[str, Split] = {
+    "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
+}  # fmt: skip
+"""Splits of the scenes, and the wordings of each. `dev` is what a run selects checkpoints by: never reported."""
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
@@ -29,7 +33,7 @@ class SceneSource:
 
     vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}  # noqa: RUF012
 
-    def __init__(self, split: Split, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
 
     def __len__(self) -> int:
@@ -38,10 +42,10 @@ class SceneSource:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self.count:
             raise IndexError(index)
-        number = SPLITS.index(self.split) * SPLIT_STRIDE + index
+        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
         scene = draw_scene(self.seed, number, self.size)
         rng = np.random.default_rng((self.seed, number, 1))
-        queries = write_queries(things(scene), rng=rng, count=self.queries, split=self.split)
+        queries = write_queries(things(scene), rng=rng, count=self.queries, split=SPLITS[self.split])
         instances = tuple(
             Instance(o.id, o.category, o.modal, o.amodal, {"colour": o.colour, "pattern": o.pattern})
             for o in scene.objects
@@ -52,18 +56,10 @@ class SceneSource:
 def things(scene: Scene) -> list[Thing]:
     """What the query grammar is told about a scene. Coordinates are pixels."""
     return [
-        Thing(o.id, o.category, mask_box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
-              o.colour, o.pattern, mask_box(o.modal))
+        Thing(o.id, o.category, masks.box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
+              o.colour, o.pattern, masks.box(o.modal))
         for o in scene.objects
     ]  # fmt: skip
-
-
-def mask_box(mask: np.ndarray) -> tuple[float, float, float, float]:
-    """x0 y0 x1 y1 of a boolean mask [H W], pixels, exclusive at the far side."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return 0.0, 0.0, 0.0, 0.0
-    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
 
 def open_source(

@@ -1,0 +1,219 @@
+"""`python -m r2sm_jax.train [CONFIG.py] [--flags]`: trains a segmenter and reports on it.
+
+Reads top to bottom: data, model, step, loop. A run folder holds everything (see runs.py), and `--resume` goes on from
+its last checkpoint to bit-identical parameters.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+from r2sm_jax.config import Config, parse_config
+from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.sheet import save_sheet
+from r2sm_jax.data.sources import Source, open_source
+from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.evaluate import evaluate_split, make_report, open_splits, show_report
+from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.predictor import Predictor
+from r2sm_jax.runs import open_run, read_config, start_folder
+from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.logs import Logs
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.state import TrainState, init_state, make_train_step, split_model
+
+SHEET_ROWS = 6
+
+
+def open_data(config: Config, split: str, count: int) -> Source:
+    """One split of the run's data source."""
+    data = config.data
+    return open_source(
+        data.source, split, count=count, seed=data.seed, size=config.model.vision.image_size, images_dir=data.images
+    )
+
+
+def all_texts(source: PreparedSource) -> list[str]:
+    """Every query of a prepared source."""
+    return [text for index in range(len(source)) for text in source[index][1].texts]
+
+
+def print_parameters(params: nnx.State, texts: TextStates) -> None:
+    """The table of what is trained and what is frozen."""
+    table = Table("module", "parameters", title="parameters", title_justify="left")
+    count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
+    for name, part in params.items():
+        table.add_row(str(name), f"{count(part):,}")
+    table.add_section()
+    table.add_row("trainable", f"{count(params):,}")
+    table.add_row(f"frozen: {texts.folder.name}", f"{count(texts.weights):,}")
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
+def make_mesh(batch_size: int) -> jax.sharding.Mesh:
+    """All local devices along one `data` axis.
+
+    Raises:
+        InputError: the batch does not divide evenly.
+    """
+    devices = jax.local_device_count()
+    if batch_size % devices:
+        raise InputError(f"--train.batch-size {batch_size} is not divisible by the {devices} devices; give a multiple")
+    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def load_initial(config: Config, params: nnx.State, constants: nnx.State) -> tuple[nnx.State, nnx.State]:
+    """Weights of another run as the starting point (`--init RUN`).
+
+    Raises:
+        InputError: the run has another architecture.
+    """
+    if config.init is None:
+        return params, constants
+    other = read_config(Path(config.init))
+    if other.model != config.model:
+        raise InputError(f"--init {config.init}: its model differs from this configuration's; use the same --model flags")
+    weights = open_run(Path(config.init)).predictor.weights
+    print(f"weights from {config.init}", flush=True)
+    loaded = nnx.split_state(weights, nnx.Param, ...)
+    return loaded[0], loaded[1]
+
+
+class Stop:
+    """Set by Ctrl-C and SIGTERM: the loop saves and ends after the current step; a second one interrupts."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print(f"{signal.Signals(number).name}: saving after this step", flush=True)
+
+
+def train(config: Config) -> Path:
+    """Runs one experiment; returns its folder.
+
+    Raises:
+        InputError: something that the user can mend, see the message.
+    """
+    started = time.monotonic()
+    mesh = make_mesh(config.train.batch_size)
+    folder = start_folder(config)
+    print(f"run folder {folder}", flush=True)
+
+    # data: prepared once, sentences encoded once
+    source = open_data(config, "train", config.data.scenes)
+    if not len(source):
+        raise InputError(f"{config.data.source}: the training split is empty")
+    vision, text = config.model.vision, config.model.text
+    prepared = PreparedSource(source, vision.image_size, config.model.mask_size)
+    prepared.remember_all()
+    print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
+    dev = open_data(config, "dev" if config.data.source == "scenes" else "val", config.train.evaluate_samples)
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    if text.dim != texts.dim:
+        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}")
+    texts.add(all_texts(prepared))
+    print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
+    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
+    assemble = Assemble(
+        texts, config.data.queries, config.data.instances, config.model.decoder.slots, config.data.mirror
+    )
+    batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
+
+    # model
+    graphdef, params, constants = split_model(config.model, config.train.seed)
+    print_parameters(params, texts)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    checkpoints = Checkpoints(folder)
+    if config.resume and checkpoints.steps:
+        state, constants = checkpoints.restore(init_state(params, optimizer), constants, batches)
+        print(f"resumed at step {int(state.step)}", flush=True)
+    else:
+        params, constants = load_initial(config, params, constants)
+        state = init_state(params, optimizer)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    state, constants, names = jax.device_put((state, constants, names), everywhere)
+    split_rows = NamedSharding(mesh, PartitionSpec("data"))
+    train_step = make_train_step(graphdef, optimizer, config.loss)
+    predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
+
+    # loop
+    logs = Logs(folder, config, start=int(state.step))
+    stop = Stop()
+    for step in range(int(state.step) + 1, config.train.steps + 1):
+        batch = next(batches)
+        state, values = train_step(state, constants, jax.device_put(batch, split_rows), names)
+        if not logs.add(step, values):
+            checkpoints.save(state, constants, batches, None)
+            checkpoints.close()
+            ids = ", ".join(map(str, batch["index"]))
+            raise InputError(
+                f"step {step}: the loss is not finite on the training images {ids}; the state is saved in {folder}; "
+                "lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these images"
+            )
+        last = step == config.train.steps or stop.asked
+        giou = None
+        if step % config.train.evaluate_every == 0 or step == config.train.steps:
+            predictor.weights = nnx.merge_state(state.params, constants)
+            giou = quick_evaluation(predictor, dev, step, folder, logs)
+        if giou is not None or last or step % config.train.checkpoint_every == 0:
+            checkpoints.save(state, constants, batches, giou)
+        if stop.asked:
+            break
+    checkpoints.close()
+    logs.close()
+    if stop.asked:
+        print(f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True)
+        return folder
+
+    # report
+    best = open_run(folder)
+    sources = open_splits(
+        config.data.source, "all", samples=config.train.report_samples, seed=config.data.seed,
+        size=vision.image_size, images=config.data.images,
+    )  # fmt: skip
+    best.predictor.texts = texts
+    report = make_report(best.predictor, sources, spec=config.data.source, step=best.step)
+    report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
+    write_report(report, folder)
+    show_report(report)
+    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.md'}", flush=True)
+    return folder
+
+
+def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
+    """gIoU on the dev images, logged, with a sheet of samples."""
+    results, panels = evaluate_split(predictor, dev, sheet_rows=SHEET_ROWS)
+    figures = split_figures(results)
+    logs.evaluation(step, figures)
+    try:
+        save_sheet(folder / "samples" / f"step_{step:06d}.png", panels, title=f"step {step}")
+    except OSError as error:
+        raise InputError(f"{folder}: the sample sheet cannot be written ({error.strerror}); free disk space") from None
+    return float(np.float64(figures["all"]["giou"] or 0))
+
+
+def main() -> None:
+    """Command line."""
+    use_huge_pages()
+    train(parse_config(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)

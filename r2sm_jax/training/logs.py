@@ -1,0 +1,90 @@
+"""What a person and TensorBoard see of a run: one line an interval, `metrics.jsonl`, event files."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+from r2sm_jax.config import Config
+from r2sm_jax.errors import InputError
+from r2sm_jax.training.state import Logs as Values
+
+SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
+
+
+class Logs:
+    """Averages the losses of an interval and writes them everywhere."""
+
+    def __init__(self, folder: Path, config: Config, *, start: int):
+        self.every = config.train.log_every
+        self.steps = config.train.steps
+        self.images = config.train.batch_size
+        self.queries = config.train.batch_size * config.data.queries
+        try:
+            self._file = (folder / "metrics.jsonl").open("a")
+            self._events = SummaryWriter(str(folder))
+        except OSError as error:
+            raise InputError(f"{folder}: logs cannot be written ({error.strerror}); give another --run") from None
+        self._pending: list[Values] = []
+        self._since = time.monotonic()
+        self._first: int | None = None
+        self._start = start
+
+    def add(self, step: int, values: Values) -> bool:
+        """Takes the losses of a step. Returns False where the loss is not finite.
+
+        The device is waited for one step late, so that it never idles.
+        """
+        self._pending.append(values)
+        if len(self._pending) > 1:
+            previous = float(self._pending[-2]["loss"])
+            if not math.isfinite(previous):
+                return False
+        if step == self._start + 1:  # compilation is not part of the speed
+            jax.block_until_ready(values)
+            self._since, self._first = time.monotonic(), step
+        if step % self.every == 0 or step == self.steps:
+            if not math.isfinite(float(values["loss"])):
+                return False
+            self._write(step)
+        return True
+
+    def _write(self, step: int) -> None:
+        means = {k: sum(float(v[k]) for v in self._pending) / len(self._pending) for k in self._pending[0]}
+        taken = len(self._pending) - (1 if self._first is not None and self._first > step - len(self._pending) else 0)
+        seconds = (time.monotonic() - self._since) / max(1, taken)
+        left = seconds * (self.steps - step)
+        self._pending, self._since = [], time.monotonic()
+        losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
+        print(
+            f"step {step}/{self.steps}  {losses}  {self.images / seconds:.1f} images/s  "
+            f"{self.queries / seconds:.0f} queries/s  {int(left // 60)}:{int(left % 60):02d} left",
+            flush=True,
+        )
+        self._record(step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds})
+
+    def evaluation(self, step: int, figures: dict[str, Any]) -> None:
+        """A quick evaluation's figures."""
+        shown = {
+            "giou": figures["all"]["giou"], "modal": figures["modal"]["giou"], "amodal": figures["amodal"]["giou"],
+            "occluded_iou": figures["all"]["occluded_iou"], "type_accuracy": figures["mask_type"]["accuracy"],
+        }  # fmt: skip
+        known = {k: v for k, v in shown.items() if v is not None}
+        print(f"step {step}  dev: " + "  ".join(f"{k} {v:.3f}" for k, v in known.items()), flush=True)
+        self._record(step, {f"dev/{k}": v for k, v in known.items()})
+        self._since = time.monotonic()
+
+    def _record(self, step: int, values: dict[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes everything."""
+        self._file.close()
+        self._events.close()
