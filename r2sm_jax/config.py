@@ -34,7 +34,7 @@ class DataConfig:
     """scenes (procedural) or json:FILE (a COCO-style file with queries)."""
     images: str | None = None
     """Folder of the images of a json source; default: beside the file."""
-    scenes: int = 5120
+    scenes: int = 4096
     """Procedural training scenes."""
     seed: int = 0
     """Of the procedural scenes. Not the training seed: the data stays the same across runs."""
@@ -50,16 +50,16 @@ class DataConfig:
 class LoopConfig:
     """The training loop."""
 
-    steps: int = 2600
+    steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
     """Steps."""
-    evaluate_every: int = 650
+    evaluate_every: int = 500
     """Steps between quick evaluations with sample sheets."""
-    checkpoint_every: int = 650
+    checkpoint_every: int = 500
     """Steps."""
     evaluate_samples: int = 64
     """Images of the validation split in a quick evaluation."""
@@ -84,15 +84,17 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
 
-def parse_config(args: Sequence[str]) -> Config:
-    """`[CONFIG.py] [--flags]` -> a checked configuration.
+def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
+    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`.
 
     Raises:
         InputError: the file does not import or has no `get_config`, or a value cannot be.
     """
     args = list(args)
-    default = load_config_file(Path(args.pop(0))) if args and not args[0].startswith("-") else Config()
-    return check_config(parse_flags(Config, args, prog="python -m r2sm_jax.train [CONFIG.py]", default=default))
+    if args and not args[0].startswith("-"):
+        default = load_config_file(Path(args.pop(0)))
+    prog = "python -m r2sm_jax.train [CONFIG.py]"
+    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:

@@ -69,6 +69,12 @@ class Prediction:
         return self.amodal if self.mask_type == "amodal" else self.modal
 
 
+def check_query(query: str) -> None:
+    """Raises InputError for a query without words."""
+    if not query.strip():
+        raise InputError("the query is empty; say what to segment, such as 'the red mug'")
+
+
 class Predictor:
     """Holds the weights and one encoded image."""
 
@@ -101,8 +107,8 @@ class Predictor:
         self, image: UInt8[np.ndarray, "b S S 3"], valid: Bool[np.ndarray, "b S S"], texts: Sequence[Sequence[str]]
     ) -> Answers:
         """Answers the same number of queries about each of several letterboxed images."""
-        states = [self.texts(list(row)) for row in texts]
-        text, mask = (np.stack(x) for x in zip(*states, strict=True))
+        text, mask = self.texts([query for row in texts for query in row])
+        text, mask = (x.reshape(len(texts), -1, *x.shape[1:]) for x in (text, mask))
         return jax.tree.map(np.asarray, self._answer(self.weights, image, valid, text, mask))
 
     def set_image(self, image: str | Path | UInt8[np.ndarray, "H W 3"]) -> None:
@@ -127,8 +133,7 @@ class Predictor:
         if self._image is None:
             raise InputError("no image to look at; call set_image first")
         for query in queries:
-            if not query.strip():
-                raise InputError("the query is empty; say what to segment, such as 'the red mug'")
+            check_query(query)
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
         image, box = self._image

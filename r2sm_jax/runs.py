@@ -54,6 +54,11 @@ def read_config(folder: Path) -> Config:
         raise InputError(f"{path}: not a readable configuration ({error}); restore it or train again") from None
 
 
+def resumed_folder(config: Config) -> Path:
+    """The run that `--resume` means."""
+    return Path(config.run) if config.run else LATEST
+
+
 def start_folder(config: Config) -> Path:
     """Makes the folder of a new run, or checks that a resumed one has the same configuration.
 
@@ -61,7 +66,7 @@ def start_folder(config: Config) -> Path:
         InputError: the folder holds a run already, or a different one, or cannot be written.
     """
     if config.resume:
-        folder = Path(config.run) if config.run else LATEST
+        folder = resumed_folder(config)
         found = differences(to_json(read_config(folder)), to_json(config))
         found = [d for d in found if d.split(" ")[0] not in MAY_CHANGE]
         if found:

@@ -27,7 +27,7 @@ from r2sm_jax.huge_pages import use_huge_pages
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import open_run, read_config, start_folder
+from r2sm_jax.runs import open_run, read_config, resumed_folder, start_folder
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -95,8 +95,12 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(self) -> None:
+        """Signals do again what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
         if self.asked:
@@ -132,7 +136,7 @@ def train(config: Config) -> Path:
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     assemble = Assemble(
-        texts, config.data.queries, config.data.instances, config.model.decoder.slots, config.data.mirror
+        texts, texts.longest, config.data.queries, config.data.instances, config.model.decoder.slots, config.data.mirror
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
 
@@ -156,26 +160,31 @@ def train(config: Config) -> Path:
     # loop
     logs = Logs(folder, config, start=int(state.step))
     stop = Stop()
+    images: dict[int, Any] = {}
     for step in range(int(state.step) + 1, config.train.steps + 1):
         batch = next(batches)
+        images = {step - 1: images.get(step - 1), step: batch["index"]}
         state, values = train_step(state, constants, jax.device_put(batch, split_rows), names)
-        if not logs.add(step, values):
-            checkpoints.save(state, constants, batches, None)
-            checkpoints.close()
-            ids = ", ".join(map(str, batch["index"]))
-            raise InputError(
-                f"step {step}: the loss is not finite on the training images {ids}; the state is saved in {folder}; "
-                "lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these images"
-            )
         last = step == config.train.steps or stop.asked
+        evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
+        saves = evaluates or last or step % config.train.checkpoint_every == 0
+        if (bad := logs.add(step, values, settle=saves)) is not None:
+            checkpoints.close()
+            keep_state(folder / "not_finite", state, constants, batches)
+            raise InputError(
+                f"step {bad}: the loss is not finite on the training images {', '.join(map(str, images[bad]))}; the "
+                f"state is saved in {folder / 'not_finite'}; lower --optimizer.learning-rate and "
+                "--optimizer.muon-learning-rate or look at these images, then --resume from the checkpoint before"
+            )
         giou = None
-        if step % config.train.evaluate_every == 0 or step == config.train.steps:
+        if evaluates:
             predictor.weights = nnx.merge_state(state.params, constants)
             giou = quick_evaluation(predictor, dev, step, folder, logs)
-        if giou is not None or last or step % config.train.checkpoint_every == 0:
+        if saves:
             checkpoints.save(state, constants, batches, giou)
-        if stop.asked:
+        if last:
             break
+    stop.end()
     checkpoints.close()
     logs.close()
     if stop.asked:
@@ -197,6 +206,13 @@ def train(config: Config) -> Path:
     return folder
 
 
+def keep_state(folder: Path, state: TrainState, constants: nnx.State, batches: Any) -> None:
+    """Saves a state to look at, apart from the checkpoints that a run goes on from."""
+    apart = Checkpoints(folder)
+    apart.save(state, constants, batches, None)
+    apart.close()
+
+
 def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
     """gIoU on the dev images, logged, with a sheet of samples."""
     results, panels = evaluate_split(predictor, dev, sheet_rows=SHEET_ROWS)
@@ -210,9 +226,13 @@ def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path,
 
 
 def main() -> None:
-    """Command line."""
+    """Command line. A run that is resumed keeps its configuration; flags may only repeat it."""
     use_huge_pages()
-    train(parse_config(sys.argv[1:]))
+    args = sys.argv[1:]
+    config = parse_config(args)
+    if config.resume and args[0].startswith("-"):
+        config = parse_config(args, read_config(resumed_folder(config)))
+    train(config)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,12 @@ def _of(classes: str, nouns: str, held_out_nouns: str, functions: tuple[str, ...
         return tuple(word.strip() for word in words.split(",") if word.strip())
 
     return Meaning(
-        frozenset(split(classes)), split(nouns), split(held_out_nouns), functions, held_out, frozenset(split(unless))
+        frozenset(split(classes)),
+        split(nouns),
+        split(held_out_nouns),
+        functions,
+        held_out,
+        frozenset(split(unless)),
     )
 
 
@@ -140,7 +145,7 @@ GROUPS: dict[str, Meaning] = {
         ("that could hold some juice",)),
     "read/write": _of("book, envelope, pencil", "", "",
         ("that would serve for reading, mailing or writing", "made for reading, mailing or writing"),
-        ("that someone would need who reads, mails or writes",)),
+        ("needed by someone who reads, mails or writes",)),
     "wear": _of("hat, shirt, boot", "piece of clothing, garment", "item of apparel",
         ("you could wear", "to put on when getting dressed"),
         ("that would hang or stand in a wardrobe",)),
@@ -165,15 +170,19 @@ GROUPS: dict[str, Meaning] = {
         ("you would put into a smoothie",), "ice cream"),
 }  # fmt: skip
 
-_ANYONE = frozenset("person people human".split())
-_PEOPLE = _ANYONE | frozenset("man men woman women boy girl child children kid guy lady player baby adult".split())
+_ANYONE = frozenset({"person", "people", "human"})
+_PEOPLE = _ANYONE | {
+    "man", "men", "woman", "women", "boy", "girl", "child", "children", "kid", "guy", "lady", "player",
+    "baby", "adult",
+}  # fmt: skip
 _IRREGULAR = {
-    "fish": "fish", "tropical fish": "tropical fish", "scissors": "pairs of scissors", "shears": "pairs of shears",
+    "fish": "fish", "tropical fish": "tropical fish",
+    "scissors": "pairs of scissors", "shears": "pairs of shears",
     "headgear": "pieces of headgear", "means of transport": "means of transport", "person": "people",
     "man": "men", "woman": "women", "child": "children", "mouse": "mice", "foot": "feet", "tooth": "teeth",
 }  # fmt: skip
 _PREPOSITION = re.compile(r"\s+(?:of|in|on|with|behind|at|from|for|under|by|near|to|and)\s+")
-_ALWAYS_PLURAL = frozenset("people men women children feet teeth mice cattle police".split())
+_ALWAYS_PLURAL = {"people", "men", "women", "children", "feet", "teeth", "mice", "cattle", "police"}
 
 
 def clean_name(name: str) -> str:
@@ -183,14 +192,15 @@ def clean_name(name: str) -> str:
 
 
 def is_plural(noun: str) -> bool:
-    """Whether a noun takes "are": "scissors", "people", "wooden chairs"; not "bus", "glass", "row of trees"."""
+    """Whether a noun takes "are": "scissors", "people", "wooden chairs"; not "bus", "row of trees"."""
     if re.search(r"\sand\s", noun):
         return True
     word = _PREPOSITION.split(noun)[0].split()[-1:] or [""]
     head = word[0]
     if head in _ALWAYS_PLURAL:
         return True
-    return head.endswith("s") and len(head) > 3 and not head.endswith(("ss", "us", "is", "'s", "lens", "canvas"))
+    singular = ("ss", "us", "is", "'s", "lens", "canvas")
+    return head.endswith("s") and len(head) > 3 and not head.endswith(singular)
 
 
 def plural(noun: str) -> str:

@@ -1,20 +1,30 @@
 """Which things a query means, and words that pick exactly those.
 
-A phrase is used only when its meaning, evaluated on every thing in the scene, gives the target and nothing else.
-Positions and sizes need a clear margin. What is unknown, such as the colours of a photo, is never relied on.
+A phrase is used only when its meaning, evaluated on every thing in the scene, gives the target and nothing
+else. Positions and sizes need a clear margin. What is unknown, such as the colours of a photo, is never
+relied on.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from r2sm_jax.data.lexicon import CLASSES, GROUPS, PATTERNS, Meaning, clean_name, could_mean, is_plural, plural
+from r2sm_jax.data.lexicon import (
+    CLASSES,
+    GROUPS,
+    PATTERNS,
+    Meaning,
+    clean_name,
+    could_mean,
+    is_plural,
+    plural,
+)
 
 T = TypeVar("T")
 
-# How often each kind of target is tried.
+# How often each kind of target is tried; the kinds are methods of `Scene`.
 SHARES = {
     "name": 0.45,  # class or synonym, with colour or pattern
     "place": 0.15,  # size, position, relation to another thing
@@ -75,13 +85,6 @@ class Scene:
         self.centres = {thing.id: self._centres(thing) for thing in things}
         self._named: dict[str, frozenset[int]] = {}
         self._plain: dict[int, list[str]] = {}
-        self.makers: dict[str, Callable[[Thing], Phrase | None]] = {
-            "name": self.name,
-            "place": self.place,
-            "occlusion": self.occlusion,
-            "reasoning": self.reasoning,
-            "several": self.several,
-        }
 
     def _centres(self, thing: Thing) -> list[tuple[float, float]]:
         """Centre of the whole and of the visible box, in extents of the scene."""
@@ -124,7 +127,9 @@ class Scene:
                 pattern = pick(self.rng, before_words)
         return " ".join(word for word in (pattern, colour, noun) if word) + after
 
-    def singular(self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: str) -> Phrase:
+    def singular(
+        self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: str
+    ) -> Phrase:
         """A phrase for one thing: "the" and `bare`."""
         many = is_plural(noun)
         owner = f"the {bare}'" if bare.endswith("s") and many else f"the {bare}'s"
@@ -267,7 +272,7 @@ class Scene:
             ends = [self._gap(first.id, i, 0, 1), self._gap(i, second.id, 0, 1)]
             level = [self._gap(first.id, i, 1, 1), self._gap(second.id, i, 1, 1)]
             if margin > 0:
-                return min(e[0] for e in ends) > margin and all(-0.2 < v[0] and v[1] < 0.2 for v in level)
+                return min(e[0] for e in ends) > margin and all(v[0] > -0.2 and v[1] < 0.2 for v in level)
             return min(e[1] for e in ends) > margin
 
         names = self.anchor(first), self.anchor(second)
@@ -287,11 +292,11 @@ class Scene:
         if draw < 0.2:
             return self._hidden_or_clear(thing, noun, ids)
         behind = draw < 0.7
-        partners = [
-            other
-            for other in self.things.values()
-            if other.id not in ids and self._hides(*((other, thing) if behind else (thing, other)))
-        ]
+        if behind and thing.occlusion >= HIDDEN:
+            partners = [self.things[i] for i in thing.hidden_by if i in self.things and i not in ids]
+        else:
+            rest = [t for t in self.things.values() if t.id not in ids and t.occlusion >= HIDDEN]
+            partners = [] if behind else [t for t in rest if thing.id in t.hidden_by]
         if not partners:
             return self._hidden_or_clear(thing, noun, ids)
         other = pick(self.rng, partners)
@@ -301,30 +306,24 @@ class Scene:
         if anchor is None or linked:
             return None
         if behind:
-            relations = ["behind", "behind", "behind", "partly hidden by", "partially covered by"]
+            relations = ["behind"] * 3 + ["partly hidden by", "partially covered by"]
             relations += ["standing behind", "peeking out from behind"] if not is_plural(noun) else []
         else:
-            relations = ["in front of", "in front of", "in front of", "hiding part of", "covering part of"]
-            relations += ["partly blocking the view of"]
-        words_ = f"{noun} {pick(self.rng, relations)} {anchor}"
-        return self.singular(words_, (thing.id,), noun, simple=False)
-
-    def _hides(self, front: Thing, back: Thing) -> bool:
-        return front.id in back.hidden_by and back.occlusion >= HIDDEN
+            relations = ["in front of"] * 3
+            relations += ["hiding part of", "covering part of", "partly blocking the view of"]
+        return self.singular(f"{noun} {pick(self.rng, relations)} {anchor}", (thing.id,), noun, simple=False)
 
     def _hidden_or_clear(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
         rest = [self.things[i] for i in ids if i != thing.id]
         if not rest:
             return None
-        if 0.1 < thing.occlusion and all(other.occlusion < 0.01 for other in rest):
+        if thing.occlusion > 0.1 and all(other.occlusion < 0.01 for other in rest):
             words = ["partly hidden", "partially hidden", "partially covered", "partly obscured", "occluded"]
             return self.singular(f"{pick(self.rng, words)} {noun}", (thing.id,), noun)
         if thing.occlusion == 0 and all(other.occlusion > 0.1 for other in rest):
             after = ["in full view", "that nothing hides", "with nothing in front"]
             return self.singular(f"{noun} {pick(self.rng, after)}", (thing.id,), noun, simple=False)
         return None
-
-    # Reasoning
 
     def reasoning(self, thing: Thing) -> Phrase | None:
         """What a thing, or all things with the same use, are for. The class is not named."""
@@ -336,18 +335,15 @@ class Scene:
         ids = tuple(sorted(self.in_group(meaning)))
         if not 1 <= len(ids) <= 5:
             return None
-        lead, _, clause = pick(
-            self.rng, meaning.held_out_functions if self.held_out else meaning.functions
-        ).rpartition(" | ")
+        clauses = meaning.held_out_functions if self.held_out else meaning.functions
+        lead, _, clause = pick(self.rng, clauses).rpartition(" | ")
         many = len(ids) > 1
-        heads = ["the things", "all the things", "the objects", "all objects"] if many else ["the thing", "the object"]
-        if not many and not clause.startswith(("to ", "made ", "with ")):
+        heads = ["the things", "all the things", "the objects"] if many else ["the thing", "the object"]
+        if not many and not clause.startswith(("to ", "made ", "needed ", "with ")):
             heads += ["what"]
         head = pick(self.rng, heads)
         text = f"what {clause.removeprefix('that ')}" if head == "what" else f"{head} {clause}"
         return Phrase(text, ids, many, lead=lead, reasoning=True)
-
-    # Several things
 
     def several(self, thing: Thing) -> Phrase | None:
         """All of a class, all of a colour or pattern, or two things named in one breath."""
@@ -367,25 +363,25 @@ class Scene:
             options += [(None, None), (None, None)]
         colour, pattern = option = pick(rng, options)
         found = self.matching(ids, *option)
-        known = [self.things[i] for i in found if not (colour and not self.things[i].colour)]
-        known = [thing for thing in known if not (pattern and not thing.pattern)]
-        if not 2 <= len(found) <= 5 or len(known) < len(found) or (noun in THINGS and option == (None, None)):
+        unknown = any(
+            (colour and not self.things[i].colour) or (pattern and not self.things[i].pattern) for i in found
+        )
+        most = 50 if option == (None, None) else 5
+        if not 2 <= len(found) <= most or unknown or (noun in THINGS and most == 50):
             return None
         bare = self.described(plural(noun), *option)
-        number = ("two", "three", "four", "five")[len(found) - 2]
+        number = ("two", "three", "four", "five", "")[min(len(found), 6) - 2]
         starts = ["all the"]
-        if not is_plural(noun):
+        if number and not is_plural(noun):
             starts += [f"the {number}"] if len(found) == 2 else []
             if plural(noun) != noun:
                 starts += ["the", "all", *(("both the", "both") if len(found) == 2 else (f"all {number}",))]
         return Phrase(f"{pick(rng, starts)} {bare}", found, True, bare=bare)
 
     def _two_names(self, thing: Thing) -> Phrase | None:
-        rest = [t for t in self.things.values() if t.id != thing.id]
-        if not rest:
-            return None
+        rest = [t for t in self.things.values() if t.id != thing.id] or [thing]
         first, second = self.name(thing), self.name(pick(self.rng, rest))
-        if first is None or second is None:
+        if first is None or second is None or first.ids == second.ids:
             return None
         start = "both " if self.rng.random() < 0.2 else ""
         return Phrase(f"{start}{first.text} and {second.text}", tuple(sorted(first.ids + second.ids)), True)
@@ -400,5 +396,5 @@ class Scene:
         for kind, share in SHARES.items():
             draw -= share
             if draw < 0:
-                return next((p for _ in range(3) if (p := self.makers[kind](thing)) is not None), None)
+                return next((p for _ in range(3) if (p := getattr(self, kind)(thing)) is not None), None)
         return None

@@ -134,7 +134,8 @@ def _prepare_at(source: Source, index: int, *, image_size: int, mask_size: int) 
 class Assemble:
     """Chooses queries, mirrors, pads and looks up text states: `Prepared` -> the arrays of one example."""
 
-    text_states: Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+    text_states: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
+    tokens: int
     queries: int
     instances: int
     slots: int
@@ -157,7 +158,7 @@ class Assemble:
         size = p.modal.shape[-1]
         members = padded(p.members[chosen][:, order], (k, self.instances))
         texts = [p.texts[i] for i in chosen]
-        text, text_mask = self.text_states(texts + [""] * (k - len(texts)))
+        text, text_mask = self.text_states(texts + [""] * (k - len(texts)), self.tokens)
         query_valid = np.zeros(k, bool)
         complete = p.members[chosen].sum(1) == members[: len(chosen)].sum(1)
         query_valid[: len(chosen)] = complete & ~np.array([flip and bool(SIDED.search(t)) for t in texts], bool)

@@ -1,6 +1,6 @@
 """Where samples come from: `SPEC` -> an indexable source of `Sample`s."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """A data set: samples by index, and the names that its instances can bear, by attribute."""
 

@@ -1,7 +1,8 @@
 """The training wordings: how people ask for the visible or for the complete mask, by family of meaning.
 
-A wording is a template. `[a|b]` is a choice of words and `<name>` a shared one. Without a final "." or "?" it is a noun phrase, which a
-shell such as "Segment …" may take; otherwise it is a sentence. Slots, in the grammatical number of the target:
+A wording is a template. `[a|b]` is a choice of words and `<name>` a shared choice. Without a final "." or "?"
+it is a noun phrase, which a shell such as "Segment …" may take; otherwise it is a sentence. Slots, in the
+grammatical number of the target:
 
     {x}      the target, "the red mug"            {n}     a single target without "the", "red mug"
     {poss}   its possessive, "the red mug's"      {ns}    several of one class without "the", "red mugs"
@@ -21,10 +22,13 @@ Families = dict[str, tuple[str, ...]]
 COMMANDS = (
     "Segment {w}.", "Please segment {w}.", "Mark {w}.", "Please mark {w}.", "Highlight {w}.", "Select {w}.",
     "Show me {w}.", "Give me {w}.", "I need {w}.", "I would like {w}.", "Find {w}.", "Please pick out {w}.",
+    "I want {w}.", "Get me {w}.", "Single out {w}.", "Detect {w}.", "Return {w}.", "Let me have {w}.",
+    "Your task: {w}.", "I'm interested in {w}.", "Now {w}.", "We need {w}.", "Click on {w}.", "Capture {w}.",
 )  # fmt: skip
 QUESTIONS = (
     "Could you show me {w}?", "Can you segment {w}?", "Could you highlight {w} for me?", "Can you find {w}?",
-    "Would you mark {w}, please?", "May I have {w}?", "Which pixels make up {w}?",
+    "Would you mark {w}, please?", "May I have {w}?", "Which pixels make up {w}?", "Can you give me {w}?",
+    "Would you pick out {w}?", "Could I get {w}?", "Do you mind selecting {w}?", "Can we have {w}?",
 )  # fmt: skip
 LONG_QUESTIONS = tuple(shell for shell in QUESTIONS if shell.endswith("{w}?"))
 
@@ -35,7 +39,7 @@ VOCABULARY = {
     "shape0": "shape|outline|silhouette|contour",
     "part": "part|portion|area|section|region",
     "parts": "parts|portions|areas|sections|bits|pixels",
-    "hidden": "hidden|covered|occluded|blocked|obscured|concealed|obstructed|unseen|invisible|overlapped|out of view",
+    "hidden": "hidden|covered|occluded|blocked|obscured|concealed|obstructed|unseen|invisible|overlapped",
     "hide": "hide|cover|occlude|block|obscure|conceal|overlap",
     "hides": "hides|covers|occludes|blocks|obscures|conceals|overlaps",
     "hid": "hid|covered|blocked|obscured|overlapped",
@@ -45,26 +49,34 @@ VOCABULARY = {
     "only": "only|just|nothing but|strictly|no more than|exclusively",
     "more than": "more than|not just|not only|beyond|and not merely",
     "drop": "leave out|drop|skip|exclude|omit|ignore|discard|leave off|cut away",
-    "dropping": "leaving out|dropping|skipping|excluding|omitting|ignoring|discarding|without|minus|except for|but not"
-    "|not counting|apart from",
+    "dropping": "leaving out|dropping|skipping|excluding|omitting|ignoring|discarding|without|minus"
+    "|except for|but not|not counting|apart from",
     "keep": "include|keep|add|count|take in|restore|fill in|recover",
-    "keeping": "including|keeping|adding|counting|with|plus|along with|together with|as well as|not forgetting"
-    "|and also|inclusive of",
+    "keeping": "including|keeping|adding|counting|with|plus|along with|together with|as well as"
+    "|not forgetting|and also|inclusive of",
     "guess": "guess|infer|imagine|predict|estimate|reconstruct|extrapolate|work out|fill in|make up",
     "guessed": "guessed|inferred|imagined|invented|reconstructed",
-    "guessing": "guessing|inferring|imagining|predicting|estimating|reconstructing|extrapolating|filling in|adding",
-    "without guessing": "without guessing|without inferring|without imagining|without inventing|not reconstructing"
-    "|instead of extrapolating|rather than filling in|no guessing of",
+    "avoid guessing": "avoid <guessing>|do not bother <guessing>|be careful not to <guess>"
+    "|no point in <guessing>|hold back from <guessing>|there is no need to <guess>"
+    "|you need not <guess>|stop short of <guessing>",
+    "settle for": "settle for|stop at|content yourself with|confine yourself to|limit yourself to|stick to"
+    "|be satisfied with|be happy with|make do with",
+    "guessing": "guessing|inferring|imagining|predicting|estimating|reconstructing|extrapolating|filling in"
+    "|adding",
+    "without guessing": "without guessing|without inferring|without imagining|without inventing"
+    "|not reconstructing|instead of extrapolating|rather than filling in|no guessing of",
+    "back": "restored|added back|filled in|put back|recovered|included",
     "the front": "the things in front|the objects in front|whatever is in front|everything in front"
-    "|whatever lies on top|the other objects|anything in the way",
+    "|whatever lies on top|the other objects|anything in the way"
+    "|nearer things|overlapping items|the occluders",
     "remove": "remove|take away|erase|delete|clear away|move away|think away|look past|see past|ignore",
     "gone": "gone|removed|taken away|erased|deleted|out of the way|cleared away|no longer there",
     "the front were gone": "the things in front were gone|nothing were in front|nothing blocked the view"
     "|the other objects did not exist|all else were removed|there were no other objects"
     "|everything in front had vanished|the view were free",
     "if the front were gone": "if <the front were gone>",
-    "as if the front were gone": "[as if|as though] <the front were gone>",
-    "if y were gone": "if {y} [were gone|were not there|did not exist|were taken away|had never been there]",
+    "as if the front were gone": "as if <the front were gone>|as though <the front were gone>",
+    "if y were gone": "if {y} were gone|if {y} were not there|if {y} did not exist|if {y} were taken away",
 }
 
 _SHARED = re.compile(r"<([\w ]+)>")
@@ -107,6 +119,31 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("With other objects left in place, mark {x}.", "With other objects taken away, mark {x}."),
     ("{x}, treating the things in front as solid", "{x}, treating the things in front as transparent"),
     ("{x}, visible or nothing", "{x}, visible or not"),
+    ("{x} with the <hidden> <parts> <gone>", "{x} with the <hidden> <parts> <back>"),
+    ("{x} with the <hidden> <parts> <gone>", "{x} with <the front> <gone>"),
+    ("Remove the <hidden> <parts> of {x}.", "Remove what <hides> {x}."),
+    ("{x}, not amodally completed", "{x}, amodally completed"),
+    (
+        "I like the <visible> <part> of {x} better than the <whole> <shape>.",
+        "I like the <whole> <shape> of {x} better than the <visible> <part>.",
+    ),
+    (
+        "Sooner the <visible> <part> of {x} than the <whole> <shape>.",
+        "Sooner the <whole> <shape> of {x} than the <visible> <part>.",
+    ),
+    (
+        "Where something <hides> {x}, the pixels are lost.",
+        "Where something <hides> {x}, the pixels still count.",
+    ),
+    (
+        "If something <hides> a <part> of {x}, accept that.",
+        "If something <hides> a <part> of {x}, do not accept that.",
+    ),
+    ("Make do with the <visible> <part> of {x}.", "Don't make do with the <visible> <part> of {x}."),
+    ("Be happy with what <shows> of {x}.", "Never be happy with what <shows> of {x}."),
+    ("Other objects are allowed to interrupt {x}.", "Other objects are not allowed to interrupt {x}."),
+    ("{x}, whose mask may have holes", "{x}, whose mask may not have holes"),
+    ("The mask of {x} may stay incomplete.", "The mask of {x} may not stay incomplete."),
     ("{x}, <dropping> the <hidden> <parts>", "{x}, <keeping> the <hidden> <parts>"),
     ("{x}, <dropping> whatever is <hidden>", "{x}, <keeping> whatever is <hidden>"),
     ("<Drop> the <hidden> <parts> of {x}.", "<Keep> the <hidden> <parts> of {x}."),
@@ -116,20 +153,31 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("{x}, <without guessing> the rest", "{x}, <guessing> the rest"),
     ("{x}, <only> what <shows>", "{x}, <more than> what <shows>"),
     ("{x}, <only> the <visible> <part>", "{x}, <more than> the <visible> <part>"),
-    ("I want what <shows> of {x}, not the <whole> <shape>.", "I want the <whole> <shape> of {x}, not what <shows>."),
-    ("The <whole> <shape> of {x} is too much, mark what <shows>.",
-     "What <shows> of {x} is too little, mark the <whole> <shape>."),
+    (
+        "I want what <shows> of {x}, not the <whole> <shape>.",
+        "I want the <whole> <shape> of {x}, not what <shows>.",
+    ),
+    (
+        "The <whole> <shape> of {x} is too much, mark what <shows>.",
+        "What <shows> of {x} is too little, mark the <whole> <shape>.",
+    ),
     ("Leave <the front> in place and mark {x}.", "<Remove> <the front> and mark {x}."),
     ("Let <the front> cut into {x}.", "Do not let <the front> cut into {x}."),
     ("{x}, with {y} left in place", "{x}, with {y} <gone>"),
     ("{x}, partly <hidden>, as seen", "{x}, partly <hidden>, but drawn in one piece"),
-    ("{x}, although other things <hide> a part, as {they} {is}", "{x}, as {they} would be if nothing <hid> a part"),
+    (
+        "{x}, although other things <hide> a part, as {they} {is}",
+        "{x}, as {they} would be if nothing <hid> a part",
+    ),
     ("The outline of {x} ends at the edge of {y}.", "The outline of {x} does not end at the edge of {y}."),
-    ("Trace {x} where {they} {is} not <hidden>.", "Trace {x} where {they} {is} <hidden> and where {they} {is} not."),
+    (
+        "Trace {x} where {they} {is} not <hidden>.",
+        "Trace {x} where {they} {is} <hidden> and where {they} {is} not.",
+    ),
     ("A fragment of {x} is enough.", "A fragment of {x} is not enough."),
     ("A partial mask of {x} will do.", "A partial mask of {x} will not do."),
     ("The overlap does not belong to {x}.", "The overlap belongs to {x} too."),
-    ("{x}, with the occlusion left in", "{x}, with the occlusion left out"),
+    ("{x}, with the occlusion left in", "{x}, with the occlusion undone"),
     ("{x}, nothing beyond what <shows>", "{x}, also beyond what <shows>"),
     ("<only> the pixels of {x} that <are seen>", "all the pixels of {x}, not just those that <are seen>"),
 )
@@ -137,19 +185,15 @@ PAIRS: tuple[tuple[str, str], ...] = (
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 
-def _shared(match: re.Match[str]) -> str:
-    words = VOCABULARY[match[1].lower()]
-    if match[1][0].isupper():
-        words = "|".join(word[0].upper() + word[1:] for word in words.split("|"))
-    return f"[{words}]" if "|" in words and "[" not in words and "<" not in words else words
-
-
 def expand(template: str) -> tuple[str, ...]:
-    """Every wording that a template's shared words and choices stand for."""
-    while _SHARED.search(template):
-        template = _SHARED.sub(_shared, template)
-    choice = _CHOICE.search(template)
-    if choice is None:
+    """Every wording that a template's choices and shared words stand for."""
+    if match := _CHOICE.search(template):
+        words = match[1]
+    elif match := _SHARED.search(template):
+        words = VOCABULARY[match[1].lower()]
+        if match[1][0].isupper():
+            words = "|".join(word[0].upper() + word[1:] for word in words.split("|"))
+    else:
         return (template,)
-    start, end = template[: choice.start()], template[choice.end() :]
-    return tuple(done for word in choice[1].split("|") for done in expand(start + word + end))
+    start, end = template[: match.start()], template[match.end() :]
+    return tuple(done for word in words.split("|") for done in expand(start + word + end))

@@ -4,7 +4,6 @@ Counts are integers, so that batches, devices and processes can be merged in any
 """
 
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool
@@ -34,7 +33,7 @@ class IoU:
         self.intersections.append(intersection)
         self.unions.append(union)
 
-    def merge(self, other: Self) -> None:
+    def merge(self, other: "IoU") -> None:
         """Takes over another collection."""
         self.intersections += other.intersections
         self.unions += other.unions

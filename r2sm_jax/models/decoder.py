@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange
+from einops import rearrange, reduce
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.models.vision import VisionFeatures
+from r2sm_jax.models.vision import ConvBlock, VisionFeatures
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DecoderConfig:
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3
-    heads: int = 4
+    heads: int = 2
     mlp_dim: int = 384
     slots: int = 4
     """Instance masks a query can have."""
@@ -34,6 +34,12 @@ class DecoderConfig:
     """Channels at stride 4."""
     mask_dim: int = 32
     """Channels of the pixel features that masks are dot products with."""
+
+
+PRIOR = -3.0
+"""Initial mask logit: a mask fills about a twentieth of the image."""
+FOCUS = 3.0
+"""Largest pull, in logits, of a block's mask on the attention of the next (after Mask2Former's masked attention)."""
 
 
 class Buffer(nnx.Variable):
@@ -53,17 +59,12 @@ class Upscale(nnx.Module):
     def __init__(self, in_dim: int, out_dim: int, skip_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.up = Linear(in_dim, 4 * out_dim, dtype=dtype, rngs=rngs)
         self.skip = Linear(skip_dim, out_dim, dtype=dtype, rngs=rngs) if skip_dim else None
-        self.norm = nnx.LayerNorm(out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.conv = nnx.Conv(out_dim, out_dim, (3, 3), padding=1, dtype=dtype, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "b h w d"], skip: Float[Array, "b _h _w _c"] | None
     ) -> Float[Array, "b _h _w c"]:
         x = rearrange(self.up(x), "b h w (y x c) -> b (h y) (w x) c", y=2, x=2)
-        if self.skip is not None:
-            x = x + self.skip(skip)
-        x = nnx.gelu(self.norm(x), approximate=True)
-        return x + self.conv(x)
+        return x if self.skip is None else x + self.skip(skip)
 
 
 class PixelDecoder(nnx.Module):
@@ -73,12 +74,16 @@ class PixelDecoder(nnx.Module):
         self, config: DecoderConfig, in_dim: int, skip_dims: tuple[int, int], *, dtype: jnp.dtype, rngs: nnx.Rngs
     ):
         self.coarse = Upscale(in_dim, config.fine_dim, skip_dims[1], dtype=dtype, rngs=rngs)
+        self.refine = ConvBlock(config.fine_dim, dtype=dtype, rngs=rngs)
         self.fine = Upscale(config.fine_dim, config.mask_dim, skip_dims[0], dtype=dtype, rngs=rngs)
+        self.norm = nnx.LayerNorm(config.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.out = Linear(config.mask_dim, config.mask_dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, features: VisionFeatures) -> PixelFeatures:
         fine_skip, coarse_skip = features.skips or (None, None)
-        coarse = self.coarse(features.tokens, coarse_skip)
-        return PixelFeatures(coarse, self.fine(coarse, fine_skip))
+        coarse = self.refine(self.coarse(features.tokens, coarse_skip))
+        fine = self.fine(coarse, fine_skip)
+        return PixelFeatures(coarse, fine + self.out(nnx.relu(self.norm(fine))))
 
 
 class CrossAttention(nnx.Module):
@@ -97,8 +102,10 @@ class CrossAttention(nnx.Module):
         key: Float[Array, "... s d"],
         value: Float[Array, "... s d"],
         mask: Bool[Array, "... s"] | None = None,
+        bias: Float[Array, "... q s"] | None = None,
     ) -> Float[Array, "... q d"]:
-        return self.out(attend(self.query(x), self.key(key), self.value(value), heads=self.heads, mask=mask))
+        query, key, value = self.query(x), self.key(key), self.value(value)
+        return self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
 
 
 class DecoderBlock(nnx.Module):
@@ -118,24 +125,37 @@ class DecoderBlock(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         image: Float[Array, "b n d"],
         positions: Float[Array, "n d"],
+        focus: Float[Array, "b k q n"] | None,
     ) -> Float[Array, "b k q d"]:
+        """`focus` draws attention to the image tokens where the last block saw the mask."""
         b, k, q, _ = tokens.shape
         normed = self.norms[0](tokens)
         prompt = jnp.concatenate([normed, text], axis=2)
         seen = jnp.concatenate([jnp.ones((b, k, q), bool), text_mask], axis=2)
         tokens = tokens + self.prompt(normed, prompt, prompt, seen)
         merged = rearrange(self.norms[1](tokens), "b k q d -> b (k q) d")
-        attended = self.image(merged, image + positions, image)
+        bias = None if focus is None else rearrange(focus, "b k q n -> b (k q) n")
+        attended = self.image(merged, image + positions, image, bias=bias)
         tokens = tokens + rearrange(attended, "b (k q) d -> b k q d", k=k)
         return tokens + self.mlp(self.norms[2](tokens))
+
+
+class Kernels(NamedTuple):
+    """Masks before they are drawn: weights over pixel-feature channels, of the modal and the completing mask."""
+
+    weights: Float[Array, "b k q 2 c"]
+    biases: Float[Array, "b k q 2"]
+
+    def __getitem__(self, tokens: slice) -> "Kernels":  # type: ignore[override]
+        return Kernels(self.weights[:, :, tokens], self.biases[:, :, tokens])
 
 
 class MaskTokens(NamedTuple):
     """What the mask decoder says of every query, before any pixel is touched. Token 0 is the fused one."""
 
-    kernels: Float[Array, "b k q 2 c"]
-    """Weights of the modal and the completing mask over pixel-feature channels."""
-    biases: Float[Array, "b k q 2"]
+    kernels: Kernels
+    early: tuple[Kernels, ...]
+    """The same after every block but the last: supervised in training, and where the next block looks."""
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
@@ -166,27 +186,32 @@ class MaskDecoder(nnx.Module):
     def __call__(
         self,
         image: Float[Array, "b h w d"],
+        pixels: Float[Array, "b _h _w c"],
         text: Float[Array, "b k t e"],
         text_mask: Bool[Array, "b k t"],
     ) -> MaskTokens:
         b, k, _, _ = text.shape
         words = self.text_norm(self.text(text))
         keys = self.image(rearrange(image, "b h w d -> b (h w) d"))
+        cell = pixels.shape[1] // image.shape[1]
+        grid = reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=cell, x=cell)
         positions = self.positions[...].astype(keys.dtype)
         tokens = self.output_tokens[...].astype(words.dtype)
         tokens = jnp.broadcast_to(tokens, (b, k, *tokens.shape))
+        drawn: list[Kernels] = []
+        focus = None
         for block in self.blocks:
-            tokens = block(tokens, words, text_mask, keys, positions)
-        tokens = self.norm(tokens)
-        kernels = jnp.concatenate([self.fused(tokens[:, :, :1]), self.slots(tokens[:, :, 1:])], axis=2)
-        kernels = rearrange(kernels, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
-        scores = self.scores(tokens).astype(jnp.float32)
-        return MaskTokens(
-            kernels[..., : self.mask_dim] * self.mask_dim**-0.5,
-            kernels[..., self.mask_dim],
-            scores[..., 0],
-            jax.nn.sigmoid(scores[..., 1:]),
-        )
+            tokens = block(tokens, words, text_mask, keys, positions, focus)
+            drawn.append(self._kernels(self.norm(tokens)))
+            seen = draw_masks(drawn[-1], grid).max(3)
+            focus = rearrange(jax.lax.stop_gradient(jnp.clip(seen, -FOCUS, FOCUS)), "b k q h w -> b k q (h w)")
+        scores = self.scores(self.norm(tokens)).astype(jnp.float32)
+        return MaskTokens(drawn[-1], tuple(drawn[:-1]), scores[..., 0], jax.nn.sigmoid(scores[..., 1:]))
+
+    def _kernels(self, tokens: Float[Array, "b k q d"]) -> Kernels:
+        out = jnp.concatenate([self.fused(tokens[:, :, :1]), self.slots(tokens[:, :, 1:])], axis=2)
+        out = rearrange(out, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
+        return Kernels(out[..., :-1] * self.mask_dim**-0.5, out[..., -1] + PRIOR)
 
 
 def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"]:
@@ -197,11 +222,17 @@ def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def draw_masks(
-    kernels: Float[Array, "b k *q c"], biases: Float[Array, "b k *q"], pixels: Float[Array, "b h w c"]
-) -> Float[Array, "b k *q h w"]:
+def draw_masks(kernels: Kernels, pixels: Float[Array, "b h w c"]) -> Float[Array, "b k q 2 h w"]:
     """Mask logits in float32: every kernel times every pixel."""
-    b, k, *rest, c = kernels.shape
-    flat = kernels.reshape(b, -1, c)
+    b, k, q, two, _ = kernels.weights.shape
+    flat = rearrange(kernels.weights, "b k q two c -> b (k q two) c")
     logits = jnp.einsum("bqc,bhwc->bqhw", flat, pixels.astype(flat.dtype))
-    return (logits + biases.reshape(b, -1, 1, 1)).reshape(b, k, *rest, *pixels.shape[1:3])
+    return logits.reshape(b, k, q, two, *pixels.shape[1:3]) + kernels.biases[..., None, None]
+
+
+def draw_pair(
+    kernels: Kernels, pixels: Float[Array, "b h w c"]
+) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
+    """Modal and amodal logits: the amodal one is the larger of modal and completing, so modal ⊆ amodal."""
+    logits = draw_masks(kernels, pixels)
+    return logits[:, :, :, 0], logits.max(3)

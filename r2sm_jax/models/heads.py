@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
@@ -39,19 +40,18 @@ class MLPHead(nnx.Module):
     """Two layers on the means of all chosen layers."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
-        self.mlp = MLP((layers * text_dim, 128, 1), dtype=jnp.float32, rngs=rngs)
+        self.mlp = MLP((layers * text_dim, 128, 1), dtype=jnp.dtype("float32"), rngs=rngs)
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
         return self.mlp(mean_pool(states.reshape(*states.shape[:3], -1), mask))[..., 0]
 
 
 class AttentionHead(nnx.Module):
-    """A learned mix of LM layers, one small transformer layer over the tokens, and attention pooling."""
+    """All chosen LM layers of each token, one small transformer layer over the tokens, and attention pooling."""
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4):
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 96, heads: int = 2):
         self.heads = heads
-        self.mix = nnx.Param(jnp.zeros(layers))
-        self.down = Linear(text_dim, dim, rngs=rngs)
+        self.down = Linear(layers * text_dim, dim, rngs=rngs)
         self.norm1 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
         self.qkv = Linear(dim, 3 * dim, rngs=rngs)
         self.attention_out = Linear(dim, dim, rngs=rngs)
@@ -62,8 +62,7 @@ class AttentionHead(nnx.Module):
         self.out = Linear(dim, 1, rngs=rngs)
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
-        weights = jax.nn.softmax(self.mix[...])
-        x = self.down(jnp.einsum("bktle,l->bkte", states, weights))
+        x = self.down(rearrange(states, "b k t l e -> b k t (l e)"))
         query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
         x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
         x = self.norm3(x + self.mlp(self.norm2(x)))

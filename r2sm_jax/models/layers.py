@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 
@@ -22,7 +23,7 @@ class Linear(nnx.Linear):
 class MLP(nnx.Module):
     """Dense layers with GELU between them."""
 
-    def __init__(self, dims: tuple[int, ...], *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, dims: tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.layers = nnx.List(
             [Linear(i, o, dtype=dtype, rngs=rngs) for i, o in zip(dims[:-1], dims[1:], strict=True)]
         )
@@ -40,15 +41,19 @@ def attend(
     *,
     heads: int,
     mask: Bool[Array, "... s"] | None = None,
+    bias: Float[Array, "... q s"] | None = None,
 ) -> Float[Array, "... q d"]:
     """Multi-head scaled dot-product attention; softmax in float32.
 
     Leading axes broadcast, so keys computed once per image serve all of its queries.
     `mask` is False where a key must not be seen; a row with no visible key attends evenly.
+    `bias` is added to the scores of all heads.
     """
     query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))
     scores = jnp.einsum("...qd,...sd->...qs", query, key) * query.shape[-1] ** -0.5
     scores = scores.astype(jnp.float32)
+    if bias is not None:
+        scores = scores + bias[..., None, :, :]
     if mask is not None:
         scores = jnp.where(mask[..., None, None, :], scores, -1e9)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

@@ -16,7 +16,7 @@ from r2sm_jax.models.decoder import (
     MaskTokens,
     PixelDecoder,
     PixelFeatures,
-    draw_masks,
+    draw_pair,
 )
 from r2sm_jax.models.layers import Linear
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder
@@ -34,7 +34,7 @@ class TextConfig:
     """A local folder or a Hugging Face name (BERT layout, safetensors)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers that are read; 0 = embeddings."""
-    max_tokens: int = 40
+    max_tokens: int = 64
     """Longer queries are cut, with a warning: type words often stand last."""
     dim: int = 384
     """Width of the token states."""
@@ -116,13 +116,17 @@ class R2SM(nnx.Module):
         return features.tokens, self.pixels(features)
 
     def decode(
-        self, tokens: Float[Array, "b h w d"], text: Float[Array, "b k t l e"], text_mask: Bool[Array, "b k t"]
+        self,
+        tokens: Float[Array, "b h w d"],
+        pixels: PixelFeatures,
+        text: Float[Array, "b k t l e"],
+        text_mask: Bool[Array, "b k t"],
     ) -> tuple[Float[Array, "b k"], MaskTokens]:
         """Everything that is done once per query, except drawing: type logit and mask kernels."""
         text = text.astype(jnp.float32)
         logit = self.head(text, text_mask) if self.head else jnp.zeros(text.shape[:2])
         states = text[..., -1, :].astype(self.config.dtype)
-        return logit, self.decoder(tokens, states, text_mask)
+        return logit, self.decoder(tokens, pixels.fine, states, text_mask)
 
     def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
         """Per-pixel predictions for dense supervision."""
@@ -139,8 +143,8 @@ class R2SM(nnx.Module):
     ) -> R2SMOutput:
         """Answers k queries about each of b images."""
         tokens, pixels = self.encode_image(image, valid)
-        type_logit, masks = self.decode(tokens, text, text_mask)
-        modal, amodal = draw_pair(masks, pixels.fine)
+        type_logit, masks = self.decode(tokens, pixels, text, text_mask)
+        modal, amodal = draw_pair(masks.kernels, pixels.fine)
         return R2SMOutput(
             type_logit,
             modal[:, :, 0],
@@ -152,15 +156,6 @@ class R2SM(nnx.Module):
             masks.presence[..., 1:],
             masks.iou[..., 1:, :],
         )
-
-
-def draw_pair(
-    masks: MaskTokens, pixels: Float[Array, "b h w c"]
-) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
-    """Modal and amodal logits of every token."""
-    logits = draw_masks(masks.kernels, masks.biases, pixels)
-    modal, completing = logits[:, :, :, 0], logits[:, :, :, 1]
-    return modal, jnp.maximum(modal, completing)
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

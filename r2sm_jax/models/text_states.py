@@ -18,6 +18,9 @@ LENGTH_STEP = 8
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
 
 
+PADDED_STEP = 32
+
+
 class TextStates:
     """`states, mask = texts(["...", ...])`; new sentences are encoded, known ones looked up.
 
@@ -27,13 +30,15 @@ class TextStates:
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
         folder = find_language_model(name)
         self.folder: Path = folder
+        encoder = load_bert(folder)
+        config = encoder.config
         self.sha256 = file_sha256(folder / "model.safetensors")
+        if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
+            raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from None
-        encoder = load_bert(folder)
-        config = encoder.config
         if not all(0 <= layer <= config.num_hidden_layers for layer in layers):
             raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {config.num_hidden_layers}")
         self.layers, self.dim = layers, config.hidden_size
@@ -75,21 +80,45 @@ class TextStates:
         for row, (sentence, tokens) in enumerate(group):
             self._states[sentence] = states[row, : len(tokens)].copy()
 
-    def __call__(self, sentences: list[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
-        """Padded states of known or new sentences, and which tokens are real."""
+    def __call__(
+        self, sentences: list[str], tokens: int | None = None
+    ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
+        """States of known or new sentences, and which tokens are real.
+
+        Padded to `tokens`; without it to a multiple of `PADDED_STEP`, so that few shapes occur.
+        """
         if any(s not in self._states for s in sentences):
             self.add(sentences)
-        states = np.zeros((len(sentences), self.max_tokens, len(self.layers), self.dim), np.float16)
-        mask = np.zeros((len(sentences), self.max_tokens), bool)
-        for row, sentence in enumerate(sentences):
-            known = self._states[sentence]
-            states[row, : len(known)], mask[row, : len(known)] = known, True
+        known = [self._states[s] for s in sentences]
+        padded = tokens or min(self.max_tokens, -(-max(map(len, known)) // PADDED_STEP) * PADDED_STEP)
+        states = np.zeros((len(sentences), padded, len(self.layers), self.dim), np.float16)
+        mask = np.zeros((len(sentences), padded), bool)
+        for row, state in enumerate(known):
+            states[row, : len(state)], mask[row, : len(state)] = state[:padded], True
         return states, mask
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sentence so far."""
+        return max(map(len, self._states.values()), default=1)
+
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
-        """Mean last-layer state of each name."""
+        """Mean last-layer state of each name, relative to the others: centred, unit variance.
+
+        A language model's states share a large common part; without it names are told apart from the first steps.
+        """
         self.add(names)
-        return np.stack([self._states[name][:, -1].astype(np.float32).mean(0) for name in names])
+        means = np.stack([self._states[name][:, -1].astype(np.float32).mean(0) for name in names])
+        centred = means - means.mean(0)
+        return centred / max(float(centred.std()), 1e-6)
+
+    def cut_off(self, sentence: str) -> str:
+        """The words at the end of a sentence that lie beyond the token limit, the first of them maybe in part."""
+        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
+        if len(spans) <= self.max_tokens:
+            return ""
+        start = spans[self.max_tokens - 1][0]
+        return sentence[sentence.rfind(" ", 0, start) + 1 :]
 
     def said_of_truncation(self) -> str:
         """One line on how many sentences were cut."""

@@ -27,9 +27,11 @@ class VisionConfig:
     """Pixels a token, each way."""
     stem: Literal["conv", "patch"] = "conv"
     """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding."""
+    stem_depth: int = 1
+    """Residual convolutions at each stride of the `conv` stem."""
     dim: int = 192
-    depth: int = 4
-    heads: int = 6
+    depth: int = 3
+    heads: int = 3
     mlp_dim: int = 576
     window_size: int = 0
     """Tokens a window, each way; 0 = global attention in every block."""
@@ -54,7 +56,8 @@ class VisionFeatures(NamedTuple):
 
 
 class ConvStem(nnx.Module):
-    """Halves the resolution log2(patch) times by 3x3 convolutions; keeps the strides 2 and 4 as skips."""
+    """Halves the resolution log2(patch) times by 3x3 convolutions, with residual ones at each stride from 4 on;
+    the strides 2 and 4 are kept as skips."""
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         steps = config.patch_size.bit_length() - 1
@@ -63,16 +66,31 @@ class ConvStem(nnx.Module):
         self.convs = nnx.List(
             [nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs]
         )
-        self.norms = nnx.List([nnx.LayerNorm(o, epsilon=1e-6, dtype=dtype, rngs=rngs) for _, o in pairs[:-1]])
+        self.residuals = nnx.List(
+            [nnx.List([ConvBlock(o, dtype=dtype, rngs=rngs) for _ in range(config.stem_depth)]) for _, o in pairs[1:]]
+        )
 
     def __call__(
         self, image: Float[Array, "b H W 3"]
     ) -> tuple[Float[Array, "b h w d"], tuple[Float[Array, "b _h _w _c"], ...]]:
-        skips = []
-        for conv, norm in zip(self.convs[:-1], self.norms, strict=True):
-            image = nnx.gelu(norm(conv(image)), approximate=True)
-            skips.append(image)
-        return self.convs[-1](image), tuple(skips[:2])
+        skips = [nnx.relu(self.convs[0](image))]
+        for conv, residuals in zip(self.convs[1:], self.residuals, strict=True):
+            x = conv(skips[-1])
+            for residual in residuals:
+                x = residual(x)
+            skips.append(x)
+        return skips[-1], tuple(skips[:2])
+
+
+class ConvBlock(nnx.Module):
+    """A pre-norm residual 3x3 convolution."""
+
+    def __init__(self, dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.conv = nnx.Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        return x + self.conv(nnx.relu(self.norm(x)))
 
 
 class Attention(nnx.Module):
@@ -83,10 +101,9 @@ class Attention(nnx.Module):
         self.heads = config.heads
         self.qkv = Linear(config.dim, 3 * config.dim, dtype=dtype, rngs=rngs)
         self.out = Linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
-        self.rel_pos_h = self.rel_pos_w = None
-        if config.relative_positions:
-            self.rel_pos_h = nnx.Param(jnp.zeros((2 * grid - 1, head_dim)))
-            self.rel_pos_w = nnx.Param(jnp.zeros((2 * grid - 1, head_dim)))
+        table = jnp.zeros((2 * grid - 1, head_dim))
+        self.rel_pos_h = nnx.Param(table) if config.relative_positions else None
+        self.rel_pos_w = nnx.Param(table) if config.relative_positions else None
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         height, width = x.shape[1:3]

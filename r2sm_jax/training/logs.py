@@ -34,24 +34,24 @@ class Logs:
         self._first: int | None = None
         self._start = start
 
-    def add(self, step: int, values: Values) -> bool:
-        """Takes the losses of a step. Returns False where the loss is not finite.
+    def add(self, step: int, values: Values, *, settle: bool) -> int | None:
+        """Takes the losses of a step. Returns the step, this one or the one before, whose loss or gradient is not
+        finite.
 
-        The device is waited for one step late, so that it never idles.
+        The device is waited for one step late, so that it never idles, unless `settle` asks about this step.
         """
         self._pending.append(values)
-        if len(self._pending) > 1:
-            previous = float(self._pending[-2]["loss"])
-            if not math.isfinite(previous):
-                return False
+        write = step % self.every == 0 or step == self.steps
+        for number in (step - 1, step) if write or settle else (step - 1,):
+            known = self._pending[number - step - 1 :][:1] if step - number < len(self._pending) else []
+            if not all(math.isfinite(float(v["loss"]) + float(v["gradient_norm"])) for v in known):
+                return number
         if step == self._start + 1:  # compilation is not part of the speed
             jax.block_until_ready(values)
             self._since, self._first = time.monotonic(), step
-        if step % self.every == 0 or step == self.steps:
-            if not math.isfinite(float(values["loss"])):
-                return False
+        if write:
             self._write(step)
-        return True
+        return None
 
     def _write(self, step: int) -> None:
         means = {k: sum(float(v[k]) for v in self._pending) / len(self._pending) for k in self._pending[0]}
@@ -79,10 +79,13 @@ class Logs:
         self._since = time.monotonic()
 
     def _record(self, step: int, values: dict[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            self._events.add_scalar(name, value, step)
+        try:
+            self._file.write(json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n")
+            self._file.flush()
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+        except OSError as error:
+            raise InputError(f"{self._file.name}: cannot be written ({error.strerror}); free disk space") from None
 
     def close(self) -> None:
         """Flushes everything."""

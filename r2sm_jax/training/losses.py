@@ -9,8 +9,8 @@ import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
-from r2sm_jax.models.decoder import MaskTokens
-from r2sm_jax.models.r2sm import DenseOutput, draw_pair
+from r2sm_jax.models.decoder import MaskTokens, draw_pair
+from r2sm_jax.models.r2sm import DenseOutput
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class LossConfig:
     supervise: Literal["both", "requested"] = "both"
     """Modal and amodal mask on every query, or only the one that was asked for."""
     slots: float = 0.25
+    early: float = 0.5
+    """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
     presence: float = 0.1
     iou: float = 0.1
@@ -105,8 +107,7 @@ def query_losses(
     config: LossConfig, *, head: str,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type."""
-    fused = MaskTokens(*(x[:, :, :1] for x in masks))
-    modal, amodal = (x[:, :, 0] for x in draw_pair(fused, pixels))
+    modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels[:1], pixels))
     modal_target, amodal_target, known = query_targets(targets)
     valid, area = targets.query_valid, targets.valid[:, None]
     wants = targets.wants_amodal
@@ -120,7 +121,18 @@ def query_losses(
     has_target = targets.members.any(-1).astype(jnp.float32)
     iou = jnp.stack([soft_iou(modal, modal_target), soft_iou(amodal, amodal_target)], axis=-1)
     iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
+    early = jnp.zeros(())
+    if masks.early:
+        coarse = lambda x: reduce(x, "b k (h y) (w x) -> b k h w", "mean", y=2, x=2)  # noqa: E731
+        targets_coarse = coarse(modal_target), coarse(amodal_target)
+        area_coarse, pixels_coarse = coarse(area), pool_pixels(pixels)
+        for kernels in masks.early:
+            pair = (x[:, :, 0] for x in draw_pair(kernels[:1], pixels_coarse))
+            for logits, target, counts in zip(pair, targets_coarse, (modal_valid, amodal_valid), strict=True):
+                early += masked_mean(mask_loss(logits, target, area_coarse, config.masks), counts)
+        early /= len(masks.early)
     return {
+        "early": early,
         "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
         "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
         "type": masked_mean(
@@ -133,15 +145,19 @@ def query_losses(
     }
 
 
+def pool_pixels(pixels: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
+    """Half the resolution. A mask drawn from pooled features is the pooled mask, exactly."""
+    return reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
+
+
 def slot_losses(
     masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
 ) -> dict[str, Float[Array, ""]]:
     """Instance masks: slots are matched to the query's instances (Hungarian), unmatched slots learn absence.
 
-    Computed at half the mask resolution, which a dot product with pooled features gives exactly.
+    Computed at half the mask resolution.
     """
-    coarse = reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
-    modal, amodal = draw_pair(MaskTokens(*(x[:, :, 1:] for x in masks)), coarse)
+    modal, amodal = draw_pair(masks.kernels[1:], pool_pixels(pixels))
     chosen = jnp.maximum(targets.slots, 0)
     pick = jax.vmap(lambda table, index: table[index])
     modal_table, amodal_table = (
@@ -221,6 +237,7 @@ def dense_losses(
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
     """The weighted sum that is differentiated."""
     total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
+    total += config.early * parts["early"]
     total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
     total += config.iou * (parts["iou"] + parts["slot_iou"])
     return total + config.dense * sum(v for k, v in parts.items() if k.startswith("dense_"))

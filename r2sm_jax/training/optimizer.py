@@ -14,10 +14,10 @@ class OptimizerConfig:
     """Optimizer and schedule."""
 
     name: Literal["muon", "adamw"] = "muon"
-    """`muon` orthogonalises the update of every matrix (optax.contrib.muon)."""
+    """`muon` orthogonalises the update of every matrix (optax.contrib.muon), in three preconditioned Newton-Schulz steps."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
-    muon_learning_rate: float = 1e-2
+    muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.01
     warmup_steps: int = 100
@@ -27,6 +27,8 @@ class OptimizerConfig:
 
 NOT_MATRICES = ("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding")
 """Parameters that look like matrices and are tables."""
+NOT_MUON = ("head", "dense_names")
+"""Modules that learn quickly anyway; orthogonalising their updates would only cost time."""
 
 
 def schedule(peak: float, warmup: int, steps: int) -> optax.Schedule:
@@ -43,24 +45,27 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps)
     muon = optax.chain(
-        optax.contrib.scale_by_muon(weight_dimension_numbers=_dimensions),
+        optax.contrib.scale_by_muon(ns_steps=3, preconditioning="aol", weight_dimension_numbers=_dimensions),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )
-    labels = lambda params: jax.tree.map(lambda m: "muon" if m else "adamw", _is_matrix(params))  # noqa: E731
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip), optax.partition({"muon": muon, "adamw": adamw}, labels)
-    )
+    both = {"muon": muon, "adamw": adamw}
+    return optax.chain(optax.clip_by_global_norm(config.clip), optax.partition(both, _labels))
 
 
-def _is_matrix(params: nnx.State) -> nnx.State:
-    """True at kernels of dense layers and convolutions."""
+def _is_matrix(params: nnx.State, except_in: tuple[str, ...] = NOT_MATRICES) -> nnx.State:
+    """True at kernels of dense layers and convolutions whose path has none of the names `except_in`."""
 
     def is_matrix(path: tuple, leaf: jax.Array) -> bool:
-        name = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
-        return leaf.ndim >= 2 and not any(n in NOT_MATRICES for n in name) and min(leaf.shape[-2:]) > 1
+        names = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
+        return leaf.ndim >= 2 and not set(names) & set(except_in) and min(leaf.shape[-2:]) > 1
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def _labels(params: nnx.State) -> nnx.State:
+    """Which optimizer serves each parameter."""
+    return jax.tree.map(lambda m: "muon" if m else "adamw", _is_matrix(params, NOT_MATRICES + NOT_MUON))
 
 
 def _dimensions(params: nnx.State) -> nnx.State:

@@ -1,0 +1,119 @@
+"""`python -m r2sm_jax.predict RUN IMAGE "QUERY"`: which mask a sentence means, and that mask.
+
+Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png`, `overlay.png` and
+`prediction.json`.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from PIL import Image
+
+from r2sm_jax.config import parse_flags
+from r2sm_jax.data import masks
+from r2sm_jax.data.schema import refuse_overwrite
+from r2sm_jax.data.sheet import overlay
+from r2sm_jax.data.transforms import open_image
+from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.predictor import Prediction, check_query
+from r2sm_jax.runs import open_run
+
+MASKS = ("mask", "modal", "amodal", "occluded")
+FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """Segments what a sentence means in one image."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Run folder, such as runs/latest."""
+    image: Annotated[str, tyro.conf.Positional]
+    """JPEG, PNG or WebP file."""
+    query: Annotated[str, tyro.conf.Positional]
+    """What to segment, such as "the complete shape of the red mug"."""
+    mask_type: Literal["auto", "modal", "amodal"] = "auto"
+    """auto: the sentence decides."""
+    out: str | None = None
+    """Folder for masks, overlay and prediction.json; default: predictions/IMAGE, or none with --json."""
+    json: bool = False
+    """Print one JSON object, and nothing else, on stdout."""
+    overwrite: bool = False
+    """Replace the files of an earlier prediction."""
+    checkpoint: str = "best"
+    """best (dev gIoU), latest, or a step."""
+
+
+def to_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as JSON values; masks are COCO RLE at the image's own resolution."""
+    return {
+        "query": prediction.query,
+        "mask_type": prediction.mask_type,
+        "amodal_probability": prediction.amodal_probability,
+        "score": prediction.score,
+        **{name: masks.encode(getattr(prediction, name)) for name in MASKS},
+        "instances": [
+            {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
+            for i in prediction.instances
+        ],
+        "size": list(prediction.mask.shape),
+    }
+
+
+def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction) -> None:
+    """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    pictures = {name: np.where(getattr(prediction, name), 255, 0).astype(np.uint8) for name in MASKS}
+    pictures["overlay"] = overlay(image, prediction.modal, prediction.occluded, prediction.mask_type)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            Image.fromarray(picture).save(folder / f"{name}.png")
+        (folder / "prediction.json").write_text(json.dumps(to_json(prediction)) + "\n")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write there ({error.strerror}); pass another --out") from None
+
+
+def summary(prediction: Prediction) -> str:
+    """The answer in two lines."""
+    count = len(prediction.instances)
+    return (
+        f"{prediction.query}\n"
+        f"{prediction.mask_type} (probability of amodal {prediction.amodal_probability:.3f}), "
+        f"{prediction.mask.mean():.1%} of the image, {count} instance{'' if count == 1 else 's'}, "
+        f"predicted IoU {prediction.score:.2f}"
+    )
+
+
+def main() -> None:
+    """Command line. Cheap checks come first, loading the model last."""
+    args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
+    check_query(args.query)
+    out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
+    for name in FILES if out else ():
+        refuse_overwrite(out / name, args.overwrite)
+    image = open_image(args.image)
+    predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
+    predictor.set_image(image)
+    (prediction,) = predictor.predict([args.query], args.mask_type)
+    if cut := predictor.texts.cut_off(args.query):
+        limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
+        print(f"warning: {limit}; this was not read: {cut!r}", file=sys.stderr)
+    if out:
+        write_prediction(out, image, prediction)
+    if args.json:
+        print(json.dumps(to_json(prediction)))
+    else:
+        print(f"{summary(prediction)}\nwrote {out}")
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)

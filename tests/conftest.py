@@ -1,0 +1,171 @@
+"""What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+# Read before jax is imported, and by every subprocess.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "r2sm_jax_tests"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# Tests compile more than they compute.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("GLIBC_TUNABLES", "")  # a command under test must not restart pytest
+
+from jaxtyping import install_import_hook
+
+# Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
+# float, as type checkers have it.
+CHECKED = ("models", "training", "metrics", "predictor", "runs", "config", "train", "evaluate", "predict") + tuple(
+    f"data.{name}" for name in ("pipeline", "transforms", "masks", "sources", "schema", "sheet")
+)
+install_import_hook(
+    [f"r2sm_jax.{name}" for name in CHECKED],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from r2sm_jax.errors import exit_cleanly
+
+WIDTH, LAYERS = 32, 2
+
+
+def pytest_configure(config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning")
+
+
+class Exit(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command's `main` in this process, as its `__main__` would."""
+
+    def run(main, *arguments: object) -> Exit:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            exit_cleanly(main)
+        captured = capsys.readouterr()
+        return Exit(int(exited.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(command):
+    """The same for a command that must end with exit code 2 and one sentence; gives that sentence."""
+
+    def run(main, *arguments: object) -> str:
+        end = command(main, *arguments)
+        errors = [line for line in end.err.splitlines() if line.startswith("error: ")]
+        assert end.code == 2 and len(errors) == 1 and "Traceback" not in end.err, end
+        return errors[0]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def bert_folder(tmp_path_factory) -> Path:
+    """A tiny random BERT with its own word-piece tokenizer, in Hugging Face's layout."""
+    return write_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+def write_bert(folder: Path, seed: int = 0) -> Path:
+    """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes' queries."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    from r2sm_jax.data.sources import open_source
+
+    folder.mkdir(parents=True)
+    texts = [q.text.lower() for sample in map(open_source("scenes", count=30).__getitem__, range(30)) for q in sample.queries]
+    words = Counter(word for text in texts for word in "".join(c if c.isalpha() else " " for c in text).split())
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,;:?!'-()"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    pieces += sorted(word for word in words if len(word) > 1)
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128} | special)
+    )
+    config = {
+        "model_type": "bert", "vocab_size": len(pieces), "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(bert_tensors(config, seed), folder / "model.safetensors")
+    return folder
+
+
+def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
+    """Random weights under the keys of a Hugging Face BERT."""
+    rng = np.random.default_rng(seed)
+    d, up = config["hidden_size"], config["intermediate_size"]
+    shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], d),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], d),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], d),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}"
+        dense = {f"attention.self.{name}": (d, d) for name in ("query", "key", "value")}
+        dense |= {"attention.output.dense": (d, d), "intermediate.dense": (up, d), "output.dense": (d, up)}
+        for name, shape in dense.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    tensors = {name: rng.normal(scale=0.3, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name in norms:
+        tensors[f"{name}.weight"] = rng.uniform(0.8, 1.2, d).astype(np.float32)
+        tensors[f"{name}.bias"] = rng.normal(scale=0.1, size=d).astype(np.float32)
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def tiny_flags(bert_folder) -> list[str]:
+    """Flags of a run that trains a step in milliseconds."""
+    values = {
+        "model.text.name": bert_folder, "model.text.layers": "1 2", "model.text.dim": WIDTH, "model.text.max-tokens": 24,
+        "model.vision.image-size": 32, "model.vision.patch-size": 8, "model.vision.dim": 32, "model.vision.depth": 1,
+        "model.vision.heads": 2, "model.vision.mlp-dim": 64, "model.vision.out-dim": 32, "model.decoder.dim": 32,
+        "model.decoder.depth": 1, "model.decoder.heads": 2, "model.decoder.mlp-dim": 64, "model.decoder.fine-dim": 16,
+        "model.decoder.mask-dim": 8, "model.decoder.slots": 2, "data.scenes": 8, "data.queries": 2,
+        "data.instances": 4, "train.steps": 4, "train.batch-size": 8, "train.log-every": 1,
+        "optimizer.name": "adamw", "train.evaluate-every": 2, "train.checkpoint-every": 1, "train.evaluate-samples": 2, "train.report-samples": 2,
+    }  # fmt: skip
+    return [word for flag, value in values.items() for word in (f"--{flag}", *str(value).split())]
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_flags):
+    """The same as a `Config`."""
+    from r2sm_jax.config import parse_config
+
+    return parse_config(tiny_flags)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_config, tmp_path_factory) -> Path:
+    """A run folder after four steps."""
+    from r2sm_jax.train import train
+
+    return train(replace(tiny_config, run=str(tmp_path_factory.mktemp("runs") / "tiny")))

@@ -1,0 +1,95 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from r2sm_jax.config import Config, differences, from_json, parse_config, to_json
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluate import main as evaluate
+from r2sm_jax.train import main as train
+
+
+def test_flags_override_the_defaults():
+    config = parse_config(["--train.batch-size", "4", "--model.head=linear", "--data.no-mirror", "--run", "x"])
+    assert (config.train.batch_size, config.model.head, config.data.mirror, config.run) == (4, "linear", False, "x")
+    assert replace(config, run=None).loss == Config().loss
+
+
+def test_flags_override_a_config_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from r2sm_jax.config import Config, LoopConfig\ndef get_config():\n"
+        "    return Config(train=LoopConfig(steps=7, batch_size=3))\n"
+    )
+    config = parse_config([str(path), "--train.steps", "8"])
+    assert (config.train.steps, config.train.batch_size) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--train.step", "5"], ["--train.step", "did you mean --train.steps?"]),
+        (["--trian.batch-size=5"], ["--trian.batch-size", "--train.batch-size?"]),
+        (["--model.head", "atention"], ["'atention'", "did you mean 'attention'?", "always_modal"]),
+        (["--model.vision.image-size", "50"], ["--model.vision.image-size 50", "patch-size"]),
+        (["--model.vision.dim", "50", "--model.vision.heads", "4"], ["--model.vision.dim 50", "heads 4"]),
+        (["--train.batch-size", "0"], ["--train.batch-size"]),
+        (["missing.py"], ["missing.py", "does not exist"]),
+    ],
+)
+def test_bad_flags_are_refused_with_the_remedy(flags, words, refused):
+    message = refused(train, *flags)
+    assert all(word in message for word in words), message
+
+
+def test_a_value_of_the_wrong_kind_exits_with_2(command):
+    end = command(train, "--train.steps", "many")
+    assert end.code == 2 and "--train.steps" in end.err and "Traceback" not in end.err
+
+
+def test_evaluate_offers_the_nearest_flag_too(refused):
+    assert "did you mean --split?" in refused(evaluate, "somewhere", "--splits", "val")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("def get_config(:", "SyntaxError"),
+        ("x = 1", "no attribute 'get_config'"),
+        ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
+        ("def get_config():\n    return {'train': 1}", "get_config() must return"),
+        ("from r2sm_jax.config import Config\ndef get_config():\n    return Config(speed=1)", "'speed'"),
+    ],
+)
+def test_a_config_file_that_does_not_load_is_one_sentence(source, reason, tmp_path, refused):
+    (tmp_path / "bad.py").write_text(source)
+    message = refused(train, tmp_path / "bad.py")
+    assert "bad.py" in message and reason in message
+
+
+def test_a_config_file_leaves_nothing_behind(tmp_path):
+    (tmp_path / "c.py").write_text("from r2sm_jax.config import Config\nget_config = Config\n")
+    assert parse_config([str(tmp_path / "c.py")]) == Config()
+    assert [p.name for p in tmp_path.iterdir()] == ["c.py"]
+
+
+def test_json_round_trip_is_exact(tiny_config):
+    for config in (Config(), tiny_config):
+        assert from_json(Config, json.loads(json.dumps(to_json(config))), "here") == config
+
+
+def test_json_of_another_version_is_refused():
+    values = to_json(Config())
+    values["model"]["vision"]["colour_blind"] = True
+    with pytest.raises(InputError, match=r"run\.json: model: vision: unknown field 'colour_blind'"):
+        from_json(Config, values, "run.json")
+
+
+def test_differences_name_every_field_with_both_values():
+    old = to_json(parse_config(["--train.seed", "1"]))
+    new = to_json(parse_config(["--train.seed", "2", "--model.head", "linear", "--optimizer.clip", "2.5"]))
+    assert differences(old, old) == []
+    found = dict(line.split(" ", 1) for line in differences(old, new))
+    assert set(found) == {"train.seed", "model.head", "optimizer.clip"}
+    assert found["train.seed"] == "(1 in the run, 2 now)"

@@ -1,0 +1,135 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax import evaluate as evaluate_module
+from r2sm_jax.data.schema import Instance, Query, Sample, to_records, write_json
+from r2sm_jax.data.sources import SceneSource, open_source
+from r2sm_jax.evaluate import evaluate_split, main, rows_of, truth_of
+from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    """Twelve scenes of two sizes as a dataset file with its images."""
+    folder = tmp_path_factory.mktemp("dataset")
+    samples = [replace(SceneSource("val", 12, size=40 + 24 * (i % 2))[i], image_id=i + 1) for i in range(12)]
+    for sample in samples:
+        Image.fromarray(sample.image).save(folder / sample.file_name)
+    write_json(folder / "scenes.json", to_records(samples))
+    return folder / "scenes.json"
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return open_run(tiny_run).predictor
+
+
+def test_a_run_is_evaluated_again_to_the_same_report(tiny_run, command, tmp_path):
+    end = command(main, tiny_run, "--out", tmp_path)
+    assert end.code == 0 and "val_phrasing" in end.out and "val_hard" in end.out
+    again, first = (json.loads((f / "report.json").read_text()) for f in (tmp_path, tiny_run))
+    assert again["splits"] == first["splits"]
+    assert (tmp_path / "report.md").read_text().startswith("# R2SM evaluation")
+
+
+def test_one_split_is_shown_and_not_written_unasked(tiny_run, command):
+    before = (tiny_run / "report.json").read_bytes()
+    end = command(main, tiny_run, "--split", "val_hard", "--samples", 1)
+    assert end.code == 0 and "val_hard" in end.out and "wrote" not in end.out
+    assert (tiny_run / "report.json").read_bytes() == before
+
+
+def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, command, tmp_path):
+    end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "all", "--out", tmp_path)
+    assert end.code == 0, end.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert set(report["splits"]) == {"val"} and report["meta"]["source"] == f"json:{dataset}"
+    end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "train,val", "--out", tmp_path)
+    parts = json.loads((tmp_path / "report.json").read_text())
+    assert set(parts["splits"]) == {"train", "val"} and parts["splits"]["val"] == report["splits"]["val"]
+    assert parts["meta"]["images"]["train"] + parts["meta"]["images"]["val"] == 12
+
+
+def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch):
+    source = open_source("scenes", "val", count=5, size=48)
+    whole, _ = evaluate_split(predictor, source)
+    monkeypatch.setattr(evaluate_module, "ROWS", 3)
+    parts, _ = evaluate_split(predictor, source)
+    assert [r.query_id for r in whole] == [r.query_id for r in parts]
+    a, b = split_figures(whole), split_figures(parts)
+    for name in ("giou", "ciou", "occluded_iou"):
+        assert a["all"][name] == pytest.approx(b["all"][name], abs=1e-4)
+    assert a["mask_type"] == pytest.approx(b["mask_type"], abs=1e-4)
+
+
+def test_every_query_is_answered_once(predictor):
+    source = open_source("scenes", "val", count=5, size=48, queries=19)
+    results, panels = evaluate_split(predictor, source, sheet_rows=3)
+    assert sorted((r.image_id, r.query_id) for r in results) == sorted(
+        (s.image_id, q.id) for s in map(source.__getitem__, range(5)) for q in s.queries
+    )
+    assert len(panels) == 3 and all(len(row) == 3 for row in panels)
+
+
+def sample(**changes) -> Sample:
+    """One object with an unknown amodal mask, one that is known, one region to ignore."""
+    left, right, below = np.zeros((3, 8, 12), bool)
+    left[:4, :6], right[:4, 6:], below[4:] = True, True, True
+    instances = (Instance(1, "mug", left, None), Instance(2, "book", right, right | left))
+    queries = (Query(1, "the mug", "modal", (1,)), Query(2, "the whole mug", "amodal", (1,)),
+               Query(3, "both", "modal", (1, 2)), Query(4, "the whole book", "amodal", (2,)))  # fmt: skip
+    ignored = Instance(3, "crowd", below, None, ignore=True)
+    return Sample(1, "a.png", np.zeros((8, 12, 3), np.uint8), (*instances, ignored), queries)
+
+
+def test_queries_for_an_amodal_mask_that_nobody_knows_are_left_out():
+    class One:
+        vocabulary: dict = {}  # noqa: RUF012
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return sample()
+
+    (row,) = rows_of(One())
+    assert [q.id for q in row.queries] == [1, 3, 4]
+
+
+def test_the_truth_is_the_union_of_what_is_meant():
+    one = sample()
+    modal, amodal = truth_of(one, one.queries[2])
+    assert modal[:4].all() and not modal[4:].any() and np.array_equal(modal, amodal)
+    modal, amodal = truth_of(one, one.queries[3])
+    assert modal.sum() == 24 and amodal.sum() == 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--split", "valid"], ["'valid'", "val_hard"]),
+        (["--data", "pigeons"], ["pigeons", "json:FILE"]),
+        (["--data", "json:nowhere.json"], ["nowhere.json"]),
+        (["--checkpoint", "first"], ["first", "best, latest"]),
+        (["--checkpoint", "77"], ["77"]),
+    ],
+)
+def test_bad_arguments_are_one_sentence(arguments, words, tiny_run, refused):
+    message = refused(main, tiny_run, *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(tiny_run, tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    message = refused(main, tiny_run, "--split", "val", "--samples", 1, "--out", tmp_path / "file" / "out")
+    assert "cannot be written" in message
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path, refused):
+    assert "no such run folder" in refused(main, tmp_path / "nowhere")

@@ -1,0 +1,281 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from r2sm_jax.models.decoder import MaskTokens
+from r2sm_jax.models.r2sm import DenseOutput
+from r2sm_jax.training.losses import (
+    LossConfig,
+    Targets,
+    dense_losses,
+    dice_loss,
+    mask_loss,
+    masked_mean,
+    pixel_mean,
+    query_losses,
+    query_targets,
+    slot_losses,
+    soft_iou,
+    total_loss,
+)
+
+LN2 = float(np.log(2))
+SIDE = 4
+PIXELS = jnp.eye(SIDE * SIDE).reshape(1, SIDE, SIDE, SIDE * SIDE)  # so that kernels are the masks themselves
+
+
+def mask(*rows: str) -> jnp.ndarray:
+    """`#` is 1 and `+` is 0.5."""
+    return jnp.array([[{"#": 1.0, "+": 0.5}.get(c, 0.0) for c in row] for row in rows])
+
+
+FULL, EMPTY = jnp.ones((SIDE, SIDE)), jnp.zeros((SIDE, SIDE))
+LEFT = mask("##..", "##..", "##..", "##..")
+RIGHT = 1 - LEFT
+TOP = mask("####", "####", "....", "....")
+
+
+def logits(*masks, strength: float = 20.0):
+    """Logits of sure predictions."""
+    return jnp.stack([(2 * m - 1) * strength for m in masks])
+
+
+# Single masks, by hand.
+
+
+def test_masked_mean_counts_valid_entries_only():
+    assert masked_mean(jnp.array([1.0, 2.0, 90.0]), jnp.array([True, True, False])) == 1.5
+    assert masked_mean(jnp.array([1.0, 2.0]), jnp.array([False, False])) == 0
+
+
+def test_dice_by_hand():
+    target = mask("##", "..")
+    flat = jnp.zeros((2, 2))  # probability 1/2 everywhere: overlap 1, sizes 2 + 2
+    assert dice_loss(flat, target, jnp.ones((2, 2))) == pytest.approx(1 - 3 / 5)
+    valid = mask("##", "#.")  # overlap 1, sizes 1.5 + 2
+    assert dice_loss(flat, target, valid) == pytest.approx(1 - 3 / 4.5)
+    assert dice_loss(logits(target)[0], target, jnp.ones((2, 2))) == pytest.approx(0, abs=1e-6)
+
+
+def test_dice_of_an_empty_target_is_nought_and_pushes_nowhere():
+    loss, gradient = jax.value_and_grad(lambda x: dice_loss(x, jnp.zeros((2, 2)), jnp.ones((2, 2))))(jnp.ones((2, 2)))
+    assert loss == 0 and not gradient.any()
+
+
+def test_pixel_mean_leaves_invalid_cells_out():
+    assert pixel_mean(mask("##", ".."), mask("#.", "#.")) == 0.5
+    assert pixel_mean(mask("##", ".."), jnp.zeros((2, 2))) == 0
+
+
+def test_lisa_and_sam_pairs_by_hand():
+    flat, target, valid = jnp.zeros((2, 2)), mask("##", ".."), jnp.ones((2, 2))
+    assert mask_loss(flat, target, valid, "lisa") == pytest.approx(2 * LN2 + 0.5 * 0.4, rel=1e-5)
+    focal = (2 * 0.25 + 2 * 0.75) / 4 * 0.5**2 * LN2  # alpha .25 on the object, .75 beside it, gamma 2
+    assert mask_loss(flat, target, valid, "sam") == pytest.approx(20 * focal + 0.4, rel=1e-5)
+
+
+@pytest.mark.parametrize("pair", ["lisa", "sam"])
+def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair):
+    flat, valid = jnp.zeros((2, 2)), jnp.ones((2, 2))
+    wanted = 2 * LN2 if pair == "lisa" else 20 * 0.75 * 0.25 * LN2
+    assert mask_loss(flat, jnp.zeros((2, 2)), valid, pair) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_soft_iou_thresholds_both():
+    assert soft_iou(logits(LEFT)[0], TOP) == pytest.approx(4 / 12)
+    assert soft_iou(logits(EMPTY)[0], 0.4 * LEFT) == 1
+    assert soft_iou(logits(LEFT)[0], EMPTY) == 0
+
+
+# Queries: two of them about one image with two instances.
+
+
+def tokens(fused, slots=(), *, iou=0.5, presence=0.0) -> MaskTokens:
+    """Kernels that draw the given (modal, amodal) masks: one fused pair a query, and for each its slots."""
+    rows = [[pair, *(slots[k] if slots else [])] for k, pair in enumerate(fused)]
+    kernels = jnp.stack([jnp.stack([logits(*pair).reshape(2, -1) for pair in row]) for row in rows])[None]
+    shape = kernels.shape[:3]
+    return MaskTokens(kernels, jnp.zeros((*shape, 2)), jnp.full(shape, presence), jnp.full((*shape, 2), iou))
+
+
+def targets(**changes) -> Targets:
+    """Instance 0 is LEFT, and FULL when completed; instance 1 is RIGHT, unoccluded. Query k means instance k."""
+    known = {
+        "modal": jnp.stack([LEFT, RIGHT])[None], "amodal": jnp.stack([FULL, RIGHT])[None],
+        "amodal_known": jnp.ones((1, 2), bool), "members": jnp.eye(2, dtype=bool)[None],
+        "slots": jnp.array([[[0, -1], [1, -1]]], jnp.int32), "wants_amodal": jnp.array([[False, True]]),
+        "query_valid": jnp.ones((1, 2), bool), "valid": jnp.ones((1, SIDE, SIDE)),
+        "labels": {"category": jnp.array([[0, 1]], jnp.int32)},
+        "boxes": jnp.array([[[0, 0, 1, 1], [0.5, 0, 1, 1]]], jnp.float32),
+    }  # fmt: skip
+    return Targets(**known | changes)
+
+
+def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear", type_logit=None):
+    """Losses of the fused masks."""
+    type_logit = jnp.zeros((1, 2)) if type_logit is None else type_logit
+    return query_losses(masks, type_logit, PIXELS, truth, config or LossConfig(), head=head)
+
+
+RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
+
+
+def test_right_answers_cost_nothing():
+    parts = losses(tokens(RIGHT_ANSWER, iou=1.0, presence=20.0), targets(), type_logit=jnp.array([[-20.0, 20.0]]))
+    assert all(value == pytest.approx(0, abs=1e-5) for value in parts.values()), parts
+
+
+def test_the_union_of_all_instances_that_a_query_means_is_its_target():
+    modal, amodal, known = query_targets(targets(members=jnp.array([[[True, True], [False, False]]])))
+    assert (modal[0, 0] == 1).all() and (amodal[0, 0] == 1).all() and not modal[0, 1].any() and known.all()
+
+
+def test_each_mask_counts_the_same_whatever_its_size():
+    tiny = EMPTY.at[0, 0].set(1.0)
+    truth = targets(modal=jnp.stack([tiny, RIGHT])[None], amodal=jnp.stack([tiny, RIGHT])[None])
+    both = losses(tokens([(EMPTY, EMPTY), (EMPTY, EMPTY)]), truth)["modal"]
+    single = [mask_loss(logits(EMPTY)[0], m, FULL, "lisa") for m in (tiny, RIGHT)]
+    assert both == pytest.approx(float(single[0] + single[1]) / 2, rel=1e-5)
+
+
+def test_padded_queries_and_cells_do_not_count():
+    truth = targets(query_valid=jnp.array([[True, False]]))
+    one, other = tokens([RIGHT_ANSWER[0], (EMPTY, FULL)]), tokens([RIGHT_ANSWER[0], (TOP, TOP)])
+    assert losses(one, truth) == losses(other, truth)
+    half = targets(valid=LEFT[None])
+    assert losses(tokens([(FULL, FULL), (EMPTY, EMPTY)]), half)["modal"] == pytest.approx(0, abs=1e-5)
+    nothing = losses(one, targets(query_valid=jnp.zeros((1, 2), bool)))
+    assert all(value == 0 for value in nothing.values())
+
+
+def gradient_of_kernels(truth: Targets, config: LossConfig, head: str = "linear"):
+    """Which masks [query, type] the mask losses push at; logits are moderate, so that nothing saturates."""
+    rng = np.random.default_rng(0)
+    masks = tokens([(EMPTY, EMPTY), (EMPTY, EMPTY)])
+    kernels = jnp.asarray(rng.normal(size=masks.kernels.shape), jnp.float32).at[:, :, :, 1].add(1.0)
+
+    def loss(kernels):
+        parts = losses(masks._replace(kernels=kernels), truth, config, head)
+        return parts["modal"] + parts["amodal"]
+
+    return (np.abs(jax.grad(loss)(kernels))[0, :, 0].max(-1) > 1e-6).tolist()
+
+
+def test_both_masks_are_supervised_on_every_query():
+    assert gradient_of_kernels(targets(), LossConfig(supervise="both")) == [[True, True], [True, True]]
+
+
+def test_requested_supervises_only_the_mask_that_was_asked_for():
+    # The second query asks for the amodal mask, which is the larger of modal and completing logits.
+    truth = targets(query_valid=jnp.array([[True, False]]))
+    assert gradient_of_kernels(truth, LossConfig(supervise="requested")) == [[True, False], [False, False]]
+    parts = losses(tokens([(LEFT, EMPTY), (EMPTY, RIGHT)]), targets(), LossConfig(supervise="requested"))
+    assert parts["modal"] == pytest.approx(0, abs=1e-5) and parts["amodal"] == pytest.approx(0, abs=1e-5)
+
+
+def test_an_unknown_amodal_mask_is_skipped():
+    truth = targets(amodal_known=jnp.array([[False, True]]))
+    assert gradient_of_kernels(truth, LossConfig()) == [[True, False], [True, True]]
+    wrong = losses(tokens([(LEFT, LEFT), (RIGHT, RIGHT)], iou=1.0), truth)
+    assert wrong["amodal"] == pytest.approx(0, abs=1e-5) and wrong["iou"] == pytest.approx(0, abs=1e-5)
+
+
+def test_without_a_head_one_mask_learns_whatever_is_asked_for():
+    assert losses(tokens([(LEFT, EMPTY), (RIGHT, EMPTY)]), targets(), head="none")["modal"] == pytest.approx(0, abs=1e-5)
+    truth = targets(wants_amodal=jnp.array([[True, True]]))
+    assert losses(tokens([(FULL, EMPTY), (RIGHT, EMPTY)]), truth, head="none")["modal"] == pytest.approx(0, abs=1e-5)
+    assert gradient_of_kernels(targets(), LossConfig(), "none") == [[True, False], [True, False]]
+
+
+def test_type_and_presence_are_cross_entropies():
+    truth = targets(members=jnp.array([[[True, False], [False, False]]]))
+    parts = losses(tokens(RIGHT_ANSWER, presence=1.0), truth, type_logit=jnp.array([[1.0, 3.0]]))
+    softplus = lambda x: np.log1p(np.exp(x))  # noqa: E731
+    assert parts["type"] == pytest.approx((softplus(1.0) + softplus(-3.0)) / 2, rel=1e-5)
+    assert parts["presence"] == pytest.approx((softplus(-1.0) + softplus(1.0)) / 2, rel=1e-5)
+
+
+def test_the_iou_head_learns_the_iou_of_the_masks_and_leaves_them_alone():
+    masks = tokens([(TOP, FULL), (RIGHT, RIGHT)], iou=0.5)  # IoUs 1/3, 1, 1, 1
+    wanted = ((0.5 - 1 / 3) ** 2 + 3 * 0.5**2) / 4
+    assert losses(masks, targets())["iou"] == pytest.approx(wanted, rel=1e-4)
+    gradient = jax.grad(lambda k: losses(masks._replace(kernels=k), targets())["iou"])(masks.kernels)
+    assert not gradient.any()
+
+
+# Slots.
+
+MULTI = targets(members=jnp.array([[[True, True], [False, True]]]), slots=jnp.array([[[0, 1], [1, -1]]], jnp.int32))
+ONE, TWO = (LEFT, FULL), (RIGHT, RIGHT)
+
+
+def slots(slots_of_query, truth: Targets, **options):
+    return slot_losses(tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options), PIXELS, truth, LossConfig())
+
+
+def test_slots_in_any_order_cost_the_same():
+    for order in ([ONE, TWO], [TWO, ONE]):
+        assert slots([order, [TWO, (EMPTY, EMPTY)]], MULTI)["slots"] == pytest.approx(0, abs=1e-4)
+        assert slots([order, [(EMPTY, EMPTY), TWO]], MULTI, iou=1.0)["slot_iou"] == pytest.approx(0, abs=1e-4)
+
+
+def test_targets_in_any_order_cost_the_same():
+    turned = MULTI._replace(slots=jnp.array([[[1, 0], [-1, 1]]], jnp.int32))
+    answers = [[(TOP, FULL), (LEFT, LEFT)], [TWO, (TOP, TOP)]]
+    one, other = slots(answers, MULTI), slots(answers, turned)
+    assert all(one[name] == pytest.approx(float(other[name]), rel=1e-5) for name in one) and one["slots"] > 0.1
+
+
+def test_slots_without_a_target_learn_absence():
+    sure = jnp.array([[[0.0, 20.0, 20.0], [0.0, 20.0, -20.0]]])
+    masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, TWO], [TWO, (EMPTY, EMPTY)]])
+    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig())["slot_presence"]
+    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig())["slot_presence"]
+    assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
+
+
+def test_slots_of_padded_queries_do_not_count():
+    truth = MULTI._replace(query_valid=jnp.array([[True, False]]))
+    one, other = ([[ONE, TWO], second] for second in ([TWO, TWO], [(EMPTY, FULL), (TOP, TOP)]))
+    a, b = slots(one, truth), slots(other, truth)
+    assert all(a[name] == pytest.approx(float(b[name]), abs=1e-6) for name in a)
+
+
+# Dense supervision, and the sum.
+
+
+def dense(visible, hidden, box) -> DenseOutput:
+    return DenseOutput(visible[None], hidden[None], box[None])
+
+
+def test_dense_losses_vanish_for_right_answers():
+    # Four cells of 2 x 2; categories 0 (left) and 1 (right) have the embeddings of a unit basis.
+    names = {"category": 20.0 * jnp.eye(2)}
+    left = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+    visible = 20.0 * jnp.stack([left, 1 - left], -1)
+    hidden = jnp.stack([1 - left, jnp.zeros((2, 2))], -1) * 2 - 1  # instance 0 goes on behind instance 1
+    centre = jnp.array([0.25, 0.75])
+    x, y = jnp.meshgrid(centre, centre, indexing="xy")
+    x0 = jnp.where(left > 0, 0.0, 0.5)
+    box = jnp.stack([x0 - x, -y, 1 - x, 1 - y], -1)
+    truth = targets()
+    parts = dense_losses(dense(visible, 20.0 * hidden, box), names, truth)
+    assert all(value == pytest.approx(0, abs=1e-3) for value in parts.values()), parts
+    worse = dense_losses(dense(visible[:, ::-1], 20.0 * hidden[:, ::-1], box + 0.5), names, truth)
+    assert all(value > 0.5 for value in worse.values()), worse
+    assert worse["dense_box"] == pytest.approx(4 * 0.5)
+
+
+def test_unknown_labels_are_left_out():
+    truth = targets(labels={"category": jnp.array([[-1, -1]], jnp.int32)})
+    parts = dense_losses(dense(jnp.ones((2, 2, 2)), jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 4))), {"category": jnp.eye(2)}, truth)
+    assert parts["dense_category"] == 0
+
+
+def test_the_total_is_the_weighted_sum():
+    parts = {n: jnp.array(float(10**i)) for i, n in enumerate(
+        ("modal", "amodal", "type", "presence", "slot_presence", "slots", "iou", "slot_iou", "dense_a", "dense_b")
+    )}  # fmt: skip
+    config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6)
+    assert total_loss(parts, config) == pytest.approx(1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8)

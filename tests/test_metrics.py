@@ -1,0 +1,140 @@
+import json
+
+import numpy as np
+import pytest
+
+from r2sm_jax.metrics.iou import IoU, overlap
+from r2sm_jax.metrics.mask_type import calibration_error, mask_type_scores
+from r2sm_jax.metrics.report import markdown, percent, score_query, split_figures, write_report
+
+
+def mask(*rows: str) -> np.ndarray:
+    return np.array([[c == "#" for c in row] for row in rows])
+
+
+EMPTY = mask("....", "....")
+LEFT = mask("##..", "##..")
+TOP = mask("####", "....")
+
+
+def score(predicted, truth, *, wants="modal", probability=0.0, keyword="modal", ignore=None, query=1):
+    return score_query(
+        query_id=query, image_id=1, mask_type=wants, probability=probability, keyword=keyword,
+        predicted=predicted, truth=truth, ignore=ignore,
+    )  # fmt: skip
+
+
+def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
+    assert overlap(LEFT, TOP) == (2, 6)
+    assert overlap(LEFT, TOP, mask("#...", "#...")) == (1, 4)
+    assert overlap(LEFT, TOP, ~EMPTY) == (0, 0)
+
+
+def test_giou_is_the_mean_and_ciou_the_ratio_of_sums():
+    total = IoU()
+    for pair in ((2, 6), (8, 8), (0, 6)):
+        total.add(*pair)
+    assert total.giou == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
+    assert total.ciou == pytest.approx(10 / 20)
+
+
+def test_empty_truth_scores_one_when_nothing_is_predicted_and_nought_otherwise():
+    right, wrong = IoU(), IoU()
+    right.add(*overlap(EMPTY, EMPTY))
+    wrong.add(*overlap(LEFT, EMPTY))
+    assert (right.giou, wrong.giou) == (1.0, 0.0)
+    both = IoU([4], [4])
+    both.merge(right)
+    assert both.ciou == pytest.approx(1)  # nothing is added to either sum
+    both.merge(wrong)
+    assert both.ciou == pytest.approx(4 / 8)  # false positives are added to the union
+
+
+def test_no_queries_have_no_score():
+    assert (IoU().giou, IoU().ciou) == (None, None)
+
+
+def test_merging_in_any_order_is_exact():
+    rng = np.random.default_rng(0)
+    pairs = [(int(i), int(i + j)) for i, j in rng.integers(0, 1000, (50, 2))]
+    whole, parts = IoU(), IoU()
+    for pair in pairs:
+        whole.add(*pair)
+    for part in (pairs[30:], pairs[:30]):
+        parts.merge(IoU([i for i, _ in part], [u for _, u in part]))
+    assert parts.ciou == whole.ciou and parts.giou == pytest.approx(whole.giou, abs=1e-12)
+
+
+def test_the_predicted_type_chooses_the_mask():
+    predicted, truth = (LEFT, LEFT | TOP), (TOP, LEFT | TOP)
+    said_modal = score(predicted, truth, wants="amodal", probability=0.2)
+    said_amodal = score(predicted, truth, wants="amodal", probability=0.9)
+    undecided = score(predicted, truth, wants="amodal", probability=None)
+    assert said_modal.chosen == said_modal.modal == (4, 6)
+    assert said_amodal.chosen == said_amodal.amodal == (6, 6)
+    assert undecided.chosen == undecided.modal
+    assert score(predicted, truth, wants="modal", probability=0.9).chosen == (4, 6)
+
+
+def test_occluded_iou_leaves_the_visible_truth_out():
+    truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
+    predicted = mask("##..", "##.."), mask("###.", "##..")  # one of them is found, two pixels are wrong
+    assert score(predicted, truth, wants="amodal", probability=0.9).occluded == (1, 4)
+    assert score(predicted, truth, wants="amodal", probability=0.1).occluded == (0, 4)
+    ignore = mask("....", "##..")
+    assert score(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded == (1, 2)
+    assert score(predicted, truth, wants="modal", probability=0.9).occluded is None
+    assert score(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
+
+
+def test_mask_type_scores_by_hand():
+    probability = np.array([0.9, 0.8, 0.7, 0.4, 0.3, 0.1])
+    wants = np.array([True, True, False, True, False, False])  # tp 2, fp 1, fn 1, tn 2
+    scores = mask_type_scores(probability, wants)
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    assert scores["f1"] == pytest.approx(4 / 6)
+    assert scores["mcc"] == pytest.approx((2 * 2 - 1 * 1) / np.sqrt(3 * 3 * 3 * 3))
+
+
+def test_mask_type_scores_where_they_are_undefined():
+    assert set(mask_type_scores(np.zeros(0), np.zeros(0, bool)).values()) == {None}
+    all_modal = mask_type_scores(np.array([0.1, 0.2]), np.array([False, False]))
+    assert (all_modal["accuracy"], all_modal["f1"], all_modal["mcc"]) == (1, None, None)
+
+
+def test_calibration_error_by_hand():
+    # Confidences 0.92 and 0.94 share a bin in which one of two is right; 0.6 stands alone and is right.
+    probability, wants = np.array([0.92, 0.06, 0.6]), np.array([True, True, True])
+    assert calibration_error(probability, wants) == pytest.approx(2 / 3 * abs(0.93 - 0.5) + 1 / 3 * abs(0.6 - 1))
+    assert calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0
+
+
+def test_split_figures_put_references_beside_the_decision():
+    predicted, truth = (LEFT, LEFT | TOP), (LEFT, LEFT | TOP)
+    results = [
+        score(predicted, truth, wants="modal", probability=0.1, keyword="amodal", query=1),
+        score(predicted, truth, wants="amodal", probability=0.2, keyword="amodal", query=2),
+    ]
+    figures = split_figures(results)
+    wrong = 4 / 6
+    assert figures["all"]["giou"] == pytest.approx((1 + wrong) / 2, abs=1e-5)
+    assert figures["modal"]["giou"] == pytest.approx(1, abs=1e-5)
+    assert figures["amodal"]["giou"] == pytest.approx(wrong, abs=1e-5)
+    assert figures["mask_type"]["accuracy"] == 0.5
+    giou = {name: figures["references"][name]["giou"] for name in figures["references"]}
+    assert giou["oracle_type"] == pytest.approx(1, abs=1e-5)
+    for name in ("always_modal", "always_amodal", "keyword"):
+        assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
+
+
+def test_a_report_is_written_as_json_and_markdown(tmp_path):
+    figures = split_figures([score((LEFT, LEFT), (LEFT, LEFT), probability=None)])
+    meta = {"source": "json:x.json", "step": 7, "variant": "lisa", "resolution": "original", "threshold": 0.0}
+    report = {"splits": {"val": figures}, "meta": meta}
+    write_report(report, tmp_path / "new" / "folder")
+    assert json.loads((tmp_path / "new/folder/report.json").read_text()) == report
+    page = (tmp_path / "new/folder/report.md").read_text()
+    assert page == markdown(report) and "json:x.json" in page and "step 7" in page and "lisa" in page
+    row = next(line for line in page.splitlines() if line.startswith("| val | 1 |"))
+    assert "100.00" in row and "–" in row  # what is undefined is a dash, not a nought
+    assert percent(0.12345) == "12.35" and percent(None) == "–"

