@@ -1,6 +1,6 @@
 """One frozen dataclass tree holds a whole experiment; a config file returns one, and flags override its fields.
 
-    python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
+python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
 """
 
 import dataclasses
@@ -34,14 +34,16 @@ class DataConfig:
     """scenes (procedural) or json:FILE (a COCO-style file with queries)."""
     images: str | None = None
     """Folder of the images of a json source; default: beside the file."""
-    scenes: int = 4096
+    scenes: int = 8192
     """Procedural training scenes."""
     seed: int = 0
     """Of the procedural scenes. Not the training seed: the data stays the same across runs."""
-    queries: int = 8
+    queries: int = 4
     """Queries an image and step."""
     instances: int = 8
     """Instances an image that are supervised; those that a query means come first."""
+    token_drop: float = 0.25
+    """Share of a query's tokens that the mask-type head does not see, drawn anew at each visit."""
     mirror: bool = True
     """Mirror half of the images; queries that say left or right are left out then."""
 
@@ -50,16 +52,16 @@ class DataConfig:
 class LoopConfig:
     """The training loop."""
 
-    steps: int = 2000
+    steps: int = 2500
     batch_size: int = 16
     """Images a step, over all devices."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
     """Steps."""
-    evaluate_every: int = 500
+    evaluate_every: int = 625
     """Steps between quick evaluations with sample sheets."""
-    checkpoint_every: int = 500
+    checkpoint_every: int = 625
     """Steps."""
     evaluate_samples: int = 64
     """Images of the validation split in a quick evaluation."""
@@ -104,7 +106,9 @@ def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | No
         name = arg.split("=")[0].replace("_", "-")
         if arg.startswith("--") and name not in known and name.replace("--no-", "--").replace(".no-", ".") not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)")
+            raise InputError(
+                f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)"
+            )
     extra = {} if default is None else {"default": default}
     return tyro.cli(cls, args=list(args), prog=prog, **extra)
 
@@ -159,10 +163,13 @@ def check_config(config: Config) -> Config:
     vision = config.model.vision
     if vision.image_size % vision.patch_size:
         raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size {vision.patch_size}"
+            f"--model.vision.image-size {vision.image_size} is not a multiple of "
+            f"--model.vision.patch-size {vision.patch_size}"
         )
     if vision.stem == "conv" and vision.patch_size not in (8, 16):
-        raise InputError(f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16")
+        raise InputError(
+            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
+        )
     for name, dim, heads in (
         ("vision", vision.dim, vision.heads), ("decoder", config.model.decoder.dim, config.model.decoder.heads)
     ):  # fmt: skip

@@ -122,34 +122,48 @@ def _score(
             probability = None if predictor.config.head == NO_HEAD else float(probabilities[k])
             results.append(
                 score_query(
-                    query_id=query.id, image_id=sample.image_id, mask_type=query.mask_type, probability=probability,
-                    keyword=keyword_mask_type(query.text), predicted=predicted, truth=truth, ignore=ignore,
-                )  # fmt: skip
+                    query_id=query.id,
+                    image_id=sample.image_id,
+                    mask_type=query.mask_type,
+                    probability=probability,
+                    keyword=keyword_mask_type(query.text),
+                    predicted=predicted,
+                    truth=truth,
+                    ignore=ignore,
+                )
             )
             if len(panels) < sheet_rows and k == len(panels) % max(count, 1):
                 amodal_probability = 0.5 if probability is None else probability
                 panels.append(
                     prediction_row(
-                        sample.image, query.text, query.mask_type, (truth[0], truth[1] & ~truth[0]),
-                        "amodal" if amodal_probability > 0.5 else "modal", amodal_probability,
+                        sample.image,
+                        query.text,
+                        query.mask_type,
+                        (truth[0], truth[1] & ~truth[0]),
+                        "amodal" if amodal_probability > 0.5 else "modal",
+                        amodal_probability,
                         (predicted[0], predicted[1] & ~predicted[0]),
-                    )  # fmt: skip
+                    )
                 )
 
 
-def make_report(
-    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int
-) -> dict[str, Any]:
+def make_report(predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int) -> dict[str, Any]:
     """Evaluates every split. See DESIGN: `report.json`."""
     splits = {}
     for name, source in sources.items():
         predictor.texts.add(q.text for row in rows_of(source) for q in row.queries)
         splits[name] = split_figures(evaluate_split(predictor, source)[0])
     meta = {
-        "source": spec, "step": step, "variant": "lisa", "resolution": "original", "threshold": 0.0,
-        "head": predictor.config.head, "images": {n: len(s) for n, s in sources.items()},
-        "language_model_sha256": predictor.texts.sha256, "version": r2sm_jax.__version__,
-    }  # fmt: skip
+        "source": spec,
+        "step": step,
+        "variant": "lisa",
+        "resolution": "original",
+        "threshold": 0.0,
+        "head": predictor.config.head,
+        "images": {n: len(s) for n, s in sources.items()},
+        "language_model_sha256": predictor.texts.sha256,
+        "version": r2sm_jax.__version__,
+    }
     return {"splits": splits, "meta": meta}
 
 

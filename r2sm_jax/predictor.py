@@ -85,7 +85,9 @@ class Predictor:
         def answer(weights, image, valid, text, text_mask):
             model: R2SM = nnx.merge(graphdef, weights)
             out = model(image, valid, text, text_mask)
-            amodal, slots = (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
+            amodal, slots = (
+                (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
+            )
             return Answers(
                 jax.nn.sigmoid(out.type_logit), out.modal, amodal, out.iou,
                 out.slot_modal, slots, jax.nn.sigmoid(out.slot_presence),
@@ -144,7 +146,9 @@ class Predictor:
             size = next(b for b in QUERY_BUCKETS if b >= len(part))
             answers = self.answer(frame, valid, [part + [part[0]] * (size - len(part))])
             probability = self.probabilities(answers.probability[0, : len(part)], part, [None] * len(part))
-            found += [self._prediction(part[i], float(probability[i]), answers, i, box, mask_type) for i in range(len(part))]
+            found += [
+                self._prediction(part[i], float(probability[i]), answers, i, box, mask_type) for i in range(len(part))
+            ]
         return found
 
     def _prediction(

@@ -1,7 +1,7 @@
 """Run folders: made by training, opened by everything else.
 
-    runs/20260102-030405/   config.json  checkpoints/  metrics.jsonl  events.*  samples/  report.json  report.md
-    runs/latest             points at the newest
+runs/20260102-030405/   config.json  checkpoints/  metrics.jsonl  events.*  samples/  report.json  report.md
+runs/latest             points at the newest
 """
 
 import json
@@ -23,7 +23,14 @@ from r2sm_jax.training.state import TrainState, init_state, split_model
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
-MAY_CHANGE = ("resume", "run", "train.log_every", "train.checkpoint_every", "train.evaluate_every", "train.report_samples")
+MAY_CHANGE = (
+    "resume",
+    "run",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.evaluate_every",
+    "train.report_samples",
+)
 """Fields that a resumed run may set anew: they do not touch the parameters."""
 
 
@@ -49,7 +56,9 @@ def read_config(folder: Path) -> Config:
     try:
         return from_json(Config, json.loads(path.read_text()), str(path))
     except FileNotFoundError:
-        raise InputError(f"{folder}: not a run folder, since config.json is missing; give one that train wrote") from None
+        raise InputError(
+            f"{folder}: not a run folder, since config.json is missing; give one that train wrote"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: not a readable configuration ({error}); restore it or train again") from None
 
@@ -70,7 +79,9 @@ def start_folder(config: Config) -> Path:
         found = differences(to_json(read_config(folder)), to_json(config))
         found = [d for d in found if d.split(" ")[0] not in MAY_CHANGE]
         if found:
-            raise InputError(f"{folder} was trained with another configuration: {'; '.join(found)}; use these or another --run")
+            raise InputError(
+                f"{folder} was trained with another configuration: {'; '.join(found)}; use these or another --run"
+            )
         return folder
     folder = Path(config.run) if config.run else RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / "config.json").exists():

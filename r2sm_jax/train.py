@@ -37,10 +37,11 @@ SHEET_ROWS = 6
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source."""
-    data = config.data
+    """One split of the run's data source. Training scenes get as many queries as a step asks of them."""
+    data, size = config.data, config.model.vision.image_size
+    queries = data.queries if split == "train" else 8
     return open_source(
-        data.source, split, count=count, seed=data.seed, size=config.model.vision.image_size, images_dir=data.images
+        data.source, split, count=count, seed=data.seed, size=size, queries=queries, images_dir=data.images
     )
 
 
@@ -83,7 +84,9 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State) -> tup
         return params, constants
     other = read_config(Path(config.init))
     if other.model != config.model:
-        raise InputError(f"--init {config.init}: its model differs from this configuration's; use the same --model flags")
+        raise InputError(
+            f"--init {config.init}: its model differs from this configuration's; use the same --model flags"
+        )
     weights = open_run(Path(config.init)).predictor.weights
     print(f"weights from {config.init}", flush=True)
     loaded = nnx.split_state(weights, nnx.Param, ...)
@@ -136,7 +139,13 @@ def train(config: Config) -> Path:
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     assemble = Assemble(
-        texts, texts.longest, config.data.queries, config.data.instances, config.model.decoder.slots, config.data.mirror
+        text_states=texts,
+        tokens=texts.longest,
+        queries=config.data.queries,
+        instances=config.data.instances,
+        slots=config.model.decoder.slots,
+        mirror=config.data.mirror,
+        token_drop=config.data.token_drop,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
 
 import json
@@ -20,9 +21,8 @@ from jaxtyping import install_import_hook
 
 # Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
 # float, as type checkers have it.
-CHECKED = ("models", "training", "metrics", "predictor", "runs", "config", "train", "evaluate", "predict") + tuple(
-    f"data.{name}" for name in ("pipeline", "transforms", "masks", "sources", "schema", "sheet")
-)
+CHECKED = ["models", "training", "metrics", "predictor", "runs", "config", "train", "evaluate", "predict"]
+CHECKED += [f"data.{name}" for name in ("pipeline", "transforms", "masks", "sources", "schema", "sheet")]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
@@ -90,7 +90,9 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
     from r2sm_jax.data.sources import open_source
 
     folder.mkdir(parents=True)
-    texts = [q.text.lower() for sample in map(open_source("scenes", count=30).__getitem__, range(30)) for q in sample.queries]
+    texts = [
+        q.text.lower() for sample in map(open_source("scenes", count=30).__getitem__, range(30)) for q in sample.queries
+    ]
     words = Counter(word for text in texts for word in "".join(c if c.isalpha() else " " for c in text).split())
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,;:?!'-()"
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
@@ -102,7 +104,13 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    special = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128} | special)
     )
@@ -143,15 +151,19 @@ def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def tiny_flags(bert_folder) -> list[str]:
     """Flags of a run that trains a step in milliseconds."""
-    values = {
-        "model.text.name": bert_folder, "model.text.layers": "1 2", "model.text.dim": WIDTH, "model.text.max-tokens": 24,
-        "model.vision.image-size": 32, "model.vision.patch-size": 8, "model.vision.dim": 32, "model.vision.depth": 1,
-        "model.vision.heads": 2, "model.vision.mlp-dim": 64, "model.vision.out-dim": 32, "model.decoder.dim": 32,
-        "model.decoder.depth": 1, "model.decoder.heads": 2, "model.decoder.mlp-dim": 64, "model.decoder.fine-dim": 16,
-        "model.decoder.mask-dim": 8, "model.decoder.slots": 2, "data.scenes": 8, "data.queries": 2,
-        "data.instances": 4, "train.steps": 4, "train.batch-size": 8, "train.log-every": 1,
-        "optimizer.name": "adamw", "train.evaluate-every": 2, "train.checkpoint-every": 1, "train.evaluate-samples": 2, "train.report-samples": 2,
+    model = {
+        "text.name": bert_folder, "text.layers": "1 2", "text.dim": WIDTH, "text.max-tokens": 24,
+        "vision.image-size": 32, "vision.patch-size": 8, "vision.dim": 32, "vision.depth": 1, "vision.heads": 2,
+        "vision.mlp-dim": 64, "vision.out-dim": 32, "decoder.dim": 32, "decoder.depth": 1, "decoder.heads": 2,
+        "decoder.mlp-dim": 64, "decoder.fine-dim": 16, "decoder.mask-dim": 8, "decoder.slots": 2,
     }  # fmt: skip
+    loop = {
+        "steps": 4, "batch-size": 8, "log-every": 1, "evaluate-every": 2, "checkpoint-every": 1,
+        "evaluate-samples": 2, "report-samples": 2,
+    }  # fmt: skip
+    values = {f"model.{name}": value for name, value in model.items()}
+    values |= {f"train.{name}": value for name, value in loop.items()}
+    values |= {"data.scenes": 8, "data.queries": 2, "data.instances": 4, "optimizer.name": "adamw"}
     return [word for flag, value in values.items() for word in (f"--{flag}", *str(value).split())]
 
 

@@ -182,7 +182,9 @@ def test_an_unknown_amodal_mask_is_skipped():
 
 
 def test_without_a_head_one_mask_learns_whatever_is_asked_for():
-    assert losses(tokens([(LEFT, EMPTY), (RIGHT, EMPTY)]), targets(), head="none")["modal"] == pytest.approx(0, abs=1e-5)
+    assert losses(tokens([(LEFT, EMPTY), (RIGHT, EMPTY)]), targets(), head="none")["modal"] == pytest.approx(
+        0, abs=1e-5
+    )
     truth = targets(wants_amodal=jnp.array([[True, True]]))
     assert losses(tokens([(FULL, EMPTY), (RIGHT, EMPTY)]), truth, head="none")["modal"] == pytest.approx(0, abs=1e-5)
     assert gradient_of_kernels(targets(), LossConfig(), "none") == [[True, False], [True, False]]
@@ -269,7 +271,9 @@ def test_dense_losses_vanish_for_right_answers():
 
 def test_unknown_labels_are_left_out():
     truth = targets(labels={"category": jnp.array([[-1, -1]], jnp.int32)})
-    parts = dense_losses(dense(jnp.ones((2, 2, 2)), jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 4))), {"category": jnp.eye(2)}, truth)
+    parts = dense_losses(
+        dense(jnp.ones((2, 2, 2)), jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 4))), {"category": jnp.eye(2)}, truth
+    )
     assert parts["dense_category"] == 0
 
 

@@ -25,7 +25,9 @@ def make(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0):
     graphdef, state = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)))
     rng = np.random.default_rng(seed)
     state = jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(np.float32), state)
-    answer = jax.jit(lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(image, valid, text, text_mask))
+    answer = jax.jit(
+        lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(image, valid, text, text_mask)
+    )
     return lambda **inputs: answer(state, **inputs)
 
 
@@ -129,7 +131,9 @@ def test_a_window_sees_nothing_outside_it():
 def test_relative_positions_start_without_effect_and_then_matter():
     config = replace(VISION, depth=1, relative_positions=True)
     attention = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
-    plain = VisionEncoder(replace(config, relative_positions=False), dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
+    plain = (
+        VisionEncoder(replace(config, relative_positions=False), dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
+    )
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 4, 32)), jnp.float32)
     np.testing.assert_allclose(attention(x), plain(x), atol=1e-6)
     table = np.zeros((7, 16), np.float32)
@@ -142,7 +146,9 @@ def test_relative_positions_start_without_effect_and_then_matter():
 
 def test_masks_are_dot_products_of_kernels_and_pixels():
     rng = np.random.default_rng(0)
-    kernels, biases, pixels = (rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 6, 6, 5)))
+    kernels, biases, pixels = (
+        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 6, 6, 5))
+    )
     out = draw_masks(jnp.asarray(kernels), jnp.asarray(biases), jnp.asarray(pixels))
     wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, pixels) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
@@ -156,7 +162,8 @@ def test_masks_are_dot_products_of_kernels_and_pixels():
 def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
     rng = np.random.default_rng(seed)
     kernels, biases, pixels, presence = (
-        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4), (1, 2, 3))
+        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32)
+        for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4), (1, 2, 3))
     )
     modal, amodal = draw_pair(MaskTokens(kernels, biases, presence, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()
@@ -239,7 +246,9 @@ def test_references_read_the_sentence_or_the_truth():
     assert answers == {"keyword": "amodal", "always_modal": "modal", "always_amodal": "amodal", "oracle": "modal"}
 
 
-@pytest.mark.parametrize(("name", "hint"), [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")]
+)
 def test_an_unknown_head_offers_the_nearest(name, hint):
     with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):
         heads.check_head(name)

@@ -12,7 +12,9 @@ from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer, schedul
 from r2sm_jax.training.state import init_state, split_model
 
 CONFIG = ModelConfig(
-    VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24, relative_positions=True),
+    VisionConfig(
+        image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24, relative_positions=True
+    ),
     TextConfig(layers=(1,), max_tokens=6, dim=20),
     DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
 )
@@ -42,7 +44,9 @@ def test_constants_are_no_parameters():
     _, params, constants = split_model(CONFIG, 0)
     kinds = {type(v) for _, v in nnx.to_flat_state(constants)}
     assert kinds == {Buffer} and {type(v) for _, v in nnx.to_flat_state(params)} == {nnx.Param}
-    assert len(jax.tree.leaves(params)) + len(jax.tree.leaves(constants)) == len(jax.tree.leaves(nnx.state(R2SM(CONFIG, rngs=nnx.Rngs(0)))))
+    assert len(jax.tree.leaves(params)) + len(jax.tree.leaves(constants)) == len(
+        jax.tree.leaves(nnx.state(R2SM(CONFIG, rngs=nnx.Rngs(0))))
+    )
 
 
 @BOTH
@@ -91,7 +95,9 @@ def test_muon_updates_of_matrices_are_nearly_orthogonal():
 
 def small_params(seed: int = 0) -> nnx.State:
     rng = np.random.default_rng(seed)
-    return nnx.State({n: nnx.Param(jnp.asarray(rng.normal(size=s), jnp.float32)) for n, s in (("kernel", (4, 3)), ("bias", (3,)))})
+    return nnx.State(
+        {n: nnx.Param(jnp.asarray(rng.normal(size=s), jnp.float32)) for n, s in (("kernel", (4, 3)), ("bias", (3,)))}
+    )
 
 
 @BOTH
@@ -102,7 +108,7 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
     for scale in (1.0, 1e6):
         grads = jax.tree.map(lambda g, scale=scale: g * scale, small_params(1))
         updates = names(optimizer.update(grads, state, params)[0])
-        wanted = updates if scale == 1.0 else wanted  # noqa: F821
+        wanted = updates if scale == 1.0 else wanted
         for key in updates:
             np.testing.assert_allclose(updates[key], wanted[key], rtol=1e-4)
 

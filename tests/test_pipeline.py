@@ -41,7 +41,9 @@ def prepared(one: Sample | None = None) -> Prepared:
 def states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Text states that tell which text they are of."""
     lengths = np.array([len(t) for t in texts])
-    return np.tile(lengths[:, None, None, None], (1, tokens, 2, 4)).astype(np.float16), np.ones((len(texts), tokens), bool)
+    return np.tile(lengths[:, None, None, None], (1, tokens, 2, 4)).astype(np.float16), np.ones(
+        (len(texts), tokens), bool
+    )
 
 
 def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
@@ -112,10 +114,11 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "image": ("u1", (SIZE, SIZE, 3)), "valid": ("?", (SIZE, SIZE)), "modal": ("u1", (3, CELLS, CELLS)),
         "amodal": ("u1", (3, CELLS, CELLS)), "amodal_known": ("?", (3,)), "boxes": ("f4", (3, 4)),
         "loss_valid": ("u1", (CELLS, CELLS)), "members": ("?", (4, 3)), "slots": ("i4", (4, 2)),
-        "wants_amodal": ("?", (4,)), "query_valid": ("?", (4,)), "text": ("f2", (4, 3, 2, 4)), "text_mask": ("?", (4, 3)),
-        "index": ("i4", ()),
+        "wants_amodal": ("?", (4,)), "query_valid": ("?", (4,)), "text": ("f2", (4, 3, 2, 4)),
+        "text_mask": ("?", (4, 3)), "index": ("i4", ()),
     }  # fmt: skip
-    assert {k: (np.dtype(t), s) for k, (t, s) in wanted.items()} == {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
+    found = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
+    assert found == {k: (np.dtype(t), s) for k, (t, s) in wanted.items()}
     assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(VOCABULARY, (np.dtype("i4"), (3,)))
 
 
@@ -159,7 +162,9 @@ def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     for name in ("modal", "amodal"):
         np.testing.assert_array_equal(e[name][:2], getattr(p, name)[:, :, ::-1])
     assert (e["modal"] <= e["amodal"]).all()
-    np.testing.assert_allclose(e["boxes"][:2], np.stack([1 - p.boxes[:, 2], p.boxes[:, 1], 1 - p.boxes[:, 0], p.boxes[:, 3]], 1))
+    np.testing.assert_allclose(
+        e["boxes"][:2], np.stack([1 - p.boxes[:, 2], p.boxes[:, 1], 1 - p.boxes[:, 0], p.boxes[:, 3]], 1)
+    )
     columns = np.flatnonzero(e["amodal"][0].any(0))
     assert columns[0] / CELLS == pytest.approx(e["boxes"][0, 0], abs=1.5 / CELLS)
 
@@ -190,7 +195,9 @@ def source():
 
 
 def batches(source, seed: int = 0):
-    return training_batches(source, Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True), batch_size=2, seed=seed)
+    return training_batches(
+        source, Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True), batch_size=2, seed=seed
+    )
 
 
 def same(a: dict, b: dict) -> bool:

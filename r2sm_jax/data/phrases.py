@@ -127,9 +127,7 @@ class Scene:
                 pattern = pick(self.rng, before_words)
         return " ".join(word for word in (pattern, colour, noun) if word) + after
 
-    def singular(
-        self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: str
-    ) -> Phrase:
+    def singular(self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: str) -> Phrase:
         """A phrase for one thing: "the" and `bare`."""
         many = is_plural(noun)
         owner = f"the {bare}'" if bare.endswith("s") and many else f"the {bare}'s"
@@ -363,9 +361,7 @@ class Scene:
             options += [(None, None), (None, None)]
         colour, pattern = option = pick(rng, options)
         found = self.matching(ids, *option)
-        unknown = any(
-            (colour and not self.things[i].colour) or (pattern and not self.things[i].pattern) for i in found
-        )
+        unknown = any((colour and not self.things[i].colour) or (pattern and not self.things[i].pattern) for i in found)
         most = 50 if option == (None, None) else 5
         if not 2 <= len(found) <= most or unknown or (noun in THINGS and most == 50):
             return None

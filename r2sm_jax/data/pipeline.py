@@ -15,6 +15,7 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
     query_valid   bool  [b k]         False on padding
     text          f16   [b k t l e]   frozen token states
     text_mask     bool  [b k t]
+    type_mask     bool  [b k t]       the tokens that the mask-type head sees: some are dropped
     index         int   [b]           position in the source
 """
 
@@ -140,6 +141,7 @@ class Assemble:
     instances: int
     slots: int
     mirror: bool
+    token_drop: float = 0.0
 
     def __call__(self, item: tuple[int, Prepared], rng: np.random.Generator) -> Batch:
         index, p = item
@@ -184,11 +186,20 @@ class Assemble:
             "query_valid": query_valid,
             "text": text,
             "text_mask": text_mask,
+            "type_mask": self._drop(text_mask, rng),
             "index": np.int32(index),
         }
 
+    def _drop(self, text_mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Hides random tokens, never the first, so that no single word can carry the decision."""
+        kept = text_mask & (rng.random(text_mask.shape) >= self.token_drop)
+        kept[:, 0] = text_mask[:, 0]
+        return kept
 
-def training_batches(source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int) -> grain.DatasetIterator:
+
+def training_batches(
+    source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int
+) -> grain.DatasetIterator:
     """An endless, reshuffled, resumable iterator of batches."""
     dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat().random_map(assemble).batch(batch_size)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)))

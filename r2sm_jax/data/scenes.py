@@ -101,9 +101,7 @@ def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
     placed = arrange(rng)
     scale = size / UNIT
     if size == UNIT:
-        sprites = [
-            replace(p.thing.sprite, x=p.thing.sprite.x + p.x, y=p.thing.sprite.y + p.y) for p in placed
-        ]
+        sprites = [replace(p.thing.sprite, x=p.thing.sprite.x + p.x, y=p.thing.sprite.y + p.y) for p in placed]
     else:
         sprites = [paint(p.thing.figure, scale, p.x * scale, p.y * scale) for p in placed]
     canvas = backdrop.paint(size)
@@ -213,9 +211,7 @@ class Table:
 
     def pick_victim(self, rng: np.random.Generator) -> int | None:
         """An object that is free and may be hidden: one meant to be, else one that hides none, else any."""
-        free = [
-            k for k, p in enumerate(self.placed) if p.thing.kind.role != "free" and self.occlusion(k) < 0.04
-        ]
+        free = [k for k, p in enumerate(self.placed) if p.thing.kind.role != "free" and self.occlusion(k) < 0.04]
         wanted = [k for k in free if self.placed[k].thing.kind.role == "hide"]
         alone = [k for k in free if not self.placed[k].on_top]
         choice = wanted or alone or (free if rng.random() < 0.2 else [])

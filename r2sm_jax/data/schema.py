@@ -73,9 +73,7 @@ class Dataset:
     `info`.
     """
 
-    def __init__(
-        self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]
-    ) -> None:
+    def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
         self.path = path
         self.sha256 = sha256
         self.info: Mapping[str, Any] = records.get("info") or {}
@@ -131,9 +129,7 @@ class Dataset:
             if (folder / name).is_file():
                 return folder / name
         places = " or ".join(str(folder) for folder in self._image_dirs)
-        raise InputError(
-            f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR"
-        )
+        raise InputError(f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR")
 
     def subset(self, indices: Sequence[int]) -> "Dataset":
         """The same dataset with just these images, in this order."""
@@ -180,9 +176,7 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such dataset file; check the path") from error
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot read the dataset file ({error.strerror}); check the path"
-        ) from error
+        raise InputError(f"{path}: cannot read the dataset file ({error.strerror}); check the path") from error
     try:
         records = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -191,9 +185,7 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     if images_dir is not None:
         folders = (Path(images_dir),)
         if not folders[0].is_dir():
-            raise InputError(
-                f"{images_dir}: there is no such image folder; give the one with the images of {path}"
-            )
+            raise InputError(f"{images_dir}: there is no such image folder; give the one with the images of {path}")
     else:
         folders = (path.parent, path.parent / "images")
     dataset = Dataset(path, hashlib.sha256(content).hexdigest(), records, folders)
@@ -220,9 +212,7 @@ def load_json_split(
         if (path / f"{split}.json").is_file():
             return read_json(path / f"{split}.json", images_dir)
         there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
-        raise InputError(
-            f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits"
-        )
+        raise InputError(f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits")
     dataset = read_json(path, images_dir)
     if split == "all":
         return dataset
@@ -248,9 +238,7 @@ def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None)
     names: dict[str, int] = {}
     for sample in samples:
         height, width = sample.image.shape[:2]
-        images.append(
-            {"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width}
-        )
+        images.append({"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width})
         new_ids: dict[int, int] = {}
         for instance in sample.instances:
             new_ids[instance.id] = len(annotations) + 1

@@ -73,9 +73,7 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
         visible = masks.union((instance.modal for instance in meant), shape)
         whole = masks.union((i.modal if i.amodal is None else i.amodal for i in meant), shape)
         occluded = whole & ~visible
-        row.append(
-            Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type)
-        )
+        row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
     return row
 
 
@@ -107,9 +105,7 @@ def prediction_row(
     ]
 
 
-def draw_sheet(
-    rows: Sequence[Sequence[Panel]], title: str = "", scale: int = 2
-) -> UInt8[np.ndarray, "height width 3"]:
+def draw_sheet(rows: Sequence[Sequence[Panel]], title: str = "", scale: int = 2) -> UInt8[np.ndarray, "height width 3"]:
     """Draws rows of panels, with a title and a legend above, at `scale` pixels a point."""
     columns = max((len(row) for row in rows), default=1)
     width = 2 * _MARGIN + columns * _CELL + (columns - 1) * _GAP
@@ -157,9 +153,7 @@ class _Pen:
     def width(self, text: str, size: float, bold: bool = False) -> float:
         return self.font(size, bold).getlength(text) / self.scale
 
-    def text(
-        self, x: float, y: float, text: str, size: float, colour, bold: bool = False, anchor: str = "ls"
-    ):
+    def text(self, x: float, y: float, text: str, size: float, colour, bold: bool = False, anchor: str = "ls"):
         self.draw.text((self.px(x), self.px(y)), text, colour, self.font(size, bold), anchor=anchor)
 
     def lines(self, x: float, y: float, lines: Sequence[str], size: float, colour) -> None:
@@ -179,11 +173,7 @@ class _Pen:
                 if lines[-1]:
                     lines.append("")
                 while len(word) > 1 and self.width(word, size) > width:  # no blank to break at: cut
-                    fits = next(
-                        n
-                        for n in range(len(word) - 1, 0, -1)
-                        if n == 1 or self.width(word[:n], size) <= width
-                    )
+                    fits = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or self.width(word[:n], size) <= width)
                     lines[-1] = word[:fits]
                     lines.append("")
                     word = word[fits:]
@@ -331,9 +321,7 @@ def _choose(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
 def _target_caption(meant: Sequence[Instance]) -> str:
     if not meant:
         return "no target"
-    hidden = [
-        masks.area(i.amodal & ~i.modal) / max(1, masks.area(i.amodal)) for i in meant if i.amodal is not None
-    ]
+    hidden = [masks.area(i.amodal & ~i.modal) / max(1, masks.area(i.amodal)) for i in meant if i.amodal is not None]
     if len(hidden) < len(meant):
         share = "amodal mask unknown"
     elif max(hidden):

@@ -66,9 +66,7 @@ class Letterbox:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width, self.size) < 1:
-            raise ValueError(
-                f"a letterbox needs positive sides, not {self.height} x {self.width} in {self.size}"
-            )
+            raise ValueError(f"a letterbox needs positive sides, not {self.height} x {self.width} in {self.size}")
 
     @property
     def resized(self) -> tuple[int, int]:
@@ -183,9 +181,7 @@ def _too_large(path: Path, how: str) -> str:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey; Pillow would clip it at 255
-        return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8)).convert(
-            "RGB"
-        )
+        return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         pixels = np.nan_to_num(np.asarray(image))
         pixels = pixels * 255 if pixels.max() <= 1 else pixels

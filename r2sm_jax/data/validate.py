@@ -21,9 +21,7 @@ def check_records(path: Path, records: Any) -> None:
     Raises InputError for the first thing that is wrong, with `path`, the record and the remedy.
     """
     if not isinstance(records, dict):
-        raise InputError(
-            f"{path}: this is JSON, but not one object with {', '.join(_LISTS)}; give a dataset file"
-        )
+        raise InputError(f"{path}: this is JSON, but not one object with {', '.join(_LISTS)}; give a dataset file")
     for key in _LISTS:
         if not isinstance(records.get(key), list):
             hint = "an empty list where there are none" if key == "queries" else "see the dataset format"
@@ -49,9 +47,7 @@ def _by_id(path: Path, key: str, records: list[dict[str, Any]]) -> dict[int, dic
     found: dict[int, dict[str, Any]] = {}
     for record in records:
         if record["id"] in found:
-            raise bad_record(
-                path, f"{key} id {record['id']}", "it occurs twice", "give every record its own id"
-            )
+            raise bad_record(path, f"{key} id {record['id']}", "it occurs twice", "give every record its own id")
         found[record["id"]] = record
     return found
 
@@ -99,9 +95,7 @@ def _check_annotation(
             raise bad_record(path, record, problem, "write the mask as one of these, or null")
     attributes = annotation.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
-        raise bad_record(
-            path, record, "attributes is not an object of strings", "make it one or leave it out"
-        )
+        raise bad_record(path, record, "attributes is not an object of strings", "make it one or leave it out")
 
 
 def _check_query(
@@ -115,9 +109,7 @@ def _check_query(
         raise bad_record(path, record, problem, 'write "modal" or "amodal"')
     ids = query.get("instance_ids")
     if not isinstance(ids, list):
-        raise bad_record(
-            path, record, "the list instance_ids is missing", "add it ([] where nothing is meant)"
-        )
+        raise bad_record(path, record, "the list instance_ids is missing", "add it ([] where nothing is meant)")
     for number in ids:
         target = annotations.get(number) if _is_id(number) else None
         if target is None:

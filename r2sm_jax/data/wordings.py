@@ -61,8 +61,7 @@ VOCABULARY = {
     "|you need not <guess>|stop short of <guessing>",
     "settle for": "settle for|stop at|content yourself with|confine yourself to|limit yourself to|stick to"
     "|be satisfied with|be happy with|make do with",
-    "guessing": "guessing|inferring|imagining|predicting|estimating|reconstructing|extrapolating|filling in"
-    "|adding",
+    "guessing": "guessing|inferring|imagining|predicting|estimating|reconstructing|extrapolating|filling in|adding",
     "without guessing": "without guessing|without inferring|without imagining|without inventing"
     "|not reconstructing|instead of extrapolating|rather than filling in|no guessing of",
     "back": "restored|added back|filled in|put back|recovered|included",

@@ -85,7 +85,8 @@ def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
         "modal": _figures(by_type["modal"]),
         "amodal": _figures(by_type["amodal"]),
         "mask_type": mask_type_scores(
-            np.array([r.probability for r in decided], float), np.array([r.mask_type == "amodal" for r in decided], bool)
+            np.array([r.probability for r in decided], float),
+            np.array([r.mask_type == "amodal" for r in decided], bool),
         ),
         "references": {
             name: {"giou": total.giou, "ciou": total.ciou}
@@ -102,7 +103,8 @@ def markdown(report: dict[str, Any]) -> str:
         "# R2SM evaluation", "",
         f"`{meta['source']}`, checkpoint at step {meta['step']}, variant `{meta['variant']}`, "
         f"at {meta['resolution']} resolution, mask threshold {meta['threshold']}. All figures are percent.", "",
-        "| split | queries | gIoU all | modal | amodal | cIoU all | modal | amodal | occluded IoU | type accuracy | F1 | MCC | ECE |",
+        "| split | queries | gIoU all | modal | amodal | cIoU all | modal | amodal | occluded IoU "
+        "| type accuracy | F1 | MCC | ECE |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, s in report["splits"].items():

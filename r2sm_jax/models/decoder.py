@@ -146,7 +146,8 @@ class Kernels(NamedTuple):
     weights: Float[Array, "b k q 2 c"]
     biases: Float[Array, "b k q 2"]
 
-    def __getitem__(self, tokens: slice) -> "Kernels":  # type: ignore[override]
+    def of(self, tokens: slice) -> "Kernels":
+        """The kernels of some of the q tokens."""
         return Kernels(self.weights[:, :, tokens], self.biases[:, :, tokens])
 
 

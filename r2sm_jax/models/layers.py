@@ -1,5 +1,7 @@
 """Layers that every module shares: attention, MLP, and a dense layer that is fast on CPU too."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -24,9 +26,7 @@ class MLP(nnx.Module):
     """Dense layers with GELU between them."""
 
     def __init__(self, dims: tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.layers = nnx.List(
-            [Linear(i, o, dtype=dtype, rngs=rngs) for i, o in zip(dims[:-1], dims[1:], strict=True)]
-        )
+        self.layers = nnx.List([Linear(i, o, dtype=dtype, rngs=rngs) for i, o in pairwise(dims)])
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         for layer in self.layers[:-1]:

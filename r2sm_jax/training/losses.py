@@ -12,6 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 from r2sm_jax.models.decoder import MaskTokens, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
+FUSED, SLOTS = slice(0, 1), slice(1, None)
+"""Positions among the mask decoder's tokens."""
+
 
 @dataclass(frozen=True)
 class LossConfig:
@@ -25,6 +28,8 @@ class LossConfig:
     early: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
+    type_smoothing: float = 0.03
+    """Label smoothing of the mask type: keeps probabilities honest on wordings never seen."""
     presence: float = 0.1
     iou: float = 0.1
     dense: float = 0.5
@@ -107,7 +112,7 @@ def query_losses(
     config: LossConfig, *, head: str,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type."""
-    modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels[:1], pixels))
+    modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
     modal_target, amodal_target, known = query_targets(targets)
     valid, area = targets.query_valid, targets.valid[:, None]
     wants = targets.wants_amodal
@@ -118,6 +123,7 @@ def query_losses(
         modal_valid, amodal_valid = valid & ~wants, valid & wants & known
     else:
         modal_valid, amodal_valid = valid, valid & known
+    type_target = wants * (1 - 2 * config.type_smoothing) + config.type_smoothing
     has_target = targets.members.any(-1).astype(jnp.float32)
     iou = jnp.stack([soft_iou(modal, modal_target), soft_iou(amodal, amodal_target)], axis=-1)
     iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
@@ -127,7 +133,7 @@ def query_losses(
         targets_coarse = coarse(modal_target), coarse(amodal_target)
         area_coarse, pixels_coarse = coarse(area), pool_pixels(pixels)
         for kernels in masks.early:
-            pair = (x[:, :, 0] for x in draw_pair(kernels[:1], pixels_coarse))
+            pair = (x[:, :, 0] for x in draw_pair(kernels.of(FUSED), pixels_coarse))
             for logits, target, counts in zip(pair, targets_coarse, (modal_valid, amodal_valid), strict=True):
                 early += masked_mean(mask_loss(logits, target, area_coarse, config.masks), counts)
         early /= len(masks.early)
@@ -135,12 +141,8 @@ def query_losses(
         "early": early,
         "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
         "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "type": masked_mean(
-            optax.sigmoid_binary_cross_entropy(type_logit, wants.astype(jnp.float32)), valid
-        ),
-        "presence": masked_mean(
-            optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid
-        ),
+        "type": masked_mean(optax.sigmoid_binary_cross_entropy(type_logit, type_target), valid),
+        "presence": masked_mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
         "iou": masked_mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
     }
 
@@ -157,7 +159,7 @@ def slot_losses(
 
     Computed at half the mask resolution.
     """
-    modal, amodal = draw_pair(masks.kernels[1:], pool_pixels(pixels))
+    modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
     chosen = jnp.maximum(targets.slots, 0)
     pick = jax.vmap(lambda table, index: table[index])
     modal_table, amodal_table = (

@@ -1,7 +1,8 @@
 """The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, cosine to zero, clipping."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import optax
@@ -14,12 +15,14 @@ class OptimizerConfig:
     """Optimizer and schedule."""
 
     name: Literal["muon", "adamw"] = "muon"
-    """`muon` orthogonalises the update of every matrix (optax.contrib.muon), in three preconditioned Newton-Schulz steps."""
+    """`muon` orthogonalises the update of every matrix (optax.contrib.muon), three Newton-Schulz steps."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
+    """Of AdamW's matrices."""
+    muon_weight_decay: float = 0.01
     warmup_steps: int = 100
     clip: float = 1.0
     """Largest global gradient norm."""
@@ -46,10 +49,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps)
     muon = optax.chain(
         optax.contrib.scale_by_muon(ns_steps=3, preconditioning="aol", weight_dimension_numbers=_dimensions),
-        optax.add_decayed_weights(config.weight_decay),
+        optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )
-    both = {"muon": muon, "adamw": adamw}
+    both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
     return optax.chain(optax.clip_by_global_norm(config.clip), optax.partition(both, _labels))
 
 
@@ -68,8 +71,6 @@ def _labels(params: nnx.State) -> nnx.State:
     return jax.tree.map(lambda m: "muon" if m else "adamw", _is_matrix(params, NOT_MATRICES + NOT_MUON))
 
 
-def _dimensions(params: nnx.State) -> nnx.State:
+def _dimensions(params: Any) -> Any:
     """All axes but the last are a matrix's input."""
-    return jax.tree.map(
-        lambda p: MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1), params
-    )
+    return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1), params)

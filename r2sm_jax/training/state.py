@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: Los
     """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
     targets = make_targets(batch)
     tokens, pixels = model.encode_image(batch["image"], batch["valid"])
-    type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
+    type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=model.config.head)
     parts |= losses.slot_losses(masks, pixels.fine, targets, config)
     projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
@@ -81,7 +81,7 @@ def make_train_step(
 
         (loss, logs), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = cast(nnx.State, optax.apply_updates(state.params, updates))
         logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}
         return TrainState(params, opt_state, state.step + 1), logs
 

@@ -54,9 +54,7 @@ def read_cocoa(sources: Sequence[Path], images_dir: Path | None = None) -> Cocoa
         if type(image_id) is not int or image_id < 0:
             raise InputError(f"{path}: there is no image_id; give an original COCOA annotation")
         if image_id in first_file:
-            found.notes.append(
-                f"{path}: left out, image {image_id} has been read from {first_file[image_id]}"
-            )
+            found.notes.append(f"{path}: left out, image {image_id} has been read from {first_file[image_id]}")
             continue
         first_file[image_id] = path
         image_path = _find_image(path, record, images_dir)
@@ -78,9 +76,7 @@ def _records(sources: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, 
             try:
                 content = json.loads(path.read_bytes())
             except OSError as error:
-                raise InputError(
-                    f"{path}: cannot read the file ({error.strerror}); check its rights"
-                ) from error
+                raise InputError(f"{path}: cannot read the file ({error.strerror}); check its rights") from error
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}: this is not JSON ({error}); give COCOA annotations") from error
             listed = content.get("annotations") if isinstance(content, dict) else None
@@ -105,9 +101,7 @@ def _find_image(path: Path, record: Mapping[str, Any], images_dir: Path | None) 
     raise InputError(f"{path}: no image {wanted} in {folder}; give its folder with --images DIR")
 
 
-def _read_regions(
-    found: Cocoa, path: Path, record: Mapping[str, Any], image_id: int, size: tuple[int, int]
-) -> None:
+def _read_regions(found: Cocoa, path: Path, record: Mapping[str, Any], image_id: int, size: tuple[int, int]) -> None:
     amodals: list[np.ndarray] = []
     kept: list[dict[str, Any]] = []
     names: list[str] = []
@@ -162,9 +156,7 @@ def _region_masks(
         modal = masks.from_segmentation(region[key], *size)
     except ValueError as error:
         problem = f"its {key} cannot be used ({error})"
-        raise bad_record(
-            path, where, problem, "give the annotation and the image that belong together"
-        ) from error
+        raise bad_record(path, where, problem, "give the annotation and the image that belong together") from error
     return amodal | modal, modal
 
 
@@ -181,8 +173,7 @@ def _things(
         hidden_by = [
             other["id"]
             for other, mask in zip(annotations, amodals, strict=True)
-            if other["order"] < annotation["order"]
-            and masks.area(mask & amodal) >= HIDING_SHARE * annotation["area"]
+            if other["order"] < annotation["order"] and masks.area(mask & amodal) >= HIDING_SHARE * annotation["area"]
         ]
         visible = amodal
         if "visible_mask" in annotation:

@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import numpy as np
+
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.evaluate import evaluate_split, rows_of, truth_of
+from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.runs import open_run
+from r2sm_jax.train import train
+
+SCENES, SIDE = 4, 48
+
+
+def best_without_learning(source) -> float:
+    """gIoU of the best single mask for everything: all pixels that are covered often enough, at any threshold."""
+    truths = [truth_of(row.sample, q)[q.mask_type == "amodal"] for row in rows_of(source) for q in row.queries]
+    often = np.mean(truths, axis=0)
+    masks = [often >= level for level in np.linspace(0, often.max(), 20)]
+    return max(float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in truths])) for m in masks)
+
+
+def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path):
+    steps = 150
+    config = replace(
+        tiny_config,
+        run=str(tmp_path / "run"),
+        model=replace(tiny_config.model, vision=replace(tiny_config.model.vision, image_size=SIDE)),
+        data=replace(tiny_config.data, scenes=SCENES, queries=8, instances=8, mirror=False),
+        optimizer=replace(tiny_config.optimizer, learning_rate=4e-3, warmup_steps=10),
+        train=replace(
+            tiny_config.train, steps=steps, batch_size=SCENES, log_every=25, evaluate_every=steps,
+            checkpoint_every=steps, evaluate_samples=1, report_samples=1,
+        ),
+    )  # fmt: skip
+    run = open_run(train(config))
+    source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
+    figures = split_figures(evaluate_split(run.predictor, source)[0])
+    guess = best_without_learning(source)
+    print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])
+    assert guess < 0.25 and figures["all"]["giou"] > 0.5
+    assert figures["mask_type"]["accuracy"] > 0.9
