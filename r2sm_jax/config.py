@@ -34,15 +34,15 @@ class DataConfig:
     """scenes (procedural) or json:FILE (a COCO-style file with queries)."""
     images: str | None = None
     """Folder of the images of a json source; default: beside the file."""
-    scenes: int = 8192
+    scenes: int = 6144
     """Procedural training scenes."""
     seed: int = 0
     """Of the procedural scenes. Not the training seed: the data stays the same across runs."""
-    queries: int = 4
+    queries: int = 8
     """Queries an image and step."""
     instances: int = 8
     """Instances an image that are supervised; those that a query means come first."""
-    token_drop: float = 0.25
+    token_drop: float = 0.2
     """Share of a query's tokens that the mask-type head does not see, drawn anew at each visit."""
     mirror: bool = True
     """Mirror half of the images; queries that say left or right are left out then."""
@@ -52,16 +52,16 @@ class DataConfig:
 class LoopConfig:
     """The training loop."""
 
-    steps: int = 2500
+    steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
     """Steps."""
-    evaluate_every: int = 625
+    evaluate_every: int = 500
     """Steps between quick evaluations with sample sheets."""
-    checkpoint_every: int = 625
+    checkpoint_every: int = 500
     """Steps."""
     evaluate_samples: int = 64
     """Images of the validation split in a quick evaluation."""

@@ -117,6 +117,7 @@ def _score(
             answers.probability[b, :count], texts[b][:count], [q.mask_type for q in row.queries]
         )
         modal, amodal = box.undo(answers.modal[b, :count]) > 0, box.undo(answers.amodal[b, :count]) > 0
+        shown = len(panels) % count if len(panels) < sheet_rows else None  # one query an image
         for k, query in enumerate(row.queries):
             truth, predicted = truth_of(sample, query), (modal[k], modal[k] | amodal[k])
             probability = None if predictor.config.head == NO_HEAD else float(probabilities[k])
@@ -132,7 +133,7 @@ def _score(
                     ignore=ignore,
                 )
             )
-            if len(panels) < sheet_rows and k == len(panels) % max(count, 1):
+            if k == shown:
                 amodal_probability = 0.5 if probability is None else probability
                 panels.append(
                     prediction_row(

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from r2sm_jax.models.decoder import MaskTokens
+from r2sm_jax.models.decoder import Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
     LossConfig,
@@ -96,7 +96,8 @@ def tokens(fused, slots=(), *, iou=0.5, presence=0.0) -> MaskTokens:
     rows = [[pair, *(slots[k] if slots else [])] for k, pair in enumerate(fused)]
     kernels = jnp.stack([jnp.stack([logits(*pair).reshape(2, -1) for pair in row]) for row in rows])[None]
     shape = kernels.shape[:3]
-    return MaskTokens(kernels, jnp.zeros((*shape, 2)), jnp.full(shape, presence), jnp.full((*shape, 2), iou))
+    drawn = Kernels(kernels, jnp.zeros((*shape, 2)))
+    return MaskTokens(drawn, (drawn,), jnp.full(shape, presence), jnp.full((*shape, 2), iou))
 
 
 def targets(**changes) -> Targets:
@@ -115,7 +116,7 @@ def targets(**changes) -> Targets:
 def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear", type_logit=None):
     """Losses of the fused masks."""
     type_logit = jnp.zeros((1, 2)) if type_logit is None else type_logit
-    return query_losses(masks, type_logit, PIXELS, truth, config or LossConfig(), head=head)
+    return query_losses(masks, type_logit, PIXELS, truth, config or LossConfig(type_smoothing=0), head=head)
 
 
 RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
@@ -153,10 +154,11 @@ def gradient_of_kernels(truth: Targets, config: LossConfig, head: str = "linear"
     """Which masks [query, type] the mask losses push at; logits are moderate, so that nothing saturates."""
     rng = np.random.default_rng(0)
     masks = tokens([(EMPTY, EMPTY), (EMPTY, EMPTY)])
-    kernels = jnp.asarray(rng.normal(size=masks.kernels.shape), jnp.float32).at[:, :, :, 1].add(1.0)
+    kernels = jnp.asarray(rng.normal(size=masks.kernels.weights.shape), jnp.float32).at[:, :, :, 1].add(1.0)
 
     def loss(kernels):
-        parts = losses(masks._replace(kernels=kernels), truth, config, head)
+        drawn = masks.kernels._replace(weights=kernels)
+        parts = losses(masks._replace(kernels=drawn), truth, config, head)
         return parts["modal"] + parts["amodal"]
 
     return (np.abs(jax.grad(loss)(kernels))[0, :, 0].max(-1) > 1e-6).tolist()
@@ -203,7 +205,7 @@ def test_the_iou_head_learns_the_iou_of_the_masks_and_leaves_them_alone():
     wanted = ((0.5 - 1 / 3) ** 2 + 3 * 0.5**2) / 4
     assert losses(masks, targets())["iou"] == pytest.approx(wanted, rel=1e-4)
     gradient = jax.grad(lambda k: losses(masks._replace(kernels=k), targets())["iou"])(masks.kernels)
-    assert not gradient.any()
+    assert not gradient.weights.any() and not gradient.biases.any()
 
 
 # Slots.
@@ -279,7 +281,7 @@ def test_unknown_labels_are_left_out():
 
 def test_the_total_is_the_weighted_sum():
     parts = {n: jnp.array(float(10**i)) for i, n in enumerate(
-        ("modal", "amodal", "type", "presence", "slot_presence", "slots", "iou", "slot_iou", "dense_a", "dense_b")
+        ("modal", "amodal", "type", "presence", "slot_presence", "slots", "iou", "slot_iou", "dense_a", "dense_b", "early")
     )}  # fmt: skip
-    config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6)
-    assert total_loss(parts, config) == pytest.approx(1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8)
+    config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7)
+    assert total_loss(parts, config) == pytest.approx(1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10)

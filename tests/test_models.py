@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import DecoderConfig, MaskTokens, PixelDecoder, draw_masks
+from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, draw_masks, draw_pair
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, draw_pair, fake_inputs, input_spec
+from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
@@ -149,7 +149,7 @@ def test_masks_are_dot_products_of_kernels_and_pixels():
     kernels, biases, pixels = (
         rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 6, 6, 5))
     )
-    out = draw_masks(jnp.asarray(kernels), jnp.asarray(biases), jnp.asarray(pixels))
+    out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
     wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, pixels) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
@@ -161,11 +161,11 @@ def test_masks_are_dot_products_of_kernels_and_pixels():
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
 def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
     rng = np.random.default_rng(seed)
-    kernels, biases, pixels, presence = (
+    kernels, biases, pixels = (
         jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32)
-        for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4), (1, 2, 3))
+        for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4))
     )
-    modal, amodal = draw_pair(MaskTokens(kernels, biases, presence, biases), pixels)
+    modal, amodal = draw_pair(Kernels(kernels, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from r2sm_jax.models.decoder import Buffer
 from r2sm_jax.models.r2sm import R2SM, DecoderConfig, ModelConfig, TextConfig
 from r2sm_jax.models.vision import VisionConfig
-from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer, schedule
+from r2sm_jax.training.optimizer import NOT_MUON, OptimizerConfig, make_optimizer, schedule
 from r2sm_jax.training.state import init_state, split_model
 
 CONFIG = ModelConfig(
@@ -65,7 +65,8 @@ def test_only_parameters_have_optimizer_state(name):
 def test_only_matrices_are_decayed(name):
     _, params, _ = split_model(CONFIG, 0)
     params = jax.tree.map(lambda p: p + 0.5, params)
-    config = OptimizerConfig(name=name, warmup_steps=1, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
+    rates = {"learning_rate": 0.01, "muon_learning_rate": 0.02}
+    config = OptimizerConfig(name=name, warmup_steps=1, weight_decay=0.1, muon_weight_decay=0.2, **rates)
     optimizer = make_optimizer(config, 100)
     still, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
     update = jax.jit(optimizer.update)
@@ -76,8 +77,9 @@ def test_only_matrices_are_decayed(name):
         wanted = "kernel" in key and value.ndim >= 2 and value.shape[-1] > 1
         assert (key in decayed) == wanted, key
         if wanted:
-            rate = 0.02 if name == "muon" else 0.01
-            np.testing.assert_allclose(updates[key], -rate * 0.1 * value, rtol=1e-3)
+            by_muon = name == "muon" and not any(module in key for module in NOT_MUON)
+            step = 0.02 * 0.2 if by_muon else 0.01 * 0.1
+            np.testing.assert_allclose(updates[key], -step * value, rtol=1e-3)
     for table in ("positions", "output_tokens", "rel_pos_h", "rel_pos_w"):
         assert any(table in key for key in params) and not any(table in key for key in decayed)
 

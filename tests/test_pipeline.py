@@ -115,11 +115,18 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "amodal": ("u1", (3, CELLS, CELLS)), "amodal_known": ("?", (3,)), "boxes": ("f4", (3, 4)),
         "loss_valid": ("u1", (CELLS, CELLS)), "members": ("?", (4, 3)), "slots": ("i4", (4, 2)),
         "wants_amodal": ("?", (4,)), "query_valid": ("?", (4,)), "text": ("f2", (4, 3, 2, 4)),
-        "text_mask": ("?", (4, 3)), "index": ("i4", ()),
+        "text_mask": ("?", (4, 3)), "type_mask": ("?", (4, 3)), "index": ("i4", ()),
     }  # fmt: skip
     found = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
     assert found == {k: (np.dtype(t), s) for k, (t, s) in wanted.items()}
     assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(VOCABULARY, (np.dtype("i4"), (3,)))
+
+
+def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
+    everything = assemble(prepared())
+    assert (everything["type_mask"] == everything["text_mask"]).all()
+    some = np.stack([assemble(prepared(), seed=seed, token_drop=0.5)["type_mask"] for seed in range(20)])
+    assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
 
 
 def test_everything_beyond_the_sample_is_padding():
