@@ -179,8 +179,9 @@ def open_splits(spec: str, split: str, *, samples: int, seed: int, size: int, im
         return {name: open_source(spec, name, **options) for name in split.split(",")}
     if spec == "scenes":
         return {name: open_source(spec, name, **options) for name in SPLITS if name.startswith("val")}
-    path = Path(spec.partition(":")[2])
-    if path.is_dir():
+    kind, _, name = spec.partition(":")
+    path = Path(name)
+    if kind == "json" and name and path.is_dir():
         names = sorted(f.stem for f in path.glob("*.json") if f.stem != "train")
         if not names:
             raise InputError(f"{path}: no split but train; name one with --split")

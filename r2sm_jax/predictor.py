@@ -113,8 +113,8 @@ class Predictor:
         text, mask = (x.reshape(len(texts), -1, *x.shape[1:]) for x in (text, mask))
         return jax.tree.map(np.asarray, self._answer(self.weights, image, valid, text, mask))
 
-    def set_image(self, image: str | Path | UInt8[np.ndarray, "H W 3"]) -> None:
-        """Takes the image that the next queries are about: a file or an RGB array.
+    def set_image(self, image: str | Path | np.ndarray) -> None:
+        """Takes the image that the next queries are about: a file or an RGB array `uint8 [H W 3]`.
 
         Raises:
             InputError: the file is not a readable image.

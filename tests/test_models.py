@@ -162,8 +162,7 @@ def test_masks_are_dot_products_of_kernels_and_pixels():
 def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
     rng = np.random.default_rng(seed)
     kernels, biases, pixels = (
-        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32)
-        for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4))
+        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4))
     )
     modal, amodal = draw_pair(Kernels(kernels, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()

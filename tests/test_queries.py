@@ -33,9 +33,7 @@ def layout(rng: np.random.Generator, photo: bool = False) -> list[Thing]:
     boxes = np.concatenate([start, start + size], axis=1)
     things = []
     for i, box in enumerate(boxes):
-        overlap = np.clip(
-            np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None
-        ).prod(1)
+        overlap = np.clip(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None).prod(1)
         overlap[: i + 1] = 0
         area = float(size[i].prod())
         colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
@@ -127,10 +125,7 @@ def test_names_pick_exactly_their_targets(split):
     if split == "val_phrasing":
         frames, bare_wordings = [], held_out_wordings.MODAL["bare"]
     frames += [wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording]
-    shells = [
-        re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?")
-        for frame in frames
-    ]
+    shells = [re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?") for frame in frames]
     seen = Counter()
 
     def read(found, things, prefix=""):

@@ -47,9 +47,7 @@ def test_same_bytes_in_another_process(scenes: list[Scene]) -> None:
 
 
 def test_seeds_and_indices_differ(scenes: list[Scene]) -> None:
-    images = {scene.image.tobytes() for scene in scenes} | {
-        draw_scene(8, k).image.tobytes() for k in range(5)
-    }
+    images = {scene.image.tobytes() for scene in scenes} | {draw_scene(8, k).image.tobytes() for k in range(5)}
     assert len(images) == SCENES + 5
 
 

@@ -147,9 +147,7 @@ FAULTS = {
     r"annotation 1: its category_id is missing": lambda r: drop(r, ("annotations", 0), "category_id"),
     r"annotation 1: .*\[\] does not exist": lambda r: change(r, ("annotations", 0), category_id=[]),
     r"annotation 2: it has neither": lambda r: change(r, ("annotations", 1), visible_mask=None),
-    r"visible_mask is 5 x 5 but its image is 12 x 20": lambda r: change(
-        r, ("annotations", 0), visible_mask=RLE
-    ),
+    r"visible_mask is 5 x 5 but its image is 12 x 20": lambda r: change(r, ("annotations", 0), visible_mask=RLE),
     r"annotation 1: segmentation is neither": lambda r: change(r, ("annotations", 0), segmentation="x"),
     r"in segmentation, .*'size'": lambda r: change(r, ("annotations", 0), segmentation={"counts": ""}),
     r"annotation 1: attributes": lambda r: change(r, ("annotations", 0), attributes={"colour": 3}),

@@ -23,8 +23,7 @@ def sample(height: int = 48, width: int = 64, queries: int = 6) -> Sample:
     visible, occluded = parts(height, width)
     instances = (Instance(1, "mug", visible, visible | occluded), Instance(2, "box", occluded, None))
     asked = [
-        Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4])
-        for n in range(queries)
+        Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4]) for n in range(queries)
     ]
     return Sample(1, "photo.png", picture(height, width), instances, tuple(asked))
 
@@ -76,14 +75,10 @@ def test_objects_that_hide_each_other_are_not_called_fully_visible():
 
 def test_prediction_rows_state_type_probability_and_iou():
     visible, occluded = parts()
-    wrong = prediction_row(
-        picture(), "the mug", "modal", (visible, occluded), "amodal", 0.83, (visible, occluded)
-    )
+    wrong = prediction_row(picture(), "the mug", "modal", (visible, occluded), "amodal", 0.83, (visible, occluded))
     assert len(wrong) == 3 and wrong[0].text == "the mug"
     assert wrong[2].caption == "amodal with probability 0.83 (wrong) · IoU 0.45"
-    right = prediction_row(
-        picture(), "the mug", "modal", (visible, occluded), "modal", 0.2, (visible, occluded)
-    )
+    right = prediction_row(picture(), "the mug", "modal", (visible, occluded), "modal", 0.2, (visible, occluded))
     assert right[2].caption == "modal with probability 0.80 (right) · IoU 1.00"
 
 

@@ -100,9 +100,7 @@ def _png_header(path: Path, width: int, height: int) -> None:
     path.write_bytes(chunks)
 
 
-@pytest.mark.parametrize(
-    "side", [7100, 12000, 40000]
-)  # over our limit, over Pillow's warning, over its error
+@pytest.mark.parametrize("side", [7100, 12000, 40000])  # over our limit, over Pillow's warning, over its error
 def test_more_than_fifty_megapixels_is_refused_from_the_header(tmp_path, side, recwarn):
     _png_header(tmp_path / "huge.png", side, side)
     assert "50 megapixels" in error(tmp_path / "huge.png")
