@@ -109,7 +109,7 @@ def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | No
             raise InputError(
                 f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)"
             )
-    extra = {} if default is None else {"default": default}
+    extra: dict[str, Any] = {} if default is None else {"default": default}
     return tyro.cli(cls, args=list(args), prog=prog, **extra)
 
 

@@ -102,7 +102,8 @@ def _score(
     predictor: Predictor, rows: list[Row], results: list[QueryResult], panels: list[list[Panel]], sheet_rows: int
 ) -> None:
     size = predictor.config.vision.image_size
-    boxes = [Letterbox(*row.sample.image.shape[:2], size) for row in rows]
+    shapes = [row.sample.image.shape for row in rows]
+    boxes = [Letterbox(height, width, size) for height, width, _ in shapes]
     padding = ROWS - len(rows)
     frames = [box.image(row.sample.image) for box, row in zip(boxes, rows, strict=True)]
     valid = [box.valid() for box in boxes]

@@ -98,8 +98,9 @@ def main() -> None:
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
     check_query(args.query)
     out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
-    for name in FILES if out else ():
-        refuse_overwrite(out / name, args.overwrite)
+    if out is not None:
+        for name in FILES:
+            refuse_overwrite(out / name, args.overwrite)
     image = open_image(args.image)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)

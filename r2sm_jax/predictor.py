@@ -88,10 +88,8 @@ class Predictor:
             amodal, slots = (
                 (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
             )
-            return Answers(
-                jax.nn.sigmoid(out.type_logit), out.modal, amodal, out.iou,
-                out.slot_modal, slots, jax.nn.sigmoid(out.slot_presence),
-            )  # fmt: skip
+            probability, presence = jax.nn.sigmoid(out.type_logit), jax.nn.sigmoid(out.slot_presence)
+            return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence
 
         self._answer = answer
         self._image: tuple[np.ndarray, Letterbox] | None = None
@@ -111,7 +109,7 @@ class Predictor:
         """Answers the same number of queries about each of several letterboxed images."""
         text, mask = self.texts([query for row in texts for query in row])
         text, mask = (x.reshape(len(texts), -1, *x.shape[1:]) for x in (text, mask))
-        return jax.tree.map(np.asarray, self._answer(self.weights, image, valid, text, mask))
+        return Answers(*map(np.asarray, self._answer(self.weights, image, valid, text, mask)))
 
     def set_image(self, image: str | Path | np.ndarray) -> None:
         """Takes the image that the next queries are about: a file or an RGB array `uint8 [H W 3]`.
@@ -122,7 +120,7 @@ class Predictor:
         array = open_image(image) if isinstance(image, str | Path) else np.asarray(image)
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
             raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
-        self._image = array, Letterbox(*array.shape[:2], self.config.vision.image_size)
+        self._image = array, Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
 
     def predict(
         self, queries: Sequence[str], mask_type: Literal["auto", "modal", "amodal"] = "auto"

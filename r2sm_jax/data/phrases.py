@@ -7,7 +7,7 @@ relied on.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class Scene:
                 pattern = pick(self.rng, before_words)
         return " ".join(word for word in (pattern, colour, noun) if word) + after
 
-    def singular(self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: str) -> Phrase:
+    def singular(self, bare: str, ids: tuple[int, ...], noun: str, simple: bool = True, **more: Any) -> Phrase:
         """A phrase for one thing: "the" and `bare`."""
         many = is_plural(noun)
         owner = f"the {bare}'" if bare.endswith("s") and many else f"the {bare}'s"

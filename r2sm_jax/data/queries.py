@@ -120,7 +120,7 @@ def _slots(scene: Scene, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
         values["poss"] = phrase.possessive
     if phrase.bare:
         values["ns" if len(phrase.ids) > 1 else "n"] = phrase.bare
-    target = scene.things[phrase.ids[0]]
+    target = scene.things[next(iter(phrase.ids))]
     if len(phrase.ids) == 1 and target.occlusion >= HIDDEN:
         fronts = [i for i in target.hidden_by if i in scene.things]
         if fronts and (mask_type == "modal" or len(fronts) == len(target.hidden_by) == 1):

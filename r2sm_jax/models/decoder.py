@@ -64,7 +64,7 @@ class Upscale(nnx.Module):
         self, x: Float[Array, "b h w d"], skip: Float[Array, "b _h _w _c"] | None
     ) -> Float[Array, "b _h _w c"]:
         x = rearrange(self.up(x), "b h w (y x c) -> b (h y) (w x) c", y=2, x=2)
-        return x if self.skip is None else x + self.skip(skip)
+        return x if self.skip is None or skip is None else x + self.skip(skip)
 
 
 class PixelDecoder(nnx.Module):

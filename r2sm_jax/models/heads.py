@@ -7,6 +7,7 @@ every report. `none` makes no decision at all: one mask for whatever was asked, 
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ class AttentionHead(nnx.Module):
         return self.out(pooled)[..., 0]
 
 
-LEARNED: dict[str, type[nnx.Module]] = {"linear": LinearHead, "mlp": MLPHead, "attention": AttentionHead}
+LEARNED: dict[str, Callable[..., Any]] = {"linear": LinearHead, "mlp": MLPHead, "attention": AttentionHead}
 
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "keyword": lambda text, truth: keyword_mask_type(text),

@@ -19,7 +19,7 @@ from r2sm_jax.models.decoder import (
     draw_pair,
 )
 from r2sm_jax.models.layers import Linear
-from r2sm_jax.models.vision import VisionConfig, VisionEncoder
+from r2sm_jax.models.vision import ConvStem, VisionConfig, VisionEncoder
 from r2sm_jax.models.weights import MINILM
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
@@ -98,7 +98,8 @@ class R2SM(nnx.Module):
         vision, decoder = config.vision, config.decoder
         self.config = config
         self.vision = VisionEncoder(vision, dtype=dtype, rngs=rngs)
-        skips = (self.vision.stem.dims[1], self.vision.stem.dims[2]) if vision.stem == "conv" else (0, 0)
+        stem = self.vision.stem
+        skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
         self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
         head = heads.LEARNED.get(config.head)

@@ -173,7 +173,7 @@ def _match(state: nnx.State, tensors: dict[str, np.ndarray], folder: Path):
             target = target.removesuffix("weight") + ("scale" if value.ndim == 1 else "kernel")
             value = value.T
         path, leaf = wanted.pop(target, (None, None))
-        if path is None:
+        if path is None or leaf is None:
             problems.append(f"no place for key {key}")
         elif leaf.shape != value.shape:
             problems.append(f"{key} has shape {value.shape}, not {leaf.shape}")

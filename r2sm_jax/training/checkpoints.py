@@ -57,8 +57,8 @@ class Checkpoints:
                 policies.BestN(get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False),
             ]
         )
-        options: Any = {"preservation_policy": keep}
-        self._orbax = ocp.training.Checkpointer(self.folder.absolute(), **options)
+        options: Any = {"directory": self.folder.absolute(), "preservation_policy": keep}
+        self._orbax = ocp.training.Checkpointer(**options)
 
     @property
     def steps(self) -> list[int]:
