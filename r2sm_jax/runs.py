@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from flax import nnx
@@ -112,8 +113,18 @@ def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]
     return graphdef, jax.eval_shape(lambda p: init_state(p, optimizer), params), constants
 
 
-def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
-    """Loads a run for inference.
+class Stored(NamedTuple):
+    """The weights of one checkpoint."""
+
+    config: Config
+    graphdef: nnx.GraphDef
+    params: nnx.State
+    constants: nnx.State
+    step: int
+
+
+def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
+    """Reads a run's weights, without its language model.
 
     Raises:
         InputError: the folder is not a run, has no usable checkpoint, or `checkpoint` is not best, latest or a step.
@@ -134,7 +145,17 @@ def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
     graphdef, state, constants = abstract_state(config)
     state, constants = checkpoints.restore(state, constants, step=step)
     checkpoints.close()
-    text = config.model.text
+    return Stored(config, graphdef, state.params, constants, int(state.step))
+
+
+def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
+    """Loads a run for inference.
+
+    Raises:
+        InputError: as `restore_weights`, or the language model cannot be had.
+    """
+    stored = restore_weights(folder, checkpoint=checkpoint)
+    text = stored.config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    weights = nnx.merge_state(state.params, constants)
-    return Run(folder, config, int(state.step), Predictor(config.model, graphdef, weights, texts))
+    weights = nnx.merge_state(stored.params, stored.constants)
+    return Run(folder, stored.config, stored.step, Predictor(stored.config.model, stored.graphdef, weights, texts))

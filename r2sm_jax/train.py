@@ -27,7 +27,7 @@ from r2sm_jax.huge_pages import use_huge_pages
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import open_run, read_config, resumed_folder, start_folder
+from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -53,7 +53,10 @@ def all_texts(source: PreparedSource) -> list[str]:
 def print_parameters(params: nnx.State, texts: TextStates) -> None:
     """The table of what is trained and what is frozen."""
     table = Table("module", "parameters", title="parameters", title_justify="left")
-    count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
+
+    def count(tree: Any) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
     for name, part in params.items():
         table.add_row(str(name), f"{count(part):,}")
     table.add_section()
@@ -87,10 +90,9 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State) -> tup
         raise InputError(
             f"--init {config.init}: its model differs from this configuration's; use the same --model flags"
         )
-    weights = open_run(Path(config.init)).predictor.weights
+    stored = restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
-    loaded = nnx.split_state(weights, nnx.Param, ...)
-    return loaded[0], loaded[1]
+    return stored.params, stored.constants
 
 
 class Stop:
@@ -201,13 +203,13 @@ def train(config: Config) -> Path:
         return folder
 
     # report
-    best = open_run(folder)
+    best = restore_weights(folder)
+    predictor.weights = nnx.merge_state(best.params, best.constants)
     sources = open_splits(
         config.data.source, "all", samples=config.train.report_samples, seed=config.data.seed,
         size=vision.image_size, images=config.data.images,
     )  # fmt: skip
-    best.predictor.texts = texts
-    report = make_report(best.predictor, sources, spec=config.data.source, step=best.step)
+    report = make_report(predictor, sources, spec=config.data.source, step=best.step)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     write_report(report, folder)
     show_report(report)

@@ -90,7 +90,8 @@ def sample(**changes) -> Sample:
 
 def test_queries_for_an_amodal_mask_that_nobody_knows_are_left_out():
     class One:
-        vocabulary: dict = {}  # noqa: RUF012
+        def __init__(self):
+            self.vocabulary = {}
 
         def __len__(self):
             return 1

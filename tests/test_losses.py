@@ -83,9 +83,14 @@ def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair):
 
 
 def test_soft_iou_thresholds_both():
-    assert soft_iou(logits(LEFT)[0], TOP) == pytest.approx(4 / 12)
-    assert soft_iou(logits(EMPTY)[0], 0.4 * LEFT) == 1
-    assert soft_iou(logits(LEFT)[0], EMPTY) == 0
+    assert soft_iou(logits(LEFT)[0], TOP, FULL) == pytest.approx(4 / 12)
+    assert soft_iou(logits(EMPTY)[0], 0.4 * LEFT, FULL) == 1
+    assert soft_iou(logits(LEFT)[0], EMPTY, FULL) == 0
+
+
+def test_soft_iou_does_not_look_at_padding():
+    assert soft_iou(logits(FULL)[0], LEFT, LEFT) == 1
+    assert soft_iou(logits(FULL)[0], EMPTY, EMPTY) == 1
 
 
 # Queries: two of them about one image with two instances.
@@ -195,7 +200,10 @@ def test_without_a_head_one_mask_learns_whatever_is_asked_for():
 def test_type_and_presence_are_cross_entropies():
     truth = targets(members=jnp.array([[[True, False], [False, False]]]))
     parts = losses(tokens(RIGHT_ANSWER, presence=1.0), truth, type_logit=jnp.array([[1.0, 3.0]]))
-    softplus = lambda x: np.log1p(np.exp(x))  # noqa: E731
+
+    def softplus(x: float) -> float:
+        return np.log1p(np.exp(x))
+
     assert parts["type"] == pytest.approx((softplus(1.0) + softplus(-3.0)) / 2, rel=1e-5)
     assert parts["presence"] == pytest.approx((softplus(-1.0) + softplus(1.0)) / 2, rel=1e-5)
 
@@ -239,6 +247,14 @@ def test_slots_without_a_target_learn_absence():
     assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
 
 
+def test_what_slots_draw_on_padding_changes_neither_matching_nor_losses():
+    padded = MULTI._replace(valid=LEFT[None], slots=jnp.array([[[0, -1], [0, -1]]], jnp.int32))
+    clean = [[(LEFT, LEFT), (EMPTY, EMPTY)], [(EMPTY, EMPTY), (LEFT, LEFT)]]
+    spilled = [[(FULL, FULL), (RIGHT, RIGHT)], [(RIGHT, RIGHT), (FULL, FULL)]]
+    one, other = slots(clean, padded), slots(spilled, padded)
+    assert all(one[name] == pytest.approx(float(other[name]), abs=1e-5) for name in one) and one["slots"] < 1e-4
+
+
 def test_slots_of_padded_queries_do_not_count():
     truth = MULTI._replace(query_valid=jnp.array([[True, False]]))
     one, other = ([[ONE, TWO], second] for second in ([TWO, TWO], [(EMPTY, FULL), (TOP, TOP)]))
@@ -269,6 +285,15 @@ def test_dense_losses_vanish_for_right_answers():
     worse = dense_losses(dense(visible[:, ::-1], 20.0 * hidden[:, ::-1], box + 0.5), names, truth)
     assert all(value > 0.5 for value in worse.values()), worse
     assert worse["dense_box"] == pytest.approx(4 * 0.5)
+
+
+def test_dense_losses_do_not_look_at_padding():
+    rng = np.random.default_rng(0)
+    visible, hidden, box = (jnp.asarray(rng.normal(size=(2, 2, c)), jnp.float32) for c in (2, 2, 4))
+    other = dense(visible.at[:, 1].add(3), hidden.at[:, 1].add(3), box.at[:, 1].add(3))  # the right half
+    truth, names = targets(valid=LEFT[None]), {"category": jnp.eye(2)}
+    a, b = dense_losses(dense(visible, hidden, box), names, truth), dense_losses(other, names, truth)
+    assert all(a[name] == pytest.approx(float(b[name])) for name in a)
 
 
 def test_unknown_labels_are_left_out():

@@ -32,9 +32,8 @@ class Source(Protocol):
 class SceneSource:
     """Procedural scenes: any sample is rebuilt from (seed, split, index)."""
 
-    vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}  # noqa: RUF012
-
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+        self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
 
     def __len__(self) -> int:

@@ -63,8 +63,12 @@ class Upscale(nnx.Module):
     def __call__(
         self, x: Float[Array, "b h w d"], skip: Float[Array, "b _h _w _c"] | None
     ) -> Float[Array, "b _h _w c"]:
+        """`skip` is given exactly where the layer was made with `skip_dim`."""
         x = rearrange(self.up(x), "b h w (y x c) -> b (h y) (w x) c", y=2, x=2)
-        return x if self.skip is None or skip is None else x + self.skip(skip)
+        if self.skip is None:
+            return x
+        assert skip is not None
+        return x + self.skip(skip)
 
 
 class PixelDecoder(nnx.Module):

@@ -91,9 +91,12 @@ def mask_loss(
     return 20 * pixel_mean(focal, valid) + dice
 
 
-def soft_iou(logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"]) -> Float[Array, "*n"]:
-    """IoU of the thresholded mask with the thresholded target; two empty masks agree (1)."""
-    drawn, wanted = logits > 0, target > 0.5
+def soft_iou(
+    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]
+) -> Float[Array, "*n"]:
+    """IoU of the thresholded mask with the thresholded target, on valid cells; two empty masks agree (1)."""
+    counts = valid > 0.5
+    drawn, wanted = (logits > 0) & counts, (target > 0.5) & counts
     union = (drawn | wanted).sum((-2, -1))
     return jnp.where(union > 0, (drawn & wanted).sum((-2, -1)) / jnp.maximum(union, 1), 1.0)
 
@@ -125,13 +128,12 @@ def query_losses(
         modal_valid, amodal_valid = valid, valid & known
     type_target = wants * (1 - 2 * config.type_smoothing) + config.type_smoothing
     has_target = targets.members.any(-1).astype(jnp.float32)
-    iou = jnp.stack([soft_iou(modal, modal_target), soft_iou(amodal, amodal_target)], axis=-1)
+    iou = jnp.stack([soft_iou(modal, modal_target, area), soft_iou(amodal, amodal_target, area)], axis=-1)
     iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
     early = jnp.zeros(())
     if masks.early:
-        coarse = lambda x: reduce(x, "b k (h y) (w x) -> b k h w", "mean", y=2, x=2)  # noqa: E731
-        targets_coarse = coarse(modal_target), coarse(amodal_target)
-        area_coarse, pixels_coarse = coarse(area), pool_pixels(pixels)
+        targets_coarse = pool_masks(modal_target), pool_masks(amodal_target)
+        area_coarse, pixels_coarse = pool_masks(area), pool_pixels(pixels)
         for kernels in masks.early:
             pair = (x[:, :, 0] for x in draw_pair(kernels.of(FUSED), pixels_coarse))
             for logits, target, counts in zip(pair, targets_coarse, (modal_valid, amodal_valid), strict=True):
@@ -152,6 +154,11 @@ def pool_pixels(pixels: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
     return reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
 
 
+def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array, "b m _h _w"]:
+    """Coverage at a resolution `cells` times lower."""
+    return reduce(coverage, "b m (h y) (w x) -> b m h w", "mean", y=cells, x=cells)
+
+
 def slot_losses(
     masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
 ) -> dict[str, Float[Array, ""]]:
@@ -162,16 +169,14 @@ def slot_losses(
     modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
     chosen = jnp.maximum(targets.slots, 0)
     pick = jax.vmap(lambda table, index: table[index])
-    modal_table, amodal_table = (
-        reduce(x, "b m (h y) (w x) -> b m h w", "mean", y=2, x=2) for x in (targets.modal, targets.amodal)
-    )
-    modal_target, amodal_target = pick(modal_table, chosen), pick(amodal_table, chosen)
+    modal_target, amodal_target = (pick(pool_masks(x), chosen) for x in (targets.modal, targets.amodal))
     exists = (targets.slots >= 0) & targets.query_valid[..., None]
     known = exists & pick(targets.amodal_known, chosen)
-    area = reduce(targets.valid, "b (h y) (w x) -> b 1 1 h w", "mean", y=2, x=2)
+    area = pool_masks(targets.valid[:, None])[:, None]
 
-    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", jax.nn.sigmoid(amodal), amodal_target)
-    sizes = jax.nn.sigmoid(amodal).sum((-2, -1))[..., :, None] + amodal_target.sum((-2, -1))[..., None, :]
+    probability, counted = jax.nn.sigmoid(amodal) * area, amodal_target * area
+    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, counted)
+    sizes = probability.sum((-2, -1))[..., :, None] + counted.sum((-2, -1))[..., None, :]
     cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1), 0)
     slot_of = jax.vmap(_match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
     slot_of = slot_of.reshape(targets.slots.shape)  # slot that each target goes to
@@ -180,7 +185,9 @@ def slot_losses(
     matched_modal, matched_amodal = take(modal, slot_of), take(amodal, slot_of)
     losses = mask_loss(matched_modal, modal_target, area, config.masks)
     amodal_losses = mask_loss(matched_amodal, amodal_target, area, config.masks)
-    iou = jnp.stack([soft_iou(matched_modal, modal_target), soft_iou(matched_amodal, amodal_target)], -1)
+    iou = jnp.stack(
+        [soft_iou(matched_modal, modal_target, area), soft_iou(matched_amodal, amodal_target, area)], axis=-1
+    )
     iou_error = (take(masks.iou[:, :, 1:], slot_of) - jax.lax.stop_gradient(iou)) ** 2
     filled = take(jnp.zeros(exists.shape), slot_of)
     filled = jax.vmap(jax.vmap(lambda row, index, there: row.at[index].set(there)))(
@@ -209,9 +216,9 @@ def dense_losses(
     dot product, so no vocabulary is built into the weights.
     """
     cells = targets.modal.shape[-1] // dense.visible.shape[1]
-    pool = lambda x: reduce(x, "b m (h y) (w x) -> b m h w", "mean", y=cells, x=cells)  # noqa: E731
-    modal, amodal = pool(targets.modal), pool(targets.amodal)
-    on_object = modal.max(1) > 0.5
+    modal, amodal = pool_masks(targets.modal, cells), pool_masks(targets.amodal, cells)
+    counts = pool_masks(targets.valid[:, None], cells)[:, 0] > 0.5
+    on_object = (modal.max(1) > 0.5) & counts
     index = modal.argmax(1)
     pick = jax.vmap(lambda table, i: table[i])
     losses = {}
@@ -226,7 +233,7 @@ def dense_losses(
         hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
         logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
         loss = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
-        losses["dense_hidden"] = masked_mean(loss, jnp.ones_like(on_object))
+        losses["dense_hidden"] = masked_mean(loss, counts)
     size = dense.box.shape[1]
     centre = (jnp.arange(size) + 0.5) / size
     here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)

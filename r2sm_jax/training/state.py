@@ -42,7 +42,10 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
 
 def make_targets(batch: dict[str, Any]) -> Targets:
     """The truth of a batch (data/pipeline.py) as float32 coverages."""
-    scale = lambda x: x.astype(jnp.float32) / 255  # noqa: E731
+
+    def scale(coverage: Array) -> Array:
+        return coverage.astype(jnp.float32) / 255
+
     return Targets(
         modal=scale(batch["modal"]),
         amodal=scale(batch["amodal"]),
