@@ -10,6 +10,7 @@ from r2sm_jax.training.losses import (
     Targets,
     dense_losses,
     dice_loss,
+    instance_losses,
     mask_loss,
     masked_mean,
     pixel_mean,
@@ -83,14 +84,15 @@ def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair):
 
 
 def test_soft_iou_thresholds_both():
-    assert soft_iou(logits(LEFT)[0], TOP, FULL) == pytest.approx(4 / 12)
-    assert soft_iou(logits(EMPTY)[0], 0.4 * LEFT, FULL) == 1
-    assert soft_iou(logits(LEFT)[0], EMPTY, FULL) == 0
+    assert soft_iou(logits(LEFT)[0], TOP, FULL, 0) == pytest.approx(4 / 12)
+    assert soft_iou(logits(EMPTY)[0], 0.4 * LEFT, FULL, 0) == 1
+    assert soft_iou(logits(LEFT)[0], EMPTY, FULL, 0) == 0
+    assert soft_iou(logits(LEFT)[0], FULL, FULL, -100) == 1
 
 
 def test_soft_iou_does_not_look_at_padding():
-    assert soft_iou(logits(FULL)[0], LEFT, LEFT) == 1
-    assert soft_iou(logits(FULL)[0], EMPTY, EMPTY) == 1
+    assert soft_iou(logits(FULL)[0], LEFT, LEFT, 0) == 1
+    assert soft_iou(logits(FULL)[0], EMPTY, EMPTY, 0) == 1
 
 
 # Queries: two of them about one image with two instances.
@@ -121,7 +123,9 @@ def targets(**changes) -> Targets:
 def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear", type_logit=None):
     """Losses of the fused masks."""
     type_logit = jnp.zeros((1, 2)) if type_logit is None else type_logit
-    return query_losses(masks, type_logit, PIXELS, truth, config or LossConfig(type_smoothing=0), head=head)
+    return query_losses(
+        masks, type_logit, PIXELS, truth, config or LossConfig(type_smoothing=0), head=head, threshold=0
+    )
 
 
 RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
@@ -223,7 +227,9 @@ ONE, TWO = (LEFT, FULL), (RIGHT, RIGHT)
 
 
 def slots(slots_of_query, truth: Targets, **options):
-    return slot_losses(tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options), PIXELS, truth, LossConfig())
+    return slot_losses(
+        tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options), PIXELS, truth, LossConfig(), threshold=0
+    )
 
 
 def test_slots_in_any_order_cost_the_same():
@@ -242,8 +248,8 @@ def test_targets_in_any_order_cost_the_same():
 def test_slots_without_a_target_learn_absence():
     sure = jnp.array([[[0.0, 20.0, 20.0], [0.0, 20.0, -20.0]]])
     masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, TWO], [TWO, (EMPTY, EMPTY)]])
-    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig())["slot_presence"]
-    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig())["slot_presence"]
+    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"]
+    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"]
     assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
 
 
@@ -302,6 +308,22 @@ def test_unknown_labels_are_left_out():
         dense(jnp.ones((2, 2, 2)), jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 4))), {"category": jnp.eye(2)}, truth
     )
     assert parts["dense_category"] == 0
+
+
+def test_instance_losses_ask_for_each_instance_by_itself():
+    drawn = jnp.stack([logits(LEFT, FULL), logits(RIGHT, RIGHT)]).reshape(1, 1, 2, 2, -1)
+    truth = targets()
+
+    def loss(weights, truth=truth):
+        return instance_losses(Kernels(weights, jnp.zeros((1, 1, 2, 2))), PIXELS, truth, LossConfig())["dense_instance"]
+
+    assert loss(drawn) == pytest.approx(0, abs=1e-5)
+    assert loss(drawn[:, :, ::-1]) > 5
+    # An instance that is not there, or whose complete shape is unknown, asks for nothing.
+    absent = targets(modal=jnp.stack([LEFT, EMPTY])[None], amodal=jnp.stack([FULL, EMPTY])[None])
+    assert loss(drawn.at[:, :, 1].multiply(-1), absent) == pytest.approx(0, abs=1e-5)
+    unknown = targets(amodal_known=jnp.array([[False, True]]))
+    assert loss(drawn.at[:, :, 0, 1].multiply(-1), unknown) == pytest.approx(0, abs=1e-5)
 
 
 def test_the_total_is_the_weighted_sum():

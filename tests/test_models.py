@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, draw_masks, draw_pair
+from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, PixelFeatures, draw_masks, draw_pair
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
@@ -44,6 +44,29 @@ def assert_equal(one: R2SMOutput, other: R2SMOutput, rows=slice(None), queries=s
 
 def shapes(tree) -> list:
     return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+def test_instance_kernels_depend_on_the_visible_pixels_only():
+    model = R2SM(CONFIG, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
+    visible = jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)  # the left half, and an instance that is not there
+    kernels = model.instance_kernels(PixelFeatures(fine, fine), visible)
+    assert kernels.weights.shape == (1, 1, 2, 2, DECODER.mask_dim) and kernels.biases.shape == (1, 1, 2, 2)
+    other = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, 2:].add(1)), visible)
+    np.testing.assert_array_equal(kernels.weights, other.weights)
+    changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
+    assert not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0]) and np.isfinite(changed.weights).all()
+
+
+def test_masks_are_cut_at_the_threshold():
+    inputs = fake_inputs(CONFIG, 1, 2)
+    low, high = (
+        make(replace(CONFIG, mask_threshold=-1.0))(**inputs),
+        make(replace(CONFIG, mask_threshold=0.0))(**inputs),
+    )
+    for name in ("modal", "amodal", "slot_modal", "slot_amodal"):
+        np.testing.assert_allclose(getattr(low, name), getattr(high, name) + 1, atol=1e-5)
 
 
 # Shapes and dtypes of every module.

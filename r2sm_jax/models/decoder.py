@@ -32,7 +32,7 @@ class DecoderConfig:
     """Instance masks a query can have."""
     fine_dim: int = 64
     """Channels at stride 4."""
-    mask_dim: int = 32
+    mask_dim: int = 64
     """Channels of the pixel features that masks are dot products with."""
 
 
@@ -175,7 +175,6 @@ class MaskDecoder(nnx.Module):
     ):
         d = config.dim
         init = nnx.initializers.truncated_normal(1.0)
-        self.mask_dim = config.mask_dim
         self.output_tokens = nnx.Param(init(rngs.params(), (1 + config.slots, d)))
         self.positions = Buffer(fourier_positions(grid, d, rngs.params()))
         self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
@@ -215,8 +214,14 @@ class MaskDecoder(nnx.Module):
 
     def _kernels(self, tokens: Float[Array, "b k q d"]) -> Kernels:
         out = jnp.concatenate([self.fused(tokens[:, :, :1]), self.slots(tokens[:, :, 1:])], axis=2)
-        out = rearrange(out, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
-        return Kernels(out[..., :-1] * self.mask_dim**-0.5, out[..., -1] + PRIOR)
+        return make_kernels(out)
+
+
+def make_kernels(out: Float[Array, "b k q _o"]) -> Kernels:
+    """What a hypernetwork says of each token, 2 (c + 1) numbers, as float32 weights and biases."""
+    out = rearrange(out, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
+    weights = out[..., :-1]
+    return Kernels(weights * weights.shape[-1] ** -0.5, out[..., -1] + PRIOR)
 
 
 def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"]:

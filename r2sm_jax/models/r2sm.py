@@ -12,13 +12,15 @@ from jaxtyping import Array, Bool, Float, UInt8
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import (
     DecoderConfig,
+    Kernels,
     MaskDecoder,
     MaskTokens,
     PixelDecoder,
     PixelFeatures,
     draw_pair,
+    make_kernels,
 )
-from r2sm_jax.models.layers import Linear
+from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.vision import ConvStem, VisionConfig, VisionEncoder
 from r2sm_jax.models.weights import MINILM
 
@@ -49,6 +51,9 @@ class ModelConfig:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     head: str = "attention"
     """Mask-type head: linear, mlp, attention; keyword, always_modal, always_amodal, oracle; none."""
+    mask_threshold: float = -0.6
+    """Logit above which a pixel is mask. Below 0, since leaving out a pixel that is as likely in as out costs more IoU
+    than taking it in; `R2SMOutput` is shifted by it, so that 0 decides there."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
 
@@ -70,7 +75,8 @@ class DenseOutput(NamedTuple):
 
 
 class R2SMOutput(NamedTuple):
-    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`; > 0 is mask."""
+    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, less
+    `ModelConfig.mask_threshold`: > 0 is mask."""
 
     type_logit: Float[Array, "b k"]
     """> 0: the amodal mask is meant."""
@@ -105,6 +111,7 @@ class R2SM(nnx.Module):
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
+        self.dense_kernels = MLP((decoder.mask_dim, 64, 2 * (decoder.mask_dim + 1)), dtype=dtype, rngs=rngs)
         self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
     def encode_image(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> tuple[Array, PixelFeatures]:
@@ -141,6 +148,13 @@ class R2SM(nnx.Module):
         dense = self.dense(pixels.coarse).astype(jnp.float32)
         return DenseOutput(dense[..., :e], dense[..., e : 2 * e], dense[..., 2 * e :])
 
+    def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
+        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, for dense supervision: what
+        could be drawn if the language had been understood."""
+        total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
+        mean = total / (visible.sum((-2, -1))[..., None].astype(total.dtype) + 1)
+        return make_kernels(self.dense_kernels(mean[:, None]))
+
     def __call__(
         self,
         image: UInt8[Array, "b H W 3"],
@@ -151,7 +165,7 @@ class R2SM(nnx.Module):
         """Answers k queries about each of b images."""
         tokens, pixels = self.encode_image(image, valid)
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
-        modal, amodal = draw_pair(masks.kernels, pixels.fine)
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
         return R2SMOutput(
             type_logit,
             modal[:, :, 0],

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32
@@ -13,11 +14,12 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.weights import file_sha256, find_language_model, load_bert
 
 BATCH_TOKENS = 2048
-LENGTH_STEP = 8
+LENGTH_STEP = 4
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
-
-
 PADDED_STEP = 32
+
+Batch = tuple[list[tuple[str, list[int]]], jax.Array]
+"""Sentences with their tokens, and their states [b t l e] as they will be."""
 
 
 class TextStates:
@@ -43,7 +45,12 @@ class TextStates:
         self.layers, self.dim = layers, config.hidden_size
         self.max_tokens = max_tokens
         graphdef, self.weights = nnx.split(encoder)
-        self._encode = jax.jit(lambda weights, ids, mask: nnx.merge(graphdef, weights)(ids, mask, layers))
+
+        @jax.jit
+        def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array) -> jax.Array:
+            return nnx.merge(graphdef, weights)(ids, mask, layers).astype(jnp.float16)
+
+        self._encode = encode
         self._states: dict[str, np.ndarray] = {}
         self.truncated: set[str] = set()
 
@@ -63,21 +70,29 @@ class TextStates:
                 self.truncated.add(sentence)
                 ids = [*ids[: self.max_tokens - 1], end]
             by_length.setdefault(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
+        before: Batch | None = None
         for length, group in sorted(by_length.items()):
             rows = max(1, BATCH_TOKENS // length)
             for start in range(0, len(group), rows):
-                self._encode_batch(group[start : start + rows], rows, length)
+                batch = self._encode_batch(group[start : start + rows], rows, length)
+                self._keep(before)  # while this batch is being computed
+                before = batch
+        self._keep(before)
         return len(new)
 
-    def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> None:
+    def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> Batch:
         ids = np.zeros((rows, length), np.int32)
         mask = np.zeros((rows, length), bool)
         mask[:, 0] = True
         for row, (_, tokens) in enumerate(group):
             ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
-        states = np.asarray(self._encode(self.weights, ids, mask)).astype(np.float16)
-        for row, (sentence, tokens) in enumerate(group):
-            self._states[sentence] = states[row, : len(tokens)].copy()
+        return group, self._encode(self.weights, ids, mask)
+
+    def _keep(self, batch: Batch | None) -> None:
+        if batch is not None:
+            group, states = batch[0], np.asarray(batch[1])
+            for row, (sentence, tokens) in enumerate(group):
+                self._states[sentence] = states[row, : len(tokens)].copy()
 
     def __call__(
         self, sentences: list[str], tokens: int | None = None

@@ -9,7 +9,7 @@ import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
-from r2sm_jax.models.decoder import MaskTokens, draw_pair
+from r2sm_jax.models.decoder import Kernels, MaskTokens, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
 FUSED, SLOTS = slice(0, 1), slice(1, None)
@@ -92,11 +92,14 @@ def mask_loss(
 
 
 def soft_iou(
-    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]
+    logits: Float[Array, "*n h w"],
+    target: Float[Array, "*n h w"],
+    valid: Float[Array, "*#n h w"],
+    threshold: float,
 ) -> Float[Array, "*n"]:
     """IoU of the thresholded mask with the thresholded target, on valid cells; two empty masks agree (1)."""
     counts = valid > 0.5
-    drawn, wanted = (logits > 0) & counts, (target > 0.5) & counts
+    drawn, wanted = (logits > threshold) & counts, (target > 0.5) & counts
     union = (drawn | wanted).sum((-2, -1))
     return jnp.where(union > 0, (drawn & wanted).sum((-2, -1)) / jnp.maximum(union, 1), 1.0)
 
@@ -112,9 +115,10 @@ def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Arra
 
 def query_losses(
     masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b h w c"], targets: Targets,
-    config: LossConfig, *, head: str,
+    config: LossConfig, *, head: str, threshold: float,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type."""
+    """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type;
+    `threshold` is the logit above which a pixel is mask."""
     modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
     modal_target, amodal_target, known = query_targets(targets)
     valid, area = targets.query_valid, targets.valid[:, None]
@@ -128,7 +132,8 @@ def query_losses(
         modal_valid, amodal_valid = valid, valid & known
     type_target = wants * (1 - 2 * config.type_smoothing) + config.type_smoothing
     has_target = targets.members.any(-1).astype(jnp.float32)
-    iou = jnp.stack([soft_iou(modal, modal_target, area), soft_iou(amodal, amodal_target, area)], axis=-1)
+    pairs = ((modal, modal_target), (amodal, amodal_target))
+    iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
     iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
     early = jnp.zeros(())
     if masks.early:
@@ -160,7 +165,7 @@ def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array
 
 
 def slot_losses(
-    masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+    masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig, *, threshold: float
 ) -> dict[str, Float[Array, ""]]:
     """Instance masks: slots are matched to the query's instances (Hungarian), unmatched slots learn absence.
 
@@ -185,9 +190,8 @@ def slot_losses(
     matched_modal, matched_amodal = take(modal, slot_of), take(amodal, slot_of)
     losses = mask_loss(matched_modal, modal_target, area, config.masks)
     amodal_losses = mask_loss(matched_amodal, amodal_target, area, config.masks)
-    iou = jnp.stack(
-        [soft_iou(matched_modal, modal_target, area), soft_iou(matched_amodal, amodal_target, area)], axis=-1
-    )
+    pairs = ((matched_modal, modal_target), (matched_amodal, amodal_target))
+    iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
     iou_error = (take(masks.iou[:, :, 1:], slot_of) - jax.lax.stop_gradient(iou)) ** 2
     filled = take(jnp.zeros(exists.shape), slot_of)
     filled = jax.vmap(jax.vmap(lambda row, index, there: row.at[index].set(there)))(
@@ -241,6 +245,17 @@ def dense_losses(
     box_known = on_object & pick(targets.amodal_known, index)
     losses["dense_box"] = 4 * masked_mean(jnp.abs(dense.box - distances).mean(-1), box_known)
     return losses
+
+
+def instance_losses(
+    kernels: Kernels, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+) -> dict[str, Float[Array, ""]]:
+    """Masks of every instance from kernels [b 1 m] that were made from its own pixels, whatever the queries ask."""
+    modal, amodal = (x[:, 0] for x in draw_pair(kernels, pixels))
+    exists, area = targets.modal.any((-2, -1)), targets.valid[:, None]
+    losses = masked_mean(mask_loss(modal, targets.modal, area, config.masks), exists)
+    known = exists & targets.amodal_known
+    return {"dense_instance": losses + masked_mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
 
 
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:

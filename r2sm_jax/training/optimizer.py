@@ -23,14 +23,16 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Of AdamW's matrices."""
     muon_weight_decay: float = 0.01
-    warmup_steps: int = 100
+    momentum: float = 0.9
+    """Of Muon."""
+    warmup_steps: int = 30
     clip: float = 1.0
     """Largest global gradient norm."""
 
 
 NOT_MATRICES = ("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding")
 """Parameters that look like matrices and are tables."""
-NOT_MUON = ("head", "dense_names")
+NOT_MUON = ("dense_names",)
 """Modules that learn quickly anyway; orthogonalising their updates would only cost time."""
 
 
@@ -48,7 +50,9 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps)
     muon = optax.chain(
-        optax.contrib.scale_by_muon(ns_steps=3, preconditioning="aol", weight_dimension_numbers=_dimensions),
+        optax.contrib.scale_by_muon(
+            ns_steps=3, preconditioning="aol", beta=config.momentum, weight_dimension_numbers=_dimensions
+        ),
         optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )

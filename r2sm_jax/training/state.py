@@ -65,8 +65,11 @@ def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: Los
     targets = make_targets(batch)
     tokens, pixels = model.encode_image(batch["image"], batch["valid"])
     type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
-    parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=model.config.head)
-    parts |= losses.slot_losses(masks, pixels.fine, targets, config)
+    head, threshold = model.config.head, model.config.mask_threshold
+    parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold)
+    parts |= losses.slot_losses(masks, pixels.fine, targets, config, threshold=threshold)
+    kernels = model.instance_kernels(pixels, targets.modal)
+    parts |= losses.instance_losses(kernels, pixels.fine, targets, config)
     projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
     parts |= losses.dense_losses(model.dense_output(pixels), projected, targets)
     return losses.total_loss(parts, config), parts
