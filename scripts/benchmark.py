@@ -1,0 +1,110 @@
+"""Speed of every stage on this machine: `python scripts/benchmark.py [CONFIG.py] [--flags]`, as for training.
+
+Nothing else should run beside it. Scenes and queries are made on one core; the rest uses whatever JAX finds. Figures
+are medians.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from r2sm_jax.config import Config, parse_config
+from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.queries import write_queries
+from r2sm_jax.data.scenes import draw_scene
+from r2sm_jax.data.sources import open_source, things
+from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.predictor import Predictor
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.state import init_state, make_train_step, split_model
+
+SCENES = 64
+
+
+def seconds(work: Callable[[], Any], repeats: int) -> float:
+    """Median time of a call whose result is waited for, after one that compiles."""
+    jax.block_until_ready(work())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(work())
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def measure(config: Config) -> Iterator[tuple[str, str]]:
+    """Names and figures, as they come."""
+    size = config.model.vision.image_size
+    took = seconds(lambda: [draw_scene(0, i, size) for i in range(SCENES)], 3)
+    yield "scenes drawn a second and core", f"{SCENES / took:.0f}"
+    drawn = [things(draw_scene(0, i, size)) for i in range(SCENES)]
+    took = seconds(lambda: [write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)], 3)
+    yield "queries written a second and core", f"{8 * SCENES / took:,.0f}"
+
+    source = open_source("scenes", "train", count=SCENES, size=size)
+    prepared = PreparedSource(source, size, config.model.mask_size)
+    prepared.remember_all()
+    sentences = [text for i in range(SCENES) for text in prepared[i][1].texts]
+    text = config.model.text
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+
+    numbers = count()
+
+    def encode_anew() -> None:
+        number = next(numbers)
+        texts.add(f"{sentence} {number}" for sentence in sentences)
+
+    yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
+    texts.add(sentences)
+
+    graphdef, params, constants = split_model(config.model, 0)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    state = init_state(params, optimizer)
+    assemble = Assemble(
+        text_states=texts, tokens=texts.longest, queries=config.data.queries, instances=config.data.instances,
+        slots=config.model.decoder.slots, mirror=True,
+    )  # fmt: skip
+    batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
+    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
+    batch, names = jax.device_put((batch, names))
+    train_step = make_train_step(graphdef, optimizer, config.loss)
+    predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
+
+    def step() -> Any:
+        nonlocal state
+        state, logs = train_step(state, constants, batch, names)
+        return logs
+
+    shape = f"{config.train.batch_size} images x {config.data.queries} queries"
+    yield f"training step, {shape}", f"{1000 * seconds(step, 20):.0f} ms"
+
+    image = source[0].image
+
+    def answer() -> None:
+        predictor.set_image(image)
+        predictor.predict(sentences[:1])
+
+    yield "one image and one known query", f"{1000 * seconds(answer, 20):.0f} ms"
+
+
+def main() -> None:
+    use_huge_pages()
+    table = Table("what", "figure")
+    for row in measure(parse_config(sys.argv[1:])):
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)
