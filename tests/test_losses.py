@@ -253,6 +253,14 @@ def test_slots_without_a_target_learn_absence():
     assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
 
 
+def test_of_slots_that_draw_alike_the_one_that_claims_the_target_gets_it():
+    single = MULTI._replace(slots=jnp.array([[[0, -1], [1, -1]]], jnp.int32))
+    masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, ONE], [TWO, TWO]])
+    sure = jnp.array([[[0.0, -20.0, 20.0], [0.0, 20.0, -20.0]]])
+    loss = slot_losses(masks._replace(presence=sure), PIXELS, single, LossConfig(), threshold=0)["slot_presence"]
+    assert loss == pytest.approx(0, abs=1e-5)
+
+
 def test_what_slots_draw_on_padding_changes_neither_matching_nor_losses():
     padded = MULTI._replace(valid=LEFT[None], slots=jnp.array([[[0, -1], [0, -1]]], jnp.int32))
     clean = [[(LEFT, LEFT), (EMPTY, EMPTY)], [(EMPTY, EMPTY), (LEFT, LEFT)]]

@@ -49,10 +49,10 @@ def shapes(tree) -> list:
 def test_instance_kernels_depend_on_the_visible_pixels_only():
     model = R2SM(CONFIG, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
+    fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.kernel_dim)), jnp.float32)
     visible = jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)  # the left half, and an instance that is not there
     kernels = model.instance_kernels(PixelFeatures(fine, fine), visible)
-    assert kernels.weights.shape == (1, 1, 2, 2, DECODER.mask_dim) and kernels.biases.shape == (1, 1, 2, 2)
+    assert kernels.weights.shape == (1, 1, 2, 2, DECODER.kernel_dim) and kernels.biases.shape == (1, 1, 2, 2)
     other = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, 2:].add(1)), visible)
     np.testing.assert_array_equal(kernels.weights, other.weights)
     changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
@@ -109,7 +109,7 @@ def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
     sizes = [jax.ShapeDtypeStruct((2, side, side, c), FLOAT32) for side, c in zip((16, 8), skips, strict=False)]
     features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
-    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, 8))
+    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.kernel_dim))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])

@@ -33,7 +33,12 @@ class DecoderConfig:
     fine_dim: int = 64
     """Channels at stride 4."""
     mask_dim: int = 64
-    """Channels of the pixel features that masks are dot products with."""
+    """Learned channels of the pixel features that masks are dot products with."""
+
+    @property
+    def kernel_dim(self) -> int:
+        """All their channels: the learned ones and the `place` of a pixel."""
+        return self.mask_dim + 4
 
 
 PRIOR = -3.0
@@ -87,7 +92,16 @@ class PixelDecoder(nnx.Module):
         fine_skip, coarse_skip = features.skips or (None, None)
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
         fine = self.fine(coarse, fine_skip)
-        return PixelFeatures(coarse, fine + self.out(nnx.relu(self.norm(fine))))
+        fine = fine + self.out(nnx.relu(self.norm(fine)))
+        place = jnp.broadcast_to(places(fine.shape[1]).astype(fine.dtype), (*fine.shape[:3], 4))
+        return PixelFeatures(coarse, jnp.concatenate([fine, place], axis=-1))
+
+
+def places(size: int) -> Float[Array, "h w 4"]:
+    """x, y, x², y² of every pixel: a kernel can confine its mask to a soft window, away from things that look alike."""
+    at = (jnp.arange(size) + 0.5) / size * 2 - 1
+    x, y = jnp.meshgrid(at, at, indexing="xy")
+    return 2 * jnp.stack([x, y, x**2, y**2], axis=-1)
 
 
 class CrossAttention(nnx.Module):
@@ -182,7 +196,7 @@ class MaskDecoder(nnx.Module):
         self.image = Linear(image_dim, d, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List([DecoderBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)])
         self.norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        out = 2 * (config.mask_dim + 1)
+        out = 2 * (config.kernel_dim + 1)
         self.fused = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
         self.slots = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
         self.scores = MLP((d, d, 3), dtype=dtype, rngs=rngs)

@@ -48,7 +48,7 @@ class MLPHead(nnx.Module):
 
 
 class AttentionHead(nnx.Module):
-    """The mean of two readers: they err on different wordings, so together they do better than one of twice the size."""
+    """The mean of two readers, which err on different wordings: together they do better than one of twice the size."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, readers: int = 2):
         self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(readers)])

@@ -111,7 +111,8 @@ class R2SM(nnx.Module):
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
-        self.dense_kernels = MLP((decoder.mask_dim, 64, 2 * (decoder.mask_dim + 1)), dtype=dtype, rngs=rngs)
+        channels = decoder.kernel_dim
+        self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
         self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
     def encode_image(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> tuple[Array, PixelFeatures]:

@@ -182,7 +182,9 @@ def slot_losses(
     probability, counted = jax.nn.sigmoid(amodal) * area, amodal_target * area
     overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, counted)
     sizes = probability.sum((-2, -1))[..., :, None] + counted.sum((-2, -1))[..., None, :]
-    cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1), 0)
+    # Slots that draw alike would be matched by chance and none learn that it is the one.
+    claim = 0.5 * jax.nn.sigmoid(masks.presence[:, :, 1:, None])
+    cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1) - claim, 0)
     slot_of = jax.vmap(_match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
     slot_of = slot_of.reshape(targets.slots.shape)  # slot that each target goes to
 
