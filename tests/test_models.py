@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, PixelFeatures, draw_masks, draw_pair
+from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
@@ -57,6 +57,17 @@ def test_instance_kernels_depend_on_the_visible_pixels_only():
     np.testing.assert_array_equal(kernels.weights, other.weights)
     changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
     assert not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0]) and np.isfinite(changed.weights).all()
+
+
+def test_a_kernel_can_confine_a_mask_to_a_place():
+    x0, y0, steep = 0.25, -0.25, 40.0
+    # steep * (0.1 - (x - x0)^2 - (y - y0)^2), by a kernel on the places alone, which are scaled by 2
+    weights = steep * jnp.array([2 * x0, 2 * y0, -1, -1]) / 2
+    bias = steep * (0.1 - x0**2 - y0**2)
+    kernels = Kernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 4)), jnp.full((1, 1, 1, 2), bias))
+    mask = draw_masks(kernels, places(32)[None])[0, 0, 0, 0] > 0
+    at = (np.arange(32) + 0.5) / 16 - 1
+    np.testing.assert_array_equal(mask, (at[None] - x0) ** 2 + (at[:, None] - y0) ** 2 < 0.1)
 
 
 def test_masks_are_cut_at_the_threshold():
