@@ -1,4 +1,4 @@
-"""Under an hour on two CPU cores: the default model on more scenes, for longer.
+"""Sized for an hour on two CPU cores: the default model on more scenes, for longer. Not measured yet.
 
 Task: R2SM, arXiv 2506.01795.
 

@@ -162,7 +162,7 @@ def test_bad_input(tmp_path):
 
 def test_real_photos():
     if not REAL.is_dir():
-        pytest.skip(f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)")
+        pytest.skip(f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)")  # photos that are not ours to ship
     found = read_cocoa([REAL])
     assert (len(found.images), len(found.annotations), found.notes) == (5, 48, [])
     by_category = {thing.category: thing for things in found.things.values() for thing in things}

@@ -218,7 +218,7 @@ def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints
 
 def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
     if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
+        pytest.skip("there is no /dev/full here")  # Linux only; nothing else makes a write fail on demand
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
     message = refused(main, *tiny_flags, "--run", tmp_path / "run")
@@ -227,7 +227,7 @@ def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused
 
 def test_a_folder_without_write_permission_is_one_sentence(tiny_flags, tmp_path, refused):
     if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
+        pytest.skip("root may write everywhere")  # permissions do not bind root, as in containers
     (tmp_path / "closed").mkdir(mode=0o500)
     assert "cannot be written" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
 

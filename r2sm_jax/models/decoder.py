@@ -38,9 +38,11 @@ class DecoderConfig:
     @property
     def kernel_dim(self) -> int:
         """All their channels: the learned ones and the `place` of a pixel."""
-        return self.mask_dim + 4
+        return self.mask_dim + PLACE
 
 
+PLACE = 4
+"""Fixed channels that say where a pixel is, see `places`."""
 PRIOR = -3.0
 """Initial mask logit: a mask fills about a twentieth of the image."""
 FOCUS = 3.0
@@ -72,7 +74,7 @@ class Upscale(nnx.Module):
         x = rearrange(self.up(x), "b h w (y x c) -> b (h y) (w x) c", y=2, x=2)
         if self.skip is None:
             return x
-        assert skip is not None
+        assert skip is not None  # for the type checker: a stem with skips always gives them
         return x + self.skip(skip)
 
 
@@ -93,7 +95,7 @@ class PixelDecoder(nnx.Module):
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
         fine = self.fine(coarse, fine_skip)
         fine = fine + self.out(nnx.relu(self.norm(fine)))
-        place = jnp.broadcast_to(places(fine.shape[1]).astype(fine.dtype), (*fine.shape[:3], 4))
+        place = jnp.broadcast_to(places(fine.shape[1]).astype(fine.dtype), (*fine.shape[:3], PLACE))
         return PixelFeatures(coarse, jnp.concatenate([fine, place], axis=-1))
 
 

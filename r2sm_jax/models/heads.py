@@ -50,8 +50,8 @@ class MLPHead(nnx.Module):
 class AttentionHead(nnx.Module):
     """The mean of two readers, which err on different wordings: together they do better than one of twice the size."""
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, readers: int = 2):
-        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(readers)])
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(2)])
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
         return jnp.stack([reader(states, mask) for reader in self.readers]).mean(0)
