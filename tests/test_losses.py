@@ -69,17 +69,19 @@ def test_pixel_mean_leaves_invalid_cells_out():
     assert pixel_mean(mask("##", ".."), jnp.zeros((2, 2))) == 0
 
 
-def test_lisa_and_sam_pairs_by_hand():
+def test_the_named_pairs_by_hand():
     flat, target, valid = jnp.zeros((2, 2)), mask("##", ".."), jnp.ones((2, 2))
+    assert mask_loss(flat, target, valid, "mask2former") == pytest.approx(5 * LN2 + 5 * 0.4, rel=1e-5)
     assert mask_loss(flat, target, valid, "lisa") == pytest.approx(2 * LN2 + 0.5 * 0.4, rel=1e-5)
     focal = (2 * 0.25 + 2 * 0.75) / 4 * 0.5**2 * LN2  # alpha .25 on the object, .75 beside it, gamma 2
     assert mask_loss(flat, target, valid, "sam") == pytest.approx(20 * focal + 0.4, rel=1e-5)
 
 
-@pytest.mark.parametrize("pair", ["lisa", "sam"])
-def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair):
+@pytest.mark.parametrize(
+    "pair, wanted", [("mask2former", 5 * LN2), ("lisa", 2 * LN2), ("sam", 20 * 0.75 * 0.25 * LN2)]
+)
+def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair, wanted):
     flat, valid = jnp.zeros((2, 2)), jnp.ones((2, 2))
-    wanted = 2 * LN2 if pair == "lisa" else 20 * 0.75 * 0.25 * LN2
     assert mask_loss(flat, jnp.zeros((2, 2)), valid, pair) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -145,7 +147,7 @@ def test_each_mask_counts_the_same_whatever_its_size():
     tiny = EMPTY.at[0, 0].set(1.0)
     truth = targets(modal=jnp.stack([tiny, RIGHT])[None], amodal=jnp.stack([tiny, RIGHT])[None])
     both = losses(tokens([(EMPTY, EMPTY), (EMPTY, EMPTY)]), truth)["modal"]
-    single = [mask_loss(logits(EMPTY)[0], m, FULL, "lisa") for m in (tiny, RIGHT)]
+    single = [mask_loss(logits(EMPTY)[0], m, FULL, LossConfig().masks) for m in (tiny, RIGHT)]
     assert both == pytest.approx(float(single[0] + single[1]) / 2, rel=1e-5)
 
 
@@ -323,7 +325,7 @@ def test_instance_losses_ask_for_each_instance_by_itself():
     truth = targets()
 
     def loss(weights, truth=truth):
-        return instance_losses(Kernels(weights, jnp.zeros((1, 1, 2, 2))), PIXELS, truth, LossConfig())["dense_instance"]
+        return instance_losses(Kernels(weights, jnp.zeros((1, 1, 2, 2))), PIXELS, truth, LossConfig())["instance"]
 
     assert loss(drawn) == pytest.approx(0, abs=1e-5)
     assert loss(drawn[:, :, ::-1]) > 5
@@ -335,7 +337,8 @@ def test_instance_losses_ask_for_each_instance_by_itself():
 
 
 def test_the_total_is_the_weighted_sum():
-    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early"
+    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early instance"
     parts = {name: jnp.array(float(10**i)) for i, name in enumerate(names.split())}
-    config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7)
-    assert total_loss(parts, config) == pytest.approx(1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10)
+    config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7, instance=8)
+    wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
+    assert total_loss(parts, config) == pytest.approx(wanted)

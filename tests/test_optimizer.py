@@ -84,15 +84,19 @@ def test_only_matrices_are_decayed(name):
         assert any(table in key for key in params) and not any(table in key for key in decayed)
 
 
-def test_muon_updates_of_matrices_are_nearly_orthogonal():
+def test_muon_lifts_every_direction_of_a_gradient():
+    """Singular values that differ a hundredfold end where `POLAR_STEPS` says."""
     rng = np.random.default_rng(0)
-    params = nnx.State({"kernel": nnx.Param(jnp.asarray(rng.normal(size=(16, 8)), jnp.float32))})
-    optimizer = make_optimizer(OptimizerConfig(name="muon", warmup_steps=1, weight_decay=0.0), 100)
-    grads = jax.tree.map(lambda p: p * jnp.asarray(10.0 ** rng.integers(-3, 1, p.shape), jnp.float32), params)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 8)))[0] for n in (16, 8))
+    gradient = jnp.asarray(left * np.geomspace(0.01, 1, 8) @ right.T, jnp.float32)
+    params = nnx.State({"kernel": nnx.Param(jnp.zeros((16, 8)))})
+    config = OptimizerConfig(name="muon", warmup_steps=1, muon_learning_rate=1.0)
+    optimizer = make_optimizer(config, 10**6)
+    grads = jax.tree.map(lambda _: gradient, params)
     _, state = optimizer.update(grads, optimizer.init(params), params)
     updates, _ = optimizer.update(grads, state, params)
     values = np.linalg.svd(np.asarray(jax.tree.leaves(updates)[0]), compute_uv=False)
-    assert values.max() / values.min() < 2.5  # the gradient's singular values differ far more
+    assert 0.35 < values.min() and values.max() < 1.65
 
 
 def small_params(seed: int = 0) -> nnx.State:
@@ -112,7 +116,9 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
         updates = names(optimizer.update(grads, state, params)[0])
         wanted = updates if scale == 1.0 else wanted
         for key in updates:
-            np.testing.assert_allclose(updates[key], wanted[key], rtol=1e-4)
+            # Muon's polynomials cancel large terms: rounding is relative to the largest entry, not to each.
+            largest = float(jnp.abs(wanted[key]).max())
+            np.testing.assert_allclose(updates[key], wanted[key], rtol=0, atol=1e-4 * largest)
 
 
 @BOTH

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from r2sm_jax.models.decoder import Kernels, MaskTokens, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
+MaskPair = Literal["mask2former", "lisa", "sam"]
 FUSED, SLOTS = slice(0, 1), slice(1, None)
 """Positions among the mask decoder's tokens."""
 
@@ -20,19 +21,22 @@ FUSED, SLOTS = slice(0, 1), slice(1, None)
 class LossConfig:
     """Weights of the parts; each part is logged apart."""
 
-    masks: Literal["lisa", "sam"] = "lisa"
-    """Named pair: `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are not exchangeable."""
+    masks: MaskPair = "mask2former"
+    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are
+    not exchangeable, and the ones below suit the first."""
     supervise: Literal["both", "requested"] = "both"
     """Modal and amodal mask on every query, or only the one that was asked for."""
-    slots: float = 0.25
+    slots: float = 0.15
     early: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
     type_smoothing: float = 0.03
     """Label smoothing of the mask type: keeps probabilities honest on wordings never seen."""
-    presence: float = 0.1
-    iou: float = 0.1
-    dense: float = 0.5
+    presence: float = 0.25
+    iou: float = 0.25
+    instance: float = 1.0
+    """Masks of every instance from its own mean pixel feature."""
+    dense: float = 3.0
 
 
 class Targets(NamedTuple):
@@ -81,14 +85,16 @@ def mask_loss(
     logits: Float[Array, "*n h w"],
     target: Float[Array, "*n h w"],
     valid: Float[Array, "*#n h w"],
-    pair: Literal["lisa", "sam"],
+    pair: MaskPair,
 ) -> Float[Array, "*n"]:
-    """The named pair of losses of each mask: LISA (model/LISA.py) or SAM (paper, appendix A)."""
+    """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py) or SAM (paper,
+    appendix A)."""
     dice = dice_loss(logits, target, valid)
-    if pair == "lisa":
-        return 2 * pixel_mean(optax.sigmoid_binary_cross_entropy(logits, target), valid) + 0.5 * dice
-    focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
-    return 20 * pixel_mean(focal, valid) + dice
+    if pair == "sam":
+        focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
+        return 20 * pixel_mean(focal, valid) + dice
+    cross_entropy = pixel_mean(optax.sigmoid_binary_cross_entropy(logits, target), valid)
+    return 5 * cross_entropy + 5 * dice if pair == "mask2former" else 2 * cross_entropy + 0.5 * dice
 
 
 def soft_iou(
@@ -257,7 +263,7 @@ def instance_losses(
     exists, area = targets.modal.any((-2, -1)), targets.valid[:, None]
     losses = masked_mean(mask_loss(modal, targets.modal, area, config.masks), exists)
     known = exists & targets.amodal_known
-    return {"dense_instance": losses + masked_mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
+    return {"instance": losses + masked_mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
 
 
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
@@ -265,5 +271,5 @@ def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[
     total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
     total += config.early * parts["early"]
     total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
-    total += config.iou * (parts["iou"] + parts["slot_iou"])
+    total += config.iou * (parts["iou"] + parts["slot_iou"]) + config.instance * parts["instance"]
     return total + config.dense * sum(v for k, v in parts.items() if k.startswith("dense_"))
