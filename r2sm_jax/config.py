@@ -31,13 +31,15 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (procedural) or json:FILE (a COCO-style file with queries)."""
+    """scenes (procedural), cutouts:DIR (composed of RGBA images) json:FILE (a COCO-style file with queries) or tfds:DIR."""
     images: str | None = None
     """Folder of the images of a json source; default: beside the file."""
+    backgrounds: str | None = None
+    """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     scenes: int = 6144
-    """Procedural training scenes."""
+    """Procedural or composed training scenes."""
     seed: int = 0
-    """Of the procedural scenes. Not the training seed: the data stays the same across runs."""
+    """Of the scenes. Not the training seed: the data stays the same across runs."""
     queries: int = 8
     """Queries an image and step."""
     instances: int = 8
@@ -66,7 +68,7 @@ class LoopConfig:
     evaluate_samples: int = 64
     """Images of the validation split in a quick evaluation."""
     report_samples: int = 256
-    """Images of each split in the final report; procedural scenes only, files are evaluated whole."""
+    """Images of each split in the final report; procedural and composed scenes only, files are evaluated whole."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from r2sm_jax.data.masks import union
 from r2sm_jax.data.queries import keyword_mask_type
 from r2sm_jax.data.schema import Query, Sample
 from r2sm_jax.data.sheet import Panel, prediction_row
-from r2sm_jax.data.sources import SPLITS, Source, open_source
+from r2sm_jax.data.sources import SPLITS, Source, is_procedural, open_source
 from r2sm_jax.data.transforms import Letterbox
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.huge_pages import use_huge_pages
@@ -42,13 +42,15 @@ class EvaluateConfig:
     run: Annotated[str, tyro.conf.Positional]
     """Run folder."""
     data: str | None = None
-    """scenes or json:FILE; default: what the run was trained on."""
+    """scenes, cutouts:DIR or json:FILE; default: what the run was trained on."""
     split: str = "all"
     """One split, several joined by commas, or all that the data has."""
     images: str | None = None
     """Folder of the images of a json source."""
+    backgrounds: str | None = None
+    """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     samples: int | None = None
-    """Procedural scenes a split; default: as in the run's report."""
+    """Procedural or composed scenes a split; default: as in the run's report."""
     out: str | None = None
     """Folder for report.json and report.md; default: the run folder, if the data are the run's own and all splits
     are evaluated, else nothing is written."""
@@ -169,16 +171,15 @@ def make_report(predictor: Predictor, sources: dict[str, Source], *, spec: str, 
     return {"splits": splits, "meta": meta}
 
 
-def open_splits(spec: str, split: str, *, samples: int, seed: int, size: int, images: str | None) -> dict[str, Source]:
-    """The sources of the splits that were asked for.
+def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
+    """The sources of the splits that were asked for. `options` are those of `open_source`.
 
     Raises:
         InputError: a split does not exist.
     """
-    options = {"count": samples, "seed": seed, "size": size, "images_dir": images}
     if split != "all":
         return {name: open_source(spec, name, **options) for name in split.split(",")}
-    if spec == "scenes":
+    if is_procedural(spec):
         return {name: open_source(spec, name, **options) for name in SPLITS if name.startswith("val")}
     kind, _, name = spec.partition(":")
     path = Path(name)
@@ -207,7 +208,10 @@ def main() -> None:
     images = args.images if args.data else args.images or data.images
     samples = args.samples or run.config.train.report_samples
     size = run.config.model.vision.image_size
-    sources = open_splits(spec, args.split, samples=samples, seed=data.seed, size=size, images=images)
+    backgrounds = args.backgrounds if args.data else args.backgrounds or data.backgrounds
+    sources = open_splits(
+        spec, args.split, count=samples, seed=data.seed, size=size, images_dir=images, backgrounds=backgrounds
+    )
     report = make_report(run.predictor, sources, spec=spec, step=run.step)
     show_report(report)
     out = Path(args.out) if args.out else (Path(args.run) if own else None)

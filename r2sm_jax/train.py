@@ -20,7 +20,7 @@ from rich.table import Table
 from r2sm_jax.config import Config, parse_config
 from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sheet import save_sheet
-from r2sm_jax.data.sources import Source, open_source
+from r2sm_jax.data.sources import Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate_split, make_report, open_splits, show_report
 from r2sm_jax.huge_pages import use_huge_pages
@@ -41,7 +41,14 @@ def open_data(config: Config, split: str, count: int) -> Source:
     data, size = config.data, config.model.vision.image_size
     queries = data.queries if split == "train" else 8
     return open_source(
-        data.source, split, count=count, seed=data.seed, size=size, queries=queries, images_dir=data.images
+        data.source,
+        split,
+        count=count,
+        seed=data.seed,
+        size=size,
+        queries=queries,
+        images_dir=data.images,
+        backgrounds=data.backgrounds,
     )
 
 
@@ -133,7 +140,7 @@ def train(config: Config) -> Path:
     prepared = PreparedSource(source, vision.image_size, config.model.mask_size)
     prepared.remember_all()
     print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
-    dev = open_data(config, "dev" if config.data.source == "scenes" else "val", config.train.evaluate_samples)
+    dev = open_data(config, "dev" if is_procedural(config.data.source) else "val", config.train.evaluate_samples)
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}")
@@ -206,8 +213,8 @@ def train(config: Config) -> Path:
     best = restore_weights(folder)
     predictor.weights = nnx.merge_state(best.params, best.constants)
     sources = open_splits(
-        config.data.source, "all", samples=config.train.report_samples, seed=config.data.seed,
-        size=vision.image_size, images=config.data.images,
+        config.data.source, "all", count=config.train.report_samples, seed=config.data.seed, size=vision.image_size,
+        images_dir=config.data.images, backgrounds=config.data.backgrounds,
     )  # fmt: skip
     report = make_report(predictor, sources, spec=config.data.source, step=best.step)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.query_template import things_of
 from r2sm_jax.data.readers.cocoa import read_cocoa
 from r2sm_jax.errors import InputError
 
@@ -55,6 +56,11 @@ def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes
     return folder / name
 
 
+def things(found, image_id: int):
+    """What queries can ask for."""
+    return things_of(found.records("test"), image_id)
+
+
 def test_regions_become_annotations(tmp_path):
     found = read_cocoa([save(tmp_path)])
     assert found.images == [{"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH}]
@@ -71,13 +77,13 @@ def test_regions_become_annotations(tmp_path):
 
 def test_things_leave_stuff_out_and_know_what_hides_them(tmp_path):
     found = read_cocoa([save(tmp_path)])
-    mug, box = found.things[3]
+    mug, box = things(found, 3)
     assert (mug.category, mug.box, mug.hidden_by) == ("mug", (10, 10, 30, 30), ())
     assert (box.hidden_by, box.visible_box) == ((1,), (30, 12, 50, 28))
     record = annotation()
     record["regions"] = record["regions"][2:]
     path = save(tmp_path / "stuff", **record)
-    assert [thing.category for thing in read_cocoa([path]).things[3]] == ["table"]
+    assert [thing.category for thing in things(read_cocoa([path]), 3)] == ["table"]
 
 
 def test_a_sliver_in_front_does_not_count_as_hiding(tmp_path):
@@ -86,7 +92,7 @@ def test_a_sliver_in_front_does_not_count_as_hiding(tmp_path):
         {"name": "wall", "segmentation": square(0, 0, 60, 40), "order": 2},
     ]
     found = read_cocoa([save(tmp_path, regions=regions)])
-    assert found.things[3][1].hidden_by == ()
+    assert things(found, 3)[1].hidden_by == ()
 
 
 def test_several_annotators_keep_the_first(tmp_path):
@@ -165,7 +171,7 @@ def test_real_photos():
         pytest.skip(f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)")  # photos that are not ours to ship
     found = read_cocoa([REAL])
     assert (len(found.images), len(found.annotations), found.notes) == (5, 48, [])
-    by_category = {thing.category: thing for things in found.things.values() for thing in things}
+    by_category = {thing.category: thing for image in found.images for thing in things(found, image["id"])}
     trash_bin, toilet = by_category["trash bin"], by_category["toilet"]
     assert trash_bin.occlusion == pytest.approx(0.7808, abs=1e-3) and toilet.id in trash_bin.hidden_by
     for record in found.annotations:

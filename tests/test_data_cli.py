@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -5,9 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from test_cocoa import HEIGHT, WIDTH, annotation, save
+from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
-from r2sm_jax.data import __main__ as cli
-from r2sm_jax.data.schema import read_json, write_json
+from r2sm_jax.data import __main__ as cli, masks
+from r2sm_jax.data.schema import load_records, read_json, write_json
 from r2sm_jax.errors import exit_cleanly
 
 
@@ -123,9 +125,74 @@ def test_bad_arguments(tmp_path, run):
     assert code == 2 and "Traceback" not in err
 
 
+def test_every_format_has_its_command(tmp_path, run):
+    """From files of each dialect to a dataset file that has nothing wrong with it."""
+    photo(tmp_path / "a.jpg")
+    photo(tmp_path / "x.jpg")
+    write(tmp_path / "train2017" / "note.json", {})
+    photo(tmp_path / "train2017" / "5.jpg")
+    coco_file = write(tmp_path / "coco.json", coco())
+    kins_file = write(tmp_path / "kins.json", coco())
+    shapes = [{"label": "target", "points": points(2, 2, 20, 18)}]
+    reason = write(tmp_path / "x.json", {"text": ["what can be eaten?"], "is_sentence": True, "shapes": shapes})
+    shape = {"label name": "cup", "points": [points(2, 2, 12, 12)]}
+    question = {"English Question": "Drink?", "English Answer": "instance id is 1", "ID": ["1"], "img_path": "a.jpg"}
+    lisa = write(tmp_path / "lisa.json", [question | {"points": {"1": shape}}])
+    thing = {"name": "book", "visible_mask": masks.encode(SEEN), "amodal_mask": masks.encode(BACK)}
+    qa = write(tmp_path / "qa.json", [{"image": "a.jpg", "question": "Which?", "objects": [thing]}])
+    commands = {
+        "cocoa-cls": [coco_file],
+        "d2sa": [coco_file, "--oversize", "crop"],
+        "kins": [kins_file],
+        "muva": [coco_file, "--amodal-field", "segmentation"],
+        "mmr": [write(tmp_path / "mmr.json", mmr())],
+        "reasonseg": [reason],
+        "lisa++": [lisa],
+        "refcoco": [write(tmp_path / "refs.json", refs()), "--instances", coco_file],
+        "amodal-qa": [qa, "--fields.answer", "reply"],
+        "r2sm": [
+            write(tmp_path / "q.json", [{"image_id": 7, "text": "it", "mask_type": "modal", "instance_ids": [31]}]),
+            *("--over", tmp_path / "cocoa-cls.out.json"),
+        ],
+    }
+    for name, arguments in commands.items():
+        out_file = tmp_path / f"{name}.out.json"
+        code, out, err = run("convert", name, *arguments, "--out", out_file)
+        assert code == 0, (name, err)
+        assert "1 images" in out and " 0 queries" not in out, (name, out)
+        code, out, err = run("check", out_file)
+        assert code == 0 and "nothing wrong" in out, (name, err)
+
+
+def test_check_reports_all_and_writes_a_repaired_copy(tmp_path, run):
+    save(tmp_path)
+    run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "good.json")
+    records, _ = load_records(tmp_path / "good.json")
+    records["queries"][0]["text"] = ""
+    records["queries"][1]["mask_type"] = "all"
+    write(tmp_path / "bad.json", records)
+    code, _, err = run("check", tmp_path / "bad.json")
+    assert code == 2 and "its text is missing" in err and "mask_type is 'all'" in err
+    assert err.splitlines()[-1].startswith("error: ") and "2 problems; --fix OUT" in err
+    code, out, err = run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json")
+    assert code == 0 and "2 repairs" in out and err.count("left out") == 2
+    assert run("check", tmp_path / "mended.json")[0] == 0
+    failed(run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json"), "--overwrite")
+    code, _, err = run("check", tmp_path / "good.json", "--against", tmp_path / "mended.json")
+    assert code == 2 and "image id 3 is in both" in err and "images shared with" in err
+
+
+def test_statistics_and_template_queries_of_a_file(tmp_path, run):
+    save(tmp_path)
+    run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "a.json", "--queries", 0)
+    assert run("queries", "template", tmp_path / "a.json", "--out", tmp_path / "b.json", "--queries", 4)[0] == 0
+    code, out, _ = run("stats", tmp_path / "b.json", "--json")
+    assert code == 0 and json.loads(out)
+
+
 def test_help_names_the_commands(run):
     code, out, _ = run("--help")
-    assert code == 0 and "convert" in out and "show" in out
+    assert code == 0 and all(name in out for name in ("convert", "check", "stats", "show", "queries"))
     code, out, _ = run("convert", "cocoa", "--help")
     assert code == 0 and "--images" in out and "COCOA" in out
 

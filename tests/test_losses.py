@@ -77,9 +77,7 @@ def test_the_named_pairs_by_hand():
     assert mask_loss(flat, target, valid, "sam") == pytest.approx(20 * focal + 0.4, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "pair, wanted", [("mask2former", 5 * LN2), ("lisa", 2 * LN2), ("sam", 20 * 0.75 * 0.25 * LN2)]
-)
+@pytest.mark.parametrize("pair, wanted", [("mask2former", 5 * LN2), ("lisa", 2 * LN2), ("sam", 20 * 0.75 * 0.25 * LN2)])
 def test_mask_loss_of_an_empty_target_is_its_pixel_part(pair, wanted):
     flat, valid = jnp.zeros((2, 2)), jnp.ones((2, 2))
     assert mask_loss(flat, jnp.zeros((2, 2)), valid, pair) == pytest.approx(wanted, rel=1e-5)

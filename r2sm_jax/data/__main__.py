@@ -1,85 +1,74 @@
-"""The benchmark tool-box: `python -m r2sm_jax.data convert|show ... --help`."""
+"""The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build ... --help`."""
 
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.queries import write_queries
-from r2sm_jax.data.readers.cocoa import Cocoa, read_cocoa
-from r2sm_jax.data.schema import refuse_overwrite, write_json
+from r2sm_jax.data.check import check_file, find_leaks, repair, summary
+from r2sm_jax.data.convert import app as convert
+from r2sm_jax.data.query_answers import parse
+from r2sm_jax.data.query_requests import requests
+from r2sm_jax.data.query_template import template
+from r2sm_jax.data.schema import load_json_split, refuse_overwrite, write_json
 from r2sm_jax.data.sheet import sample_row, save_sheet
 from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.stats import stats
 from r2sm_jax.errors import InputError, exit_cleanly
 
 app = SubcommandApp()
-convert = SubcommandApp()
 app.command(convert, name="convert")
+app.command(stats)
+queries = SubcommandApp()
+app.command(queries, name="queries")
+for command in (requests, parse, template):
+    queries.command(command)
 
 
-@convert.command
-def cocoa(
-    sources: Positional[tuple[Path, ...]],
+@app.command
+def check(
+    file: Positional[Path],
     /,
-    out: Path,
     images: Path | None = None,
-    queries: int = 8,
-    seed: int = 0,
+    fix: Path | None = None,
+    against: Path | None = None,
+    against_images: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Turns original COCOA annotations into one dataset file, with queries written for every image.
-
-    Image names in the file are relative to its folder where the images lie below it.
+    """Reports everything that is wrong with a dataset file; exit code 2 if there is anything.
 
     Args:
-        sources: COCOA JSON files, or folders of them.
-        out: The dataset file to write, such as cocoa/train.json.
-        images: Folder of the images; without it they are looked for beside each JSON file.
-        queries: How many queries to write for an image; 0 for none.
-        seed: Another seed gives other queries.
-        overwrite: Replace the dataset file if it exists.
+        file: The dataset file.
+        images: Folder of its images, where they do not lie beside it.
+        fix: Write a repaired copy: what can be is mended, other bad records are left out; each step is listed.
+        against: Another dataset file, such as the training split: images that are in both are reported too.
+        against_images: Folder of that file's images.
+        overwrite: Replace the repaired copy if it exists.
     """
-    if not sources:
-        raise InputError("convert cocoa: there is nothing to read; give COCOA JSON files or folders of them")
-    if queries < 0 or seed < 0:
-        raise InputError("convert cocoa: --queries and --seed cannot be negative; give 0 or more")
-    refuse_overwrite(out, overwrite)
-    found = read_cocoa(sources, images)
-    elsewhere = _name_images(found, out)
-    written = [
-        {"id": 0, "image_id": image["id"], "text": query.text, "mask_type": query.mask_type}
-        | {"instance_ids": list(query.instance_ids), "kind": dict(query.kind)}
-        for image in found.images
-        if found.things[image["id"]] and queries
-        for query in write_queries(
-            found.things[image["id"]], rng=np.random.default_rng((seed, image["id"])), count=queries
-        )
-    ]
-    for number, query in enumerate(written, start=1):
-        query["id"] = number
-    records: dict[str, Any] = {
-        "images": found.images,
-        "annotations": found.annotations,
-        "categories": [{"id": number, "name": name} for name, number in found.categories.items()],
-        "queries": written,
-        "info": {"description": "converted from original COCOA annotations", "queries_seed": seed},
-    }
-    write_json(out, records, overwrite)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    types = Counter(query["mask_type"] for query in written)
-    print(
-        f"wrote {out}: {len(found.images)} images, {len(found.annotations)} annotations, "
-        f"{len(found.categories)} categories, {len(written)} queries "
-        f"({types['modal']} modal, {types['amodal']} amodal)"
-    )
-    if elsewhere:
-        print(f"the images are not below {out.parent}; pass {elsewhere} with the dataset")
+    if fix is not None:
+        refuse_overwrite(fix, overwrite)
+    records, problems = check_file(file, images)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    steps = repair(file, records, problems, images) if fix is not None else []
+    for step in steps:
+        print(f"repaired {step}", file=sys.stderr)
+    if fix is not None:
+        write_json(fix, records, overwrite)
+        print(f"wrote {fix}: {summary(records)}, {len(steps)} repairs")
+    leaks = find_leaks(fix or file, against, images, against_images) if against and not (problems and not fix) else []
+    for leak in leaks:
+        print(f"{file} and {against}: {leak}", file=sys.stderr)
+    if (problems and fix is None) or leaks:
+        found = [f"{len(problems)} problems"] if problems and fix is None else []
+        found += [f"{len(leaks)} images shared with {against}"] if leaks else []
+        remedy = "--fix OUT writes a repaired copy" if problems and fix is None else "take them out of one of the two"
+        raise InputError(f"{file}: {' and '.join(found)}; {remedy}")
+    if fix is None:
+        print(f"{file}: nothing wrong with {summary(records)}")
 
 
 @app.command
@@ -92,19 +81,21 @@ def show(
     seed: int = 0,
     size: int = 96,
     images: Path | None = None,
+    backgrounds: Path | None = None,
     overwrite: bool = False,
 ) -> None:
     """Draws a sheet of samples: images, queries, and the masks that they ask for.
 
     Args:
-        data: What to show: scenes, json:FILE or json:FOLDER.
+        data: What to show: scenes, cutouts:DIR, json:FILE or json:FOLDER.
         out: The PNG file to write.
         split: The split to choose samples from.
         count: How many images to show, one in a row.
         queries: How many queries of every image to show.
         seed: Another seed shows other samples.
-        size: Side of procedural scenes in pixels.
+        size: Side of procedural and composed scenes in pixels.
         images: Folder of the images, where they do not lie beside the dataset file.
+        backgrounds: Folder of photos to lay cut-outs over.
         overwrite: Replace the PNG file if it exists.
     """
     if out.suffix.lower() != ".png":
@@ -112,8 +103,8 @@ def show(
     if count < 1 or queries < 0 or size < 1 or seed < 0:
         raise InputError("show: --count and --size must be 1 or more, --queries and --seed 0 or more")
     refuse_overwrite(out, overwrite)
-    folder = None if images is None else str(images)
-    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=folder)
+    folder, photos = (None if path is None else str(path) for path in (images, backgrounds))
+    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=folder, backgrounds=photos)
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
     try:
@@ -124,29 +115,27 @@ def show(
     print(f"wrote {out}: {len(rows)} samples")
 
 
-def _name_images(found: Cocoa, out: Path) -> str:
-    """Sets every image's `file_name`: relative to the folder of `out` if all lie below it, else bare.
+@app.command
+def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:
+    """Writes a TFDS data set (array_record, encoded images, RLE masks), which `--data.source tfds:OUT` trains from.
 
-    Returns what the user must pass along in the second case. Raises InputError for ambiguous bare names.
+    Args:
+        data: json:FILE or json:FOLDER.
+        out: The folder to write; it must not hold such a data set yet.
+        images: Folder of the images, where they do not lie beside the dataset file.
+        splits: Splits to write; default: train and val of a file, every *.json of a folder.
     """
-    folder = out.resolve().parent
-    paths = {image_id: path.resolve() for image_id, path in found.image_paths.items()}
-    below = all(path.is_relative_to(folder) for path in paths.values())
-    for image in found.images:
-        path = paths[image["id"]]
-        image["file_name"] = path.relative_to(folder).as_posix() if below else path.name
-    if below:
-        return ""
-    name, times = Counter(path.name for path in paths.values()).most_common(1)[0]
-    if times > 1:
-        raise InputError(
-            f"{out}: the image name {name} occurs in several folders, none below {out.parent}; "
-            "write the dataset file into a folder above them all"
-        )
-    folders = {path.parent for path in found.image_paths.values()}
-    if len(folders) > 1:
-        return "a folder that holds them all (--data.images DIR)"
-    return f"--data.images {folders.pop()}"
+    from r2sm_jax.data.tfds import NAME, build as write  # imports slowly
+
+    kind, _, name = data.partition(":")
+    if kind != "json" or not name:
+        raise InputError(f"build: {data} is not json:FILE or json:FOLDER; give one of these")
+    if (out / NAME).exists():
+        raise InputError(f"{out}: there is a {NAME} data set already; give another --out")
+    path = Path(name)
+    chosen = splits or (tuple(sorted(f.stem for f in path.glob("*.json"))) if path.is_dir() else ("train", "val"))
+    written = write({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
+    print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))
 
 
 def main() -> None:

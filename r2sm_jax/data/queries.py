@@ -18,6 +18,12 @@ from r2sm_jax.data.phrases import HIDDEN, Phrase, Scene, Thing, pick
 from r2sm_jax.data.schema import MaskType, Query
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
+SPLITS: dict[str, Split] = {
+    "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
+}  # fmt: skip
+"""Splits of procedural data, and the wordings of each. `dev` is what a run selects checkpoints by: never reported."""
+SPLIT_STRIDE = 10_000_000
+"""Scene indices of different splits never meet."""
 
 HARD_SHARE = 0.36  # wordings that a keyword rule gets wrong
 BARE_SHARE = 0.36  # modal wordings without any word about the mask

@@ -16,7 +16,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.transforms import open_image
-from r2sm_jax.data.validate import bad_record, check_records
+from r2sm_jax.data.validate import annotation_masks, check_records
 from r2sm_jax.errors import InputError
 
 MaskType = Literal["modal", "amodal"]
@@ -138,25 +138,12 @@ class Dataset:
         return part
 
     def _instance(self, annotation: Mapping[str, Any], height: int, width: int) -> Instance:
-        decoded: dict[str, np.ndarray | None] = {}
-        for key in ("segmentation", "visible_mask"):
-            value = annotation.get(key)
-            try:
-                decoded[key] = None if value is None else masks.from_segmentation(value, height, width)
-            except ValueError as error:
-                problem = f"its {key} cannot be read ({error})"
-                raise bad_record(
-                    self.path, f"annotation {annotation['id']}", problem, "write the mask again"
-                ) from error
-        amodal, modal = decoded["segmentation"], decoded["visible_mask"]
-        if modal is None:
-            assert amodal is not None  # `read_json` has seen that one of the two is there
-            modal = amodal
+        modal, amodal = annotation_masks(self.path, annotation, height, width)
         return Instance(
             id=annotation["id"],
             category=self._names[annotation["category_id"]],
             modal=modal,
-            amodal=None if amodal is None else amodal | modal,  # annotators leave visible fringes outside
+            amodal=amodal,
             attributes=annotation.get("attributes") or {},
             ignore=bool(annotation.get("ignore", False)),
         )
@@ -171,6 +158,16 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     for anything that is not right.
     """
     path = Path(path)
+    records, digest = load_records(path)
+    check_records(path, records)
+    dataset = Dataset(path, digest, records, image_folders(path, images_dir))
+    if len(dataset):
+        dataset.image_path(0)  # a wrong folder should not show only when training reaches the first image
+    return dataset
+
+
+def load_records(path: Path) -> tuple[Any, str]:
+    """The JSON of a dataset file, unchecked, and its SHA-256. Raises InputError where there is none."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -178,20 +175,19 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     except OSError as error:
         raise InputError(f"{path}: cannot read the dataset file ({error.strerror}); check the path") from error
     try:
-        records = json.loads(content)
+        return json.loads(content), hashlib.sha256(content).hexdigest()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: this is not JSON ({error}); give a dataset file") from error
-    check_records(path, records)
-    if images_dir is not None:
-        folders = (Path(images_dir),)
-        if not folders[0].is_dir():
-            raise InputError(f"{images_dir}: there is no such image folder; give the one with the images of {path}")
-    else:
-        folders = (path.parent, path.parent / "images")
-    dataset = Dataset(path, hashlib.sha256(content).hexdigest(), records, folders)
-    if len(dataset):
-        dataset.image_path(0)  # a wrong folder should not show only when training reaches the first image
-    return dataset
+
+
+def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
+    """Where the images of a dataset file are looked for. Raises InputError for a folder that does not exist."""
+    if images_dir is None:
+        return path.parent, path.parent / "images"
+    folder = Path(images_dir)
+    if not folder.is_dir():
+        raise InputError(f"{images_dir}: there is no such image folder; give the one with the images of {path}")
+    return (folder,)
 
 
 def load_json_split(

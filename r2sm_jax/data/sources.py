@@ -1,21 +1,19 @@
 """Where samples come from: `SPEC` -> an indexable source of `Sample`s."""
 
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.queries import Split, Thing, write_queries
+from r2sm_jax.data.cutouts import CutoutSource
+from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, Thing, write_queries
 from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
 from r2sm_jax.data.schema import Instance, Sample, load_json_split
 from r2sm_jax.errors import InputError
 
-SPLITS: dict[str, Split] = {
-    "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
-}  # fmt: skip
-"""Splits of the scenes, and the wordings of each. `dev` is what a run selects checkpoints by: never reported."""
-SPLIT_STRIDE = 10_000_000
-"""Scene indices of different splits never meet."""
+PROCEDURAL = ("scenes", "cutouts")
+"""Kinds of sources that make as many samples as are asked for, in the splits of `SPLITS`."""
 
 
 @runtime_checkable
@@ -71,10 +69,12 @@ def open_source(
     size: int = 96,
     queries: int = 8,
     images_dir: str | None = None,
+    backgrounds: str | None = None,
 ) -> Source:
-    """Opens `scenes` or `json:PATH`.
+    """Opens `scenes`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` shape procedural scenes only.
+    `count`, `seed`, `size` and `queries` shape procedural scenes and those composed of cut-outs, `backgrounds`
+    (a folder of photos) the latter only.
 
     Raises:
         InputError: unknown SPEC or split, or unreadable data.
@@ -84,6 +84,17 @@ def open_source(
             raise InputError(f"--split {split!r}: scenes have the splits {', '.join(SPLITS)}")
         return SceneSource(split, count, seed=seed, size=size, queries=queries)
     kind, _, path = spec.partition(":")
+    if kind == "cutouts" and path:
+        return CutoutSource(path, split, count, seed=seed, size=size, queries=queries, backgrounds=backgrounds)
     if kind == "json" and path:
         return load_json_split(path, split, images_dir=images_dir)
-    raise InputError(f"data source {spec!r} is unknown; use scenes or json:FILE")
+    if kind == "tfds" and path:
+        from r2sm_jax.data.tfds import TfdsSource  # imports slowly
+
+        return TfdsSource(Path(path), split)
+    raise InputError(f"data source {spec!r} is unknown; use scenes, cutouts:DIR, json:FILE or tfds:DIR")
+
+
+def is_procedural(spec: str) -> bool:
+    """Whether a SPEC makes as many samples as are asked for."""
+    return spec.partition(":")[0] in PROCEDURAL

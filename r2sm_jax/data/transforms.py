@@ -4,6 +4,7 @@ import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 
@@ -19,15 +20,15 @@ MAX_MEGAPIXELS = 50
 PAD_COLOUR = (124, 116, 104)
 
 
-def open_image(path: str | PathLike[str]) -> UInt8[np.ndarray, "H W 3"]:
-    """Reads any image that Pillow can decode, as RGB `uint8 [H W 3]`.
+def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8[np.ndarray, "H W 3"]:
+    """Reads any image that Pillow can decode, as RGB `uint8 [H W 3]`: the file at `path`, or `content` of that name.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, and of an
     animation the first frame is taken. Raises InputError for a file that is missing, unreadable, no image,
     truncated, zero-sized, or larger than `MAX_MEGAPIXELS` (judged from the header, before decoding).
     """
     path = Path(path)
-    with closing(_open(path)) as image:
+    with closing(_open(path, content)) as image:
         try:
             image.seek(0)
             image.load()
@@ -146,14 +147,14 @@ def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
     return matrix
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: Path, content: bytes | None = None) -> Image.Image:
     """Opens the file and reads its header. Raises InputError, see `open_image`."""
     try:
-        if path.stat().st_size == 0:
+        if (path.stat().st_size if content is None else len(content)) == 0:
             raise InputError(f"{path}: the image file is empty (0 bytes); download or export it again")
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(path)
+            image = Image.open(path if content is None else BytesIO(content))
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such image; check the path") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

@@ -1,0 +1,508 @@
+import base64
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import tyro
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.class_names import display_name, same_class, says_name
+from r2sm_jax.data.outlines import MOST_PARTS, MOST_POINTS, outline
+from r2sm_jax.data.query_answers import REASONS, parse, read_answer
+from r2sm_jax.data.query_prompts import system_prompt
+from r2sm_jax.data.query_requests import requests
+from r2sm_jax.data.query_template import template, things_of
+from r2sm_jax.data.schema import read_json
+from r2sm_jax.errors import InputError
+
+HEIGHT, WIDTH = 40, 60
+MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14
+
+
+def block(x0, y0, x1, y1):
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def records(images=(1,), only=None):
+    """A mug in front of a box, a region to ignore, and a lamp of which only the visible mask is known.
+
+    Ids of later images' annotations are ten higher; `only` keeps some annotations.
+    """
+    front, back = block(10, 10, 30, 30), block(20, 12, 50, 28)
+    annotations = [
+        {"id": MUG, "category_id": 1, "segmentation": masks.encode(front)},
+        {"id": BOX, "category_id": 2, "segmentation": masks.encode(back), "visible_mask": masks.encode(back & ~front)},
+        {"id": CROWD, "category_id": 3, "segmentation": masks.encode(block(0, 35, 60, 40)), "ignore": True},
+        {"id": MODAL_ONLY, "category_id": 4, "segmentation": None, "visible_mask": masks.encode(block(2, 2, 6, 20))},
+    ]
+    annotations = [a for a in annotations if only is None or a["id"] in only]
+    return {
+        "images": [{"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in images],
+        "annotations": [a | {"id": a["id"] + 10 * n, "image_id": i} for n, i in enumerate(images) for a in annotations],
+        "categories": [
+            {"id": number, "name": name}
+            for number, name in enumerate(["coffee_mug_075", "cardboard box", "person", "floor_lamp"], start=1)
+        ],
+        "queries": [
+            {"id": 7, "image_id": images[0], "text": "the old query", "mask_type": "modal", "instance_ids": []}
+        ],
+    }
+
+
+def save(folder, **changes):
+    content = records(**changes)
+    (folder / "data.json").write_text(json.dumps(content))
+    for image in content["images"]:
+        Image.new("RGB", (WIDTH, HEIGHT), "teal").save(folder / image["file_name"])
+    return folder / "data.json"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def offered(request):
+    """The rows of the list in a request."""
+    return [
+        json.loads(row) for row in re.findall(r"^\{.*\}$", request["body"]["messages"][1]["content"][0]["text"], re.M)
+    ]
+
+
+def answer(path, *texts, custom_id="img1-modal"):
+    path.write_text("".join(json.dumps({"custom_id": custom_id, "text": text}) + "\n" for text in texts))
+    return path
+
+
+def qa(question="What warms cold hands?", number=MUG, name="coffee_mug_075"):
+    return f"<Q>{question}</Q><A>instance id is [{number}], class name is [{name}]</A>"
+
+
+def parsed(tmp_path, *texts, custom_id="img1-modal"):
+    """The new queries of a run over some answers, and the reasons for what was left out."""
+    answers = answer(tmp_path / "answers.jsonl", *texts, custom_id=custom_id)
+    out, rejected = tmp_path / "out.json", tmp_path / "rejected.jsonl"
+    parse(save(tmp_path), (answers,), out, rejected, overwrite=True)
+    return json.loads(out.read_text())["queries"][1:], [row["reason"] for row in lines(rejected)]
+
+
+# Requests
+
+
+def test_requests_list_what_can_be_asked_for(tmp_path, capsys):
+    requests(save(tmp_path), tmp_path / "r.jsonl", model="some-model", queries=3)
+    assert "2 requests (1 modal, 1 amodal)" in capsys.readouterr().out
+    modal, amodal = lines(tmp_path / "r.jsonl")
+    assert (modal["custom_id"], amodal["custom_id"]) == ("img1-modal", "img1-amodal")
+    assert modal["method"] == "POST" and modal["url"] == "/v1/chat/completions"
+    assert modal["body"]["model"] == "some-model"
+    assert modal["body"]["messages"][0] == {"role": "system", "content": system_prompt("modal", 3)}
+    assert amodal["body"]["messages"][0] == {"role": "system", "content": system_prompt("amodal", 3)}
+    assert modal["body"]["messages"][1]["content"][1] == {"type": "image_url", "image_url": {"url": "1.png"}}
+    assert [(row["id"], row["is_occluded"]) for row in offered(modal)] == [
+        (MUG, False), (BOX, True), (MODAL_ONLY, None),
+    ]  # fmt: skip
+    assert [row["id"] for row in offered(amodal)] == [MUG, BOX]
+    assert [row["box"] for row in offered(amodal)] == [[10, 10, 20, 20], [20, 12, 30, 16]]
+    assert offered(modal)[1]["box"] == [30, 12, 20, 16] and offered(modal)[0]["class_name"] == "coffee_mug_075"
+    ring = np.array(offered(amodal)[1]["polygon"][0]).reshape(-1, 2)
+    assert (ring.min(0).tolist(), ring.max(0).tolist()) == ([20, 12], [50, 28])
+
+
+def test_prompts_say_how_many_and_what_type():
+    modal, amodal = system_prompt("modal", 4), system_prompt("amodal", 4)
+    assert "exactly 4" in modal and "exactly 4" in amodal
+    assert "can be seen" in modal and "`is_occluded` true" in amodal and "`is_occluded` true" not in modal
+    names = {41: "umbrella", 42: "bench", 47: "bicycle"}
+    for prompt in (modal, amodal):
+        example = read_answer(prompt.partition("could be written:")[2])
+        assert len(example) == 3 and {i for e in example for i, _ in e.named} == set(names)
+        assert all(names[i] == name and not says_name(e.question, name) for e in example for i, name in e.named)
+
+
+def test_an_embedded_image_is_the_image(tmp_path):
+    path = save(tmp_path)
+    requests(path, tmp_path / "r.jsonl", image="embed")
+    request = lines(tmp_path / "r.jsonl")[0]
+    assert "model" not in request["body"]
+    kind, _, data = request["body"]["messages"][1]["content"][1]["image_url"]["url"].partition(",")
+    assert kind == "data:image/jpeg;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.size == (WIDTH, HEIGHT)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(InputError, match=r"image 1\.png is not in .*elsewhere; give its folder with --images DIR"):
+        requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
+    Image.new("RGB", (9, 9)).save(tmp_path / "elsewhere" / "1.png")
+    with pytest.raises(InputError, match="the image is 9 x 9"):
+        requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+def test_images_with_nothing_to_ask_for_get_no_request(tmp_path):
+    requests(save(tmp_path, images=(1, 2), only=[MODAL_ONLY, CROWD]), tmp_path / "r.jsonl")
+    assert [request["custom_id"] for request in lines(tmp_path / "r.jsonl")] == ["img1-modal", "img2-modal"]
+
+
+def test_resume_adds_only_what_is_missing(tmp_path, capsys):
+    path, out = save(tmp_path, images=(1, 2)), tmp_path / "r.jsonl"
+    requests(path, out)
+    whole = out.read_text().splitlines(keepends=True)
+    first, cut = whole[2].replace('"POST"', '"KEPT"'), whole[0][:50]
+    out.write_text(first + cut)
+    requests(path, out, resume=True)
+    assert "3 requests (1 modal, 2 amodal), 1 were there" in capsys.readouterr().out
+    assert out.read_text().splitlines(keepends=True) == [first, whole[0], whole[1], whole[3]]
+    requests(path, out, resume=True)
+    assert "0 requests (0 modal, 0 amodal), 4 were there" in capsys.readouterr().out
+    assert not (tmp_path / "r.jsonl.part").exists()
+    out.rename(tmp_path / "r.jsonl.part")  # as an interrupted run leaves it
+    requests(path, out, resume=True)
+    assert out.read_text().startswith(first) and len(lines(out)) == 4
+    out.write_text("{}\n")
+    with pytest.raises(InputError, match=r"r\.jsonl: line 1 is no request; .*--overwrite"):
+        requests(path, out, resume=True)
+
+
+def test_requests_refuse_what_makes_no_sense(tmp_path):
+    path, out = save(tmp_path), tmp_path / "r.jsonl"
+    out.write_text("mine")
+    with pytest.raises(InputError, match=r"exists already.*--overwrite"):
+        requests(path, out)
+    with pytest.raises(InputError, match="give one of them"):
+        requests(path, out, resume=True, overwrite=True)
+    with pytest.raises(InputError, match="--queries must be 1 or more"):
+        requests(path, out, queries=0)
+    with pytest.raises(InputError, match="--images is read only to embed"):
+        requests(path, out, images=tmp_path)
+    with pytest.raises(InputError, match="the dataset file itself"):
+        requests(path, path, overwrite=True)
+    assert out.read_text() == "mine"
+    broken = records()
+    broken["annotations"][0]["segmentation"]["counts"] = "0"
+    path.write_text(json.dumps(broken))
+    with pytest.raises(InputError, match="annotation 11: its segmentation cannot be read"):
+        requests(path, out, overwrite=True)
+
+
+def test_outlines_are_short_and_close():
+    rows, columns = np.mgrid[:200, :300]
+    disc = (rows - 90) ** 2 + (columns - 140) ** 2 < 80**2
+    (ring,) = outline(disc & ~((rows - 90) ** 2 + (columns - 140) ** 2 < 30**2))  # the hole is left out
+    assert 8 <= len(ring) // 2 <= MOST_POINTS
+    drawn = masks.from_polygons([ring], 200, 300)
+    assert masks.area(drawn & disc) / masks.area(drawn | disc) > 0.95
+    noise = np.random.default_rng(0).random((50, 50)) < 0.4
+    assert len(outline(noise)) == MOST_PARTS
+    assert outline(np.zeros((5, 5), bool)) == []
+    assert outline(block(7, 3, 8, 4)) == [[7, 3, 8, 3, 8, 4, 7, 4]]
+    assert len(outline(np.ones((5, 9), bool))[0]) >= 6
+
+
+# Answers
+
+
+def test_round_trip(tmp_path, capsys):
+    """A model that answers every request becomes queries that the dataset reader takes."""
+    path = save(tmp_path, images=(1, 2))
+    requests(path, tmp_path / "r.jsonl")
+    answers = []
+    for request in lines(tmp_path / "r.jsonl"):
+        rows = offered(request)
+        text = "\n".join(qa(f"Thing {'abcdef'[n]}?", row["id"], row["class_name"]) for n, row in enumerate(rows))
+        both = "; ".join(f"instance id is [{row['id']}], class name is [{row['class_name']}]" for row in rows)
+        text += f"\n<Q>Everything here?</Q><A>{both}</A>"
+        response = {"status_code": 200, "body": {"choices": [{"message": {"role": "assistant", "content": text}}]}}
+        answers.append(json.dumps({"id": "x", "custom_id": request["custom_id"], "response": response, "error": None}))
+    (tmp_path / "a.jsonl").write_text("\n".join(reversed(answers)))
+    parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
+    assert "15 queries, 14 of them new" in capsys.readouterr().out
+    dataset = read_json(tmp_path / "out.json")
+    queries = [query for sample in dataset for query in sample.queries]
+    assert sorted(query.id for query in queries) == [7, *range(8, 22)]
+    for sample in dataset:
+        multi = [query for query in sample.queries if query.kind.get("multi")]
+        assert {query.mask_type: len(query.instance_ids) for query in multi} == {"modal": 3, "amodal": 2}
+        assert all(query.kind["task"] == "reasoning" and query.kind["source"] == "llm" for query in multi)
+        assert multi[0].kind["answer"].startswith("instance id is [")
+    with pytest.raises(InputError, match="exists already"):
+        parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
+    parse(tmp_path / "out.json", (tmp_path / "a.jsonl",), tmp_path / "again.json")
+    assert "15 queries, 0 of them new" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<Q>Warm hands?</Q><A>instance id is [3], class name is [red mug]</A>",
+        "<q>Warm hands?</q> <a>Instance ID is 3, Class Name is red mug.</a>",
+        "<Q>Warm hands?<A>instance id is [3], class name is [red mug]",
+        "<Q>Warm hands?</Q><A>instance id is (3), label name is Red_Mug;",
+        "<Q>Warm hands?</Q>\ninstance id is [3], class name is 'red mug'",
+        "<Q>Warm hands?\ninstance id is [3], class name is red mug</A>",
+        "Sure!\n\n1. <Q> 1. Warm hands? </Q>\n   <A> instance id is #3, class name is **red mug** </A>\nHope it helps.",
+        '<Q>"Warm hands?"</Q><A>The answer: instance id is "3", class name is "red mug"</A>',
+        "< Q1 >Question 1: Warm\nhands?< /Q1 ><A1>instance_id: [3], class_name: [red mug] (it is red)</A1>",
+        "<Q>Warm hands?</Q><A>instance id is [3], and the class name is [red mug]<A>",
+        "**<Q>Warm hands?</Q>** <A>instance id is 3; label name is red mug\n\nThat was all.",
+    ],
+)
+def test_lenient_reading(text):
+    (written,) = read_answer(text)
+    assert written.question == "Warm hands?"
+    ((number, name),) = written.named
+    assert number == 3 and same_class(name, "red_mug_05")
+
+
+def test_missing_tags_do_not_join_questions():
+    text = (
+        "<Q>One?<A>instance id is [3], class name is mug 2. <Q>Two?</Q><A>instance id is 3, class name is mug and "
+        "instance id is 4, label name is [salt and pepper];\n3) <Q>Three?</Q>\n<Q>Four?</Q><A>instance id is 5</A>"
+    )
+    one, two, three, four = read_answer(text)
+    assert (one.question, one.named) == ("One?", ((3, "mug"),))
+    assert (two.question, two.named) == ("Two?", ((3, "mug"), (4, "salt and pepper")))
+    assert (three.named, four.named) == ((), ())
+    assert read_answer("I cannot help.")[0].named == () == read_answer("")[0].named
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("bad format", "I cannot do that."),
+        ("bad format", "<Q>What warms cold hands?</Q><A>the mug</A>"),
+        ("bad format", "<Q></Q><A>instance id is [11], class name is [coffee_mug_075]</A>"),
+        ("bad format", qa() + "<Q>And then?</Q><A>instance id is [11]; instance id is [12], class name is [box]</A>"),
+        ("unknown instance", qa(number=99)),
+        ("unknown instance", qa(number=CROWD, name="person")),
+        ("wrong class", qa(name="cardboard box")),
+        ("wrong class", qa(number=BOX, name="box")),
+        ("class name", qa("Which coffee mug is warm?")),
+        ("class name", qa("Which Coffee-Mugs are warm?")),
+        ("class name", qa("Is it coffee_mug_075?")),
+        ("coordinates", qa("What is at (10, 20)?")),
+        ("coordinates", qa("What is at 10, 20?")),
+        ("coordinates", qa("What is in [10, 10, 20, 20]?")),
+        ("coordinates", qa("What is at x=10?")),
+        ("coordinates", qa("What is in the bounding box?")),
+        ("near-duplicate", qa() + qa("What would warm the cold hands?")),
+        ("no answer", " "),
+    ],
+)
+def test_every_reason_to_leave_a_query_out(tmp_path, capsys, reason, text):
+    queries, reasons = parsed(tmp_path, text)
+    assert reasons == [reason] and reason in REASONS
+    assert len(queries) == max(0, text.count("<Q>") - 1)
+    assert re.search(rf"{reason}\W+1\W", capsys.readouterr().out)
+
+
+def test_amodal_queries_need_a_known_amodal_mask(tmp_path):
+    lamp = qa("What lights the room?", MODAL_ONLY, "floor lamp")
+    assert parsed(tmp_path, lamp, custom_id="img1-modal")[0][0]["instance_ids"] == [MODAL_ONLY]
+    assert parsed(tmp_path, lamp, custom_id="img1-amodal") == ([], ["unknown instance"])
+
+
+def test_good_queries_are_kept(tmp_path):
+    texts = [
+        qa("What would I sip a hot drink from?"),
+        qa("Which thing on the left holds 2,500 ml of juice?"),
+        qa("Which thing on the right holds 2,500 ml of juice?", BOX, "Cardboard_Box"),
+        qa("What could be used for muggy days?"),
+        "<Q>Both of them?</Q><A>instance id is [12], class name is [cardboard box]; instance id is [12], class name is "
+        "[cardboard box]; instance id is [11], class name is [coffee mug]</A>",
+    ]
+    queries, reasons = parsed(tmp_path, *texts)
+    assert reasons == [] and [query["id"] for query in queries] == [8, 9, 10, 11, 12]
+    assert queries[-1] == {
+        "id": 12, "image_id": 1, "text": "Both of them?", "mask_type": "modal", "instance_ids": [BOX, MUG],
+        "kind": {"task": "reasoning", "multi": True, "source": "llm"}, "answer": texts[-1].split("<A>")[1][:-4],
+    }  # fmt: skip
+
+
+def test_bad_lines_stop_nothing(tmp_path, capsys):
+    good = json.dumps({"custom_id": "img1-amodal", "text": [{"type": "text", "text": qa("Half\ud800 here?")}, None]})
+    failed = {"custom_id": "img1-modal", "response": None, "error": {"message": "too long"}}
+    rows = [b"", b"{", b"[1]", b"\xff\xfe\x00", b'{"custom_id": 3, "text": "x"}', b"[" * 9999, b"9" * 9999]
+    rows += [b'{"custom_id": "img5-modal", "text": "x"}', b'{"custom_id": "img1-panoptic", "text": "x"}']
+    rows += [json.dumps(failed).encode(), b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*rows, good.encode()]))
+    rejected = tmp_path / "deep" / "rejected.jsonl"
+    parse(save(tmp_path), (tmp_path / "a.jsonl",), tmp_path / "out.json", rejected)
+    left_out = lines(rejected)
+    reasons = ["bad line"] * 6 + ["unknown request"] * 2 + ["no answer"] * 2
+    assert [row["reason"] for row in left_out] == reasons
+    assert left_out[0] == {
+        "file": str(tmp_path / "a.jsonl"), "line": 2, "custom_id": "", "reason": "bad line", "question": "",
+        "answer": "{",
+    }  # fmt: skip
+    assert "too long" in left_out[-2]["answer"]
+    assert json.loads((tmp_path / "out.json").read_text())["queries"][1]["text"] == "Half? here?"
+    assert re.search(r"left out\W+10\W", capsys.readouterr().out)
+
+
+def test_parse_refuses_what_makes_no_sense(tmp_path):
+    path, answers, out = save(tmp_path), answer(tmp_path / "a.jsonl", qa()), tmp_path / "out.json"
+    with pytest.raises(InputError, match="there are no answers"):
+        parse(path, (), out)
+    with pytest.raises(InputError, match=r"b\.jsonl: there is no such file of answers"):
+        parse(path, (tmp_path / "b.jsonl",), out)
+    with pytest.raises(InputError, match=r"--out .* is a file of answers"):
+        parse(path, (answers,), answers, overwrite=True)
+    for taken in (path, answers, out):
+        with pytest.raises(InputError, match=r"--rejected .* something else"):
+            parse(path, (answers,), out, taken, overwrite=True)
+    (tmp_path / "old.jsonl").write_text("mine")
+    with pytest.raises(InputError, match=r"old\.jsonl: the file exists already"):
+        parse(path, (answers,), out, tmp_path / "old.jsonl")
+    assert not out.exists() and (tmp_path / "old.jsonl").read_text() == "mine"
+    parse(path, (answers,), path, overwrite=True)
+    assert len(json.loads(path.read_text())["queries"]) == 2
+
+
+PIECES = ["<Q>", "</Q>", "<A>", "</A>", "instance id is ", "[3]", ", class name is ", "mug", "; ", "\n", " ", "<", "9"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join)))
+def test_reading_never_fails(text):
+    written = read_answer(text)
+    assert written and len(written) <= max(1, text.upper().count("Q"))
+    for one in written:
+        assert all(isinstance(number, int) and name for number, name in one.named)
+        assert one.question or not one.named
+
+
+@pytest.mark.parametrize("piece", ["<", " ", "<Q", "<Q>", "instance id", "instance id is 3 ", "1", "[1, ", "\n"])
+def test_reading_long_rubbish_is_quick(piece):
+    for text in (piece * 20000, "<Q>x</Q><A>instance id is 3, class name is " + piece * 20000):
+        assert len(read_answer(text)) >= 1
+
+
+# Class names
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("coffee_mug_075", "coffee mug"),
+        ("075", "075"),
+        ("a_1_2", "a"),
+        ("7_up", "7 up"),
+        ("Potted plant", "Potted plant"),
+    ],
+)
+def test_display_names(name, shown):
+    assert display_name(name) == shown and same_class(shown, name) and same_class(name, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("knife", "two KNIVES", True), ("berry", "some berries", True), ("bench", "the benches", True),
+        ("person", "the people", True), ("teddy bear", "a teddybear's ear", True), ("t-shirt", "a T shirt", True),
+        ("car", "a carpet", False), ("potted plant", "a plant", False), ("???", "what???", False),
+        ("tie", "untied", False),
+    ],
+)  # fmt: skip
+def test_class_names_in_a_text(name, text, says):
+    assert says_name(text, name) is says
+
+
+# Template queries
+
+
+def test_template_queries(tmp_path, capsys):
+    path = save(tmp_path, images=(1, 2))
+    template(path, tmp_path / "out.json", queries=6)
+    assert "12 queries more" in capsys.readouterr().out
+    dataset = read_json(tmp_path / "out.json")
+    assert [query.id for sample in dataset for query in sample.queries] == list(range(7, 20))
+    for sample in dataset:
+        by_id = {instance.id: instance for instance in sample.instances}
+        new = [query for query in sample.queries if query.id > 7]
+        assert {query.mask_type for query in new} == {"modal", "amodal"}
+        targets = [(query.mask_type, by_id[i]) for query in new for i in query.instance_ids]
+        assert not any(target.ignore for _, target in targets)
+        assert all(target.amodal is not None for mask_type, target in targets if mask_type == "amodal")
+        assert not any(re.search(r"_|075|nan", query.text) for query in new)
+        assert any("coffee mug" in query.text for query in new)
+    again = tmp_path / "again.json"
+    template(path, again, queries=6)
+    assert again.read_bytes() == (tmp_path / "out.json").read_bytes()
+    template(path, again, queries=6, seed=1, overwrite=True)
+    assert again.read_bytes() != (tmp_path / "out.json").read_bytes()
+
+
+def test_template_asks_for_more_where_amodal_masks_are_not_known(tmp_path):
+    template(save(tmp_path, only=[MODAL_ONLY]), tmp_path / "out.json", queries=5)
+    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
+    assert len(new) == 5 and {query["mask_type"] for query in new} == {"modal"}
+
+
+def test_template_on_an_image_without_anything_to_ask_for(tmp_path, capsys):
+    template(save(tmp_path, only=[CROWD]), tmp_path / "out.json")
+    out = capsys.readouterr().out
+    assert "0 queries more" in out and "1 of 1 images got none" in out
+
+
+def test_an_ignored_one_of_the_same_class_makes_a_name_doubtful(tmp_path):
+    content = records(only=[MUG, CROWD])
+    content["annotations"][1]["category_id"] = 1
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    template(tmp_path / "data.json", tmp_path / "out.json", queries=4)
+    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
+    assert not any(
+        re.search(r"\bthe coffee mug\b(?! (?:at|on|furthest|highest|lowest|in|with|that))", q["text"]) for q in new
+    )
+    assert all(query["instance_ids"] == [MUG] for query in new)
+
+
+def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
+    content = records()
+    content["annotations"][0]["isStuff"] = 1
+    assert [thing.id for thing in things_of(content, 1)] == [BOX, MODAL_ONLY]
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    template(tmp_path / "data.json", tmp_path / "out.json")
+    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
+    assert len(new) == 8 and not any(MUG in query["instance_ids"] for query in new)
+    content["annotations"] = [a for a in content["annotations"] if a["id"] in (MUG, CROWD)]
+    assert [thing.id for thing in things_of(content, 1)] == [MUG]
+
+
+def test_things_know_what_hides_them():
+    content = records(images=(1, 2))
+    mug, box, lamp = things_of(content, 2)
+    assert (mug.id, mug.category, mug.occlusion, mug.hidden_by) == (MUG + 10, "coffee mug", 0, ())
+    assert (box.box, box.visible_box, box.area) == ((20, 12, 50, 28), (30, 12, 50, 28), 480)
+    assert (box.occlusion, box.hidden_by) == (pytest.approx(1 / 3), (MUG + 10,))
+    assert np.isnan(lamp.occlusion) and lamp.hidden_by == ()
+    sliver = block(49, 12, 50, 14)  # 2 of 480 pixels
+    content["annotations"].append(content["annotations"][0] | {"id": 99, "segmentation": masks.encode(sliver)})
+    content["annotations"][-1]["image_id"] = 2
+    assert things_of(content, 2)[1].hidden_by == (MUG + 10,)
+    hidden = {"segmentation": masks.encode(block(1, 1, 4, 4)), "visible_mask": masks.encode(block(0, 0, 0, 0))}
+    content["annotations"].append(content["annotations"][-1] | {"id": 100} | hidden)
+    assert 100 not in [thing.id for thing in things_of(content, 2)]
+
+
+def test_template_refuses_what_makes_no_sense(tmp_path):
+    path = save(tmp_path)
+    with pytest.raises(InputError, match="--queries 1 or more and --seed 0 or more"):
+        template(path, tmp_path / "out.json", queries=0)
+    with pytest.raises(InputError, match="exists already"):
+        template(path, path)
+
+
+def test_the_commands_take_their_flags(tmp_path):
+    path, flags = str(save(tmp_path)), (tyro.conf.FlagCreatePairsOff,)
+    out = str(tmp_path / "r.jsonl")
+    tyro.cli(requests, args=[path, "--out", out, "--image", "embed", "--resume"], config=flags)
+    answers = [str(answer(tmp_path / f"{n}.jsonl", qa())) for n in range(2)]
+    made = [str(tmp_path / f"{name}.json") for name in "ab"]
+    tyro.cli(parse, args=[path, *answers, "--out", made[0], "--rejected", str(tmp_path / "x.jsonl")], config=flags)
+    tyro.cli(template, args=[made[0], "--out", made[1], "--queries", "2", "--seed", "3"], config=flags)
+    assert [query.id for query in read_json(made[1])[0].queries] == [7, 8, 9, 10]

@@ -1,0 +1,58 @@
+"""`data build` and the `tfds:DIR` source: nothing is lost on the way."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_check import good, save
+
+from r2sm_jax.data.schema import load_json_split
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.tfds import build
+from r2sm_jax.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tfds")
+    records = good()
+    records["annotations"][0] |= {"attributes": {"colour": "red"}, "ignore": True}
+    records["annotations"][2] |= {"visible_mask": records["annotations"][2]["segmentation"], "segmentation": None}
+    records["queries"][3]["instance_ids"] = []
+    records["queries"][2] |= {"kind": {"task": "reasoning"}, "answer": "a cup"}
+    path = save(folder, records)
+    counts = build({name: load_json_split(path, name) for name in ("train", "val")}, folder / "out")
+    assert counts == {"train": 1, "val": 1}
+    return path, folder / "out"
+
+
+def test_samples_come_back_as_they_were(built):
+    path, folder = built
+    sources = [open_source(f"tfds:{folder}", split) for split in ("train", "val")]
+    for source in sources:
+        assert len(source) == 1 and source.vocabulary == {"category": ("cup",), "colour": ("red",)}
+    found = {source[0].image_id: source[0] for source in sources}
+    for sample in load_json_split(path, "all"):
+        other = found[sample.image_id]
+        assert (other.image == sample.image).all() and other.file_name == sample.file_name
+        assert other.queries == sample.queries
+        for one, two in zip(sample.instances, other.instances, strict=True):
+            assert (one.id, one.category, one.attributes, one.ignore) == (
+                two.id,
+                two.category,
+                two.attributes,
+                two.ignore,
+            )
+            assert (one.modal == two.modal).all()
+            assert (one.amodal is None) == (two.amodal is None)
+            assert one.amodal is None or np.array_equal(one.amodal, two.amodal)
+
+
+def test_errors(built, tmp_path):
+    _, folder = built
+    with pytest.raises(InputError, match="no split 'test'; the data set has"):
+        open_source(f"tfds:{folder}", "test")
+    with pytest.raises(InputError, match="reserved"):
+        build({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
+    with pytest.raises(InputError, match="no TFDS data set here"):
+        open_source(f"tfds:{tmp_path}", "train")
