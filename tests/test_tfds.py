@@ -1,5 +1,6 @@
 """`data build` and the `tfds:DIR` source: nothing is lost on the way."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +57,18 @@ def test_errors(built, tmp_path):
         build({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
     with pytest.raises(InputError, match="no TFDS data set here"):
         open_source(f"tfds:{tmp_path}", "train")
+
+
+def test_a_source_can_be_sent_to_other_processes(built):
+    source = open_source(f"tfds:{built[1]}", "train")
+    (copy,) = pickle.loads(pickle.dumps([source]))
+    assert copy[0].queries == source[0].queries
+
+
+def test_an_image_without_instances_and_queries(tmp_path):
+    records = good()
+    records["annotations"], records["queries"] = records["annotations"][:2], records["queries"][:2]
+    path = save(tmp_path, records)
+    build({"val": load_json_split(path, "all")}, tmp_path / "out")
+    source = open_source(f"tfds:{tmp_path / 'out'}", "val")
+    assert sorted((len(s.instances), len(s.queries)) for s in (source[0], source[1])) == [(0, 0), (2, 2)]
