@@ -31,7 +31,7 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (procedural), cutouts:DIR (composed of RGBA images), json:FILE (a COCO-style file with queries) or tfds:DIR."""
+    """scenes (procedural), cutouts:DIR (composed of RGBA images), json:FILE (COCO-style, with queries) or tfds:DIR."""
     images: str | None = None
     """Folder of the images of a json source; default: beside the file."""
     backgrounds: str | None = None
