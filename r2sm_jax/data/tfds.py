@@ -139,7 +139,7 @@ class TfdsSource:
             )
         self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
         # Images stay encoded: the same decoder serves all sources.
-        decoders: Any = {"image": getattr(tfds.decode, "SkipDecoding")()}  # noqa: B009 (untyped dataclass)
+        decoders = {"image": tfds.decode.SkipDecoding()}  # pyright: ignore[reportCallIssue]
         self._source: Any = builder.as_data_source(split, decoders=decoders)
 
     def __len__(self) -> int:
