@@ -129,7 +129,7 @@ class TfdsSource:
         versions = sorted(folder.glob("**/dataset_info.json"))
         if not versions:
             raise InputError(f"{folder}: there is no TFDS data set here; `python -m r2sm_jax.data build` writes one")
-        builder = tfds.builder_from_directory(str(versions[-1].parent))
+        builder: Any = tfds.builder_from_directory(str(versions[-1].parent))
         if split not in builder.info.splits:
             there = ", ".join(builder.info.splits)
             raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
@@ -139,7 +139,7 @@ class TfdsSource:
             )
         self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
         # Images stay encoded: the same decoder serves all sources.
-        decoders = {"image": tfds.decode.SkipDecoding()}  # pyright: ignore[reportCallIssue]
+        decoders = {"image": tfds.decode.SkipDecoding()}
         self._source: Any = builder.as_data_source(split, decoders=decoders)
 
     def __len__(self) -> int:
