@@ -181,7 +181,7 @@ def refcoco(refs: Positional[Path], /, instances: Path, target: Where, split: st
 
 
 @app.command(name="amodal-qa")
-def amodal_qa(sources: Sources, /, target: Where, fields: AmodalQAFields = AmodalQAFields()) -> None:  # noqa: B008
+def amodal_qa(sources: Sources, /, target: Where, fields: AmodalQAFields = AmodalQAFields()) -> None:
     """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own.
 
     Args:
@@ -200,7 +200,7 @@ def r2sm(
     over: Path,
     out: Path,
     mask_type: Literal["modal", "amodal"] | None = None,
-    fields: R2SMFields = R2SMFields(),  # noqa: B008
+    fields: R2SMFields = R2SMFields(),
     overwrite: bool = False,
 ) -> None:
     """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.

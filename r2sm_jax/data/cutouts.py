@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from os import PathLike
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from r2sm_jax.data.lexicon import clean_name
 from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.data.schema import Sample
 from r2sm_jax.data.transforms import image_size, open_image
-from r2sm_jax.data.validate import bad_record
+from r2sm_jax.data.validate import bad_record, leads_outside
 from r2sm_jax.errors import InputError
 
 HELD_OUT = 0.15  # share of the files that are for validation
@@ -284,7 +284,7 @@ def _problem(folder: Path, record: Any) -> str:
     tags = record.get("tags") or []
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         return f"the tags of {name} are not a list of texts"
-    if ".." in PureWindowsPath(name).parts or PureWindowsPath(name).anchor or "\0" in name:
+    if leads_outside(name):
         return f"the file name {name!r} leaves the folder"
     return "" if (folder / name).is_file() else f"the file {name!r} is not in the folder"
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.schema import Instance
-from r2sm_jax.data.validate import annotation_masks
+from r2sm_jax.data.schema import Instance, read_instance
 
 
 def annotations_by_image(records: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -28,16 +27,4 @@ def decode_instances(
 
     Raises InputError for a mask that cannot be read.
     """
-    return [_decode(path, image, annotation, names) for annotation in annotations]
-
-
-def _decode(path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]) -> Instance:
-    modal, amodal = annotation_masks(path, annotation, image["height"], image["width"])
-    return Instance(
-        id=annotation["id"],
-        category=names[annotation["category_id"]],
-        modal=modal,
-        amodal=amodal,
-        attributes=annotation.get("attributes") or {},
-        ignore=bool(annotation.get("ignore", False)),
-    )
+    return [read_instance(path, image, annotation, names[annotation["category_id"]]) for annotation in annotations]

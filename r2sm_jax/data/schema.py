@@ -111,7 +111,10 @@ class Dataset:
             image_id=record["id"],
             file_name=record["file_name"],
             image=image,
-            instances=tuple(self._instance(a, *size) for a in self._annotations.get(record["id"], ())),
+            instances=tuple(
+                read_instance(self.path, record, a, self._names[a["category_id"]])
+                for a in self._annotations.get(record["id"], ())
+            ),
             queries=tuple(_query(q) for q in self._queries.get(record["id"], ())),
         )
 
@@ -137,16 +140,21 @@ class Dataset:
         part._images = [self._images[index] for index in indices]
         return part
 
-    def _instance(self, annotation: Mapping[str, Any], height: int, width: int) -> Instance:
-        modal, amodal = annotation_masks(self.path, annotation, height, width)
-        return Instance(
-            id=annotation["id"],
-            category=self._names[annotation["category_id"]],
-            modal=modal,
-            amodal=amodal,
-            attributes=annotation.get("attributes") or {},
-            ignore=bool(annotation.get("ignore", False)),
-        )
+
+def read_instance(path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], name: str) -> Instance:
+    """The instance of class `name` that a checked annotation describes; `path` is the file that it is from.
+
+    Raises InputError for a mask that cannot be read.
+    """
+    modal, amodal = annotation_masks(path, annotation, image["height"], image["width"])
+    return Instance(
+        id=annotation["id"],
+        category=name,
+        modal=modal,
+        amodal=amodal,
+        attributes=annotation.get("attributes") or {},
+        ignore=bool(annotation.get("ignore", False)),
+    )
 
 
 def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
