@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.class_names import display_name, same_class, says_name
+from r2sm_jax.data.class_names import same_class, says_name
 from r2sm_jax.data.outlines import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.data.query_answers import REASONS, parse, read_answer
 from r2sm_jax.data.query_prompts import system_prompt
 from r2sm_jax.data.query_requests import requests
-from r2sm_jax.data.query_template import template, things_of
+from r2sm_jax.data.query_template import template
 from r2sm_jax.data.schema import read_json
 from r2sm_jax.errors import InputError
 
@@ -380,121 +380,6 @@ def test_reading_never_fails(text):
 def test_reading_long_rubbish_is_quick(piece):
     for text in (piece * 20000, "<Q>x</Q><A>instance id is 3, class name is " + piece * 20000):
         assert len(read_answer(text)) >= 1
-
-
-# Class names
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("coffee_mug_075", "coffee mug"),
-        ("075", "075"),
-        ("a_1_2", "a"),
-        ("7_up", "7 up"),
-        ("Potted plant", "Potted plant"),
-    ],
-)
-def test_display_names(name, shown):
-    assert display_name(name) == shown and same_class(shown, name) and same_class(name, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("knife", "two KNIVES", True), ("berry", "some berries", True), ("bench", "the benches", True),
-        ("person", "the people", True), ("teddy bear", "a teddybear's ear", True), ("t-shirt", "a T shirt", True),
-        ("car", "a carpet", False), ("potted plant", "a plant", False), ("???", "what???", False),
-        ("tie", "untied", False),
-    ],
-)  # fmt: skip
-def test_class_names_in_a_text(name, text, says):
-    assert says_name(text, name) is says
-
-
-# Template queries
-
-
-def test_template_queries(tmp_path, capsys):
-    path = save(tmp_path, images=(1, 2))
-    template(path, tmp_path / "out.json", queries=6)
-    assert "12 queries more" in capsys.readouterr().out
-    dataset = read_json(tmp_path / "out.json")
-    assert [query.id for sample in dataset for query in sample.queries] == list(range(7, 20))
-    for sample in dataset:
-        by_id = {instance.id: instance for instance in sample.instances}
-        new = [query for query in sample.queries if query.id > 7]
-        assert {query.mask_type for query in new} == {"modal", "amodal"}
-        targets = [(query.mask_type, by_id[i]) for query in new for i in query.instance_ids]
-        assert not any(target.ignore for _, target in targets)
-        assert all(target.amodal is not None for mask_type, target in targets if mask_type == "amodal")
-        assert not any(re.search(r"_|075|nan", query.text) for query in new)
-        assert any("coffee mug" in query.text for query in new)
-    again = tmp_path / "again.json"
-    template(path, again, queries=6)
-    assert again.read_bytes() == (tmp_path / "out.json").read_bytes()
-    template(path, again, queries=6, seed=1, overwrite=True)
-    assert again.read_bytes() != (tmp_path / "out.json").read_bytes()
-
-
-def test_template_asks_for_more_where_amodal_masks_are_not_known(tmp_path):
-    template(save(tmp_path, only=[MODAL_ONLY]), tmp_path / "out.json", queries=5)
-    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
-    assert len(new) == 5 and {query["mask_type"] for query in new} == {"modal"}
-
-
-def test_template_on_an_image_without_anything_to_ask_for(tmp_path, capsys):
-    template(save(tmp_path, only=[CROWD]), tmp_path / "out.json")
-    out = capsys.readouterr().out
-    assert "0 queries more" in out and "1 of 1 images got none" in out
-
-
-def test_an_ignored_one_of_the_same_class_makes_a_name_doubtful(tmp_path):
-    content = records(only=[MUG, CROWD])
-    content["annotations"][1]["category_id"] = 1
-    (tmp_path / "data.json").write_text(json.dumps(content))
-    template(tmp_path / "data.json", tmp_path / "out.json", queries=4)
-    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
-    assert not any(
-        re.search(r"\bthe coffee mug\b(?! (?:at|on|furthest|highest|lowest|in|with|that))", q["text"]) for q in new
-    )
-    assert all(query["instance_ids"] == [MUG] for query in new)
-
-
-def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
-    content = records()
-    content["annotations"][0]["isStuff"] = 1
-    assert [thing.id for thing in things_of(content, 1)] == [BOX, MODAL_ONLY]
-    (tmp_path / "data.json").write_text(json.dumps(content))
-    template(tmp_path / "data.json", tmp_path / "out.json")
-    new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
-    assert len(new) == 8 and not any(MUG in query["instance_ids"] for query in new)
-    content["annotations"] = [a for a in content["annotations"] if a["id"] in (MUG, CROWD)]
-    assert [thing.id for thing in things_of(content, 1)] == [MUG]
-
-
-def test_things_know_what_hides_them():
-    content = records(images=(1, 2))
-    mug, box, lamp = things_of(content, 2)
-    assert (mug.id, mug.category, mug.occlusion, mug.hidden_by) == (MUG + 10, "coffee mug", 0, ())
-    assert (box.box, box.visible_box, box.area) == ((20, 12, 50, 28), (30, 12, 50, 28), 480)
-    assert (box.occlusion, box.hidden_by) == (pytest.approx(1 / 3), (MUG + 10,))
-    assert np.isnan(lamp.occlusion) and lamp.hidden_by == ()
-    sliver = block(49, 12, 50, 14)  # 2 of 480 pixels
-    content["annotations"].append(content["annotations"][0] | {"id": 99, "segmentation": masks.encode(sliver)})
-    content["annotations"][-1]["image_id"] = 2
-    assert things_of(content, 2)[1].hidden_by == (MUG + 10,)
-    hidden = {"segmentation": masks.encode(block(1, 1, 4, 4)), "visible_mask": masks.encode(block(0, 0, 0, 0))}
-    content["annotations"].append(content["annotations"][-1] | {"id": 100} | hidden)
-    assert 100 not in [thing.id for thing in things_of(content, 2)]
-
-
-def test_template_refuses_what_makes_no_sense(tmp_path):
-    path = save(tmp_path)
-    with pytest.raises(InputError, match="--queries 1 or more and --seed 0 or more"):
-        template(path, tmp_path / "out.json", queries=0)
-    with pytest.raises(InputError, match="exists already"):
-        template(path, path)
 
 
 def test_the_commands_take_their_flags(tmp_path):
