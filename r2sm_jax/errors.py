@@ -6,7 +6,11 @@ from typing import NoReturn
 
 
 class InputError(Exception):
-    """Bad input. The message names the file, field or flag and the remedy in one sentence."""
+    """Bad input. The message names the file, field or flag and the remedy in one sentence, on one line whatever the
+    names in it hold."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))
 
 
 def exit_cleanly(main: Callable[[], None]) -> NoReturn:

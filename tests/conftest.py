@@ -30,9 +30,14 @@ install_import_hook(
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from safetensors.numpy import save_file
 
 from r2sm_jax.errors import exit_cleanly
+
+# The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 WIDTH, LAYERS = 32, 2
 

@@ -328,6 +328,21 @@ def test_a_spoilt_file_is_an_error_or_a_valid_result(name, tmp_path, data):
         assert "\n" not in str(error) and len(str(error)) > 20
 
 
+def test_an_image_of_a_billion_rows_and_a_name_of_two_lines_are_one_sentence(tmp_path):
+    content = coco()
+    content["images"][0]["height"] = 1_611_794_015
+    with pytest.raises(InputError, match=r"its size cannot be .* more than"):
+        read_coco_like([write(tmp_path / "c.json", content)], DIALECTS["d2sa"])
+    with pytest.raises(InputError, match=r"two lines.jpg is not in") as error:
+        read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"file_name": "two\nlines.jpg"}])], tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_answers_that_are_no_list_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"'text_answers' is a int, not a list"):
+        read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"text_answers": 1}])])
+
+
 def test_a_mask_of_a_billion_pixels_is_refused(tmp_path):
     content = coco()
     content["images"][0] |= {"height": 40_000, "width": 40_000}

@@ -51,11 +51,14 @@ def rle_size(rle: Mapping[str, Any]) -> tuple[int, int]:
     size = rle.get("size") if isinstance(rle, Mapping) else None
     if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
         raise ValueError("the RLE's 'size' is not [height, width]")
-    _check_size(size[0], size[1])
+    check_size(size[0], size[1])
     return size[0], size[1]
 
 
-def _check_size(height: int, width: int) -> None:
+def check_size(height: int, width: int) -> None:
+    """Raises ValueError for what cannot be the size of an image."""
+    if min(height, width) < 1:
+        raise ValueError(f"{height} x {width} has no pixel")
     if height * width > MAX_PIXELS:
         raise ValueError(f"{height} x {width} is more than {MAX_PIXELS} pixels")
 
@@ -66,7 +69,7 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
     Raises ValueError for a polygon with fewer than three points (which pycocotools would take for a box), for
     an odd number of coordinates and for coordinates that are not finite numbers.
     """
-    _check_size(height, width)
+    check_size(height, width)
     nested = [polygons] if polygons and isinstance(polygons[0], int | float) else polygons
     rings = []
     for polygon in nested:

@@ -130,9 +130,14 @@ def _image_problems(image: Mapping[str, Any]) -> Found:
     name = image.get("file_name")
     if isinstance(name, str) and leads_outside(name):
         yield f"file_name {name!r} leads out of the image folder", "give a path relative to it"
-    for key in ("height", "width"):
-        if not is_id(image.get(key)) or image[key] < 1:
-            yield f"{key} is not a positive whole number", "add the image's size"
+    missing = [key for key in ("height", "width") if not is_id(image.get(key)) or image[key] < 1]
+    for key in missing:
+        yield f"{key} is not a positive whole number", "add the image's size"
+    if not missing:
+        try:
+            masks.check_size(image["height"], image["width"])
+        except ValueError as error:
+            yield f"its size cannot be ({error})", "give the image's own"
 
 
 def _annotation_problems(

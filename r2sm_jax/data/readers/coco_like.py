@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name
+from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name, need_size
 from r2sm_jax.data.transforms import open_image
 from r2sm_jax.data.validate import bad_record, is_id
 from r2sm_jax.errors import InputError
@@ -76,7 +76,7 @@ def read_coco_like(
         for image_id, image in images.items():
             where = f"image {image_id}"
             name = need_name(path, where, image, "file_name")
-            size = need(path, where, image, "height", int), need(path, where, image, "width", int)
+            size = need_size(path, where, image)
             annotations = by_image.get(image_id, [])
             full = _full_size(path, annotations, dialect, size)
             if full != size and oversize == "refuse":
@@ -118,15 +118,17 @@ def _full_size(
     path: Path, annotations: Sequence[tuple[str, Mapping[str, Any]]], dialect: Dialect, size: tuple[int, int]
 ) -> tuple[int, int]:
     """Height and width that hold the image and all of its masks."""
-    sizes = [size]
+    height, width = size
     for where, annotation in annotations:
         for mask in (_field(annotation, dialect.amodal), _field(annotation, dialect.modal)):
             if isinstance(mask, dict):
                 try:
-                    sizes.append(masks.rle_size(mask))
+                    stated = masks.rle_size(mask)
+                    height, width = max(height, stated[0]), max(width, stated[1])
+                    masks.check_size(height, width)
                 except ValueError as error:
                     raise bad_record(path, where, f"a mask cannot be used ({error})", "write it again") from error
-    return max(h for h, _ in sizes), max(w for _, w in sizes)
+    return height, width
 
 
 def _read_annotations(

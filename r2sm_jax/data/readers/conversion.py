@@ -180,6 +180,16 @@ def need_name(path: Path, where: str, record: Any, key: str) -> str:
     return name
 
 
+def need_size(path: Path, where: str, record: Any) -> tuple[int, int]:
+    """Height and width of an image's record. Raises InputError that names the record where masks cannot have them."""
+    size = need(path, where, record, "height", int), need(path, where, record, "width", int)
+    try:
+        masks.check_size(*size)
+    except ValueError as error:
+        raise bad_record(path, where, f"its size cannot be ({error})", "give the image's own") from error
+    return size
+
+
 def find_image(path: Path, where: str, folder: Path, name: str) -> Path:
     """The image file `name` in `folder`. Raises InputError that names the record where it is not there."""
     if not (folder / name).is_file():

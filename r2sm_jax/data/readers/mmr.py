@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name
+from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name, need_size
 from r2sm_jax.errors import InputError
 
 
@@ -33,7 +33,7 @@ def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Convers
                 raise InputError(f"{path}: {where}: image {number} occurs twice; give each split its own run")
             seen.add(number)
             name = need_name(path, where, image, "file_name")
-            size = need(path, where, image, "height", int), need(path, where, image, "width", int)
+            size = need_size(path, where, image)
             if images_dir is not None:
                 found.image_paths[number] = find_image(path, where, images_dir, name)
             found.images.append({"id": number, "file_name": name, "height": size[0], "width": size[1]})
@@ -50,7 +50,7 @@ def _read_questions(
 ) -> int:
     questions = need(path, where, image, "questions", list)
     answers = need(path, where, image, "answers", list)
-    texts = image.get("text_answers") or [None] * len(questions)
+    texts = need(path, where, image, "text_answers", list) if image.get("text_answers") else [None] * len(questions)
     if not len(questions) == len(answers) == len(texts):
         lengths = f"{len(questions)} questions, {len(answers)} answers and {len(texts)} text answers"
         raise InputError(f"{path}: {where}: there are {lengths}; give a whole MMR file")

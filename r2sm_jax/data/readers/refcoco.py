@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name
+from r2sm_jax.data.readers.conversion import Conversion, draw, find_image, load_json, need, need_name, need_size
 from r2sm_jax.data.validate import bad_record, is_id
 from r2sm_jax.errors import InputError
 
@@ -50,7 +50,7 @@ def read_refcoco(refs: Path, instances: Path, *, split: str, images_dir: Path | 
         if number not in sizes:
             image, at = images[number], f"image {number}"
             name = need_name(instances, at, image, "file_name")
-            sizes[number] = need(instances, at, image, "height", int), need(instances, at, image, "width", int)
+            sizes[number] = need_size(instances, at, image)
             if images_dir is not None:
                 found.image_paths[number] = find_image(instances, at, images_dir, name)
             height, width = sizes[number]
