@@ -48,6 +48,10 @@ class DataConfig:
     """Share of a query's tokens that the mask-type head does not see, drawn anew at each visit."""
     mirror: bool = True
     """Mirror half of the images; queries that say left or right are left out then."""
+    crop: float = 1.0
+    """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are cut are left out."""
+    colour_jitter: float = 0.0
+    """Largest relative change of brightness, contrast and saturation. Hues stay, since queries name colours."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,10 @@ def check_config(config: Config) -> Config:
     ):  # fmt: skip
         if dim % heads:
             raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    if not 0 < config.data.crop <= 1:
+        raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
+    if not 0 <= config.data.colour_jitter < 1:
+        raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
     positive = {
         "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
         "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,

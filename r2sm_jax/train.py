@@ -54,7 +54,7 @@ def open_data(config: Config, split: str, count: int) -> Source:
 
 def all_texts(source: PreparedSource) -> list[str]:
     """Every query of a prepared source."""
-    return [text for index in range(len(source)) for text in source[index][1].texts]
+    return [text for index in range(len(source)) for text in source.texts(index)]
 
 
 def print_parameters(params: nnx.State, texts: TextStates) -> None:
@@ -137,9 +137,12 @@ def train(config: Config) -> Path:
     if not len(source):
         raise InputError(f"{config.data.source}: the training split is empty")
     vision, text = config.model.vision, config.model.text
-    prepared = PreparedSource(source, vision.image_size, config.model.mask_size)
-    prepared.remember_all()
-    print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
+    prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=config.data.crop)
+    if prepared.can_remember():
+        prepared.remember_all()
+        print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
+    else:
+        print(f"{len(prepared)} training images, prepared anew at each visit", flush=True)
     dev = open_data(config, "dev" if is_procedural(config.data.source) else "val", config.train.evaluate_samples)
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.dim:
@@ -155,6 +158,7 @@ def train(config: Config) -> Path:
         slots=config.model.decoder.slots,
         mirror=config.data.mirror,
         token_drop=config.data.token_drop,
+        colour_jitter=config.data.colour_jitter,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
 

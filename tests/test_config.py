@@ -34,6 +34,8 @@ def test_flags_override_a_config_file(tmp_path):
         (["--model.vision.image-size", "50"], ["--model.vision.image-size 50", "patch-size"]),
         (["--model.vision.dim", "50", "--model.vision.heads", "4"], ["--model.vision.dim 50", "heads 4"]),
         (["--train.batch-size", "0"], ["--train.batch-size"]),
+        (["--data.crop", "0"], ["--data.crop 0", "1 = no crops"]),
+        (["--data.colour-jitter", "1.5"], ["--data.colour-jitter 1.5", "0 = none"]),
         (["missing.py"], ["missing.py", "does not exist"]),
     ],
 )

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from r2sm_jax.data.pipeline import Assemble, Prepared, PreparedSource, pool_masks, prepare, training_batches
+from r2sm_jax.data.pipeline import Assemble, Prepared, PreparedSource, prepare, training_batches
 from r2sm_jax.data.schema import Instance, Query, Sample
 from r2sm_jax.data.sources import open_source
 
@@ -48,7 +48,7 @@ def states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
     options = {"tokens": 3, "queries": 4, "instances": 3, "slots": 2, "mirror": False} | changes
-    return Assemble(states, **options)((5, p), np.random.default_rng(seed))
+    return Assemble(states, **options)(5, p, np.random.default_rng(seed))
 
 
 def flipped(p: Prepared, **changes) -> dict:
@@ -96,13 +96,6 @@ def test_an_unknown_amodal_mask_is_marked_so():
     one = sample()
     p = prepared(replace(one, instances=(replace(one.instances[0], amodal=None), one.instances[1])))
     assert p.amodal_known.tolist() == [False, True] and (p.amodal[0] == p.modal[0]).all()
-
-
-def test_masks_are_pooled_to_their_coverage():
-    mask = np.zeros((4, 4), bool)
-    mask[0, :3] = True
-    assert pool_masks([mask], 4, 2).tolist() == [[[127, 63], [0, 0]]]
-    assert pool_masks([], 4, 2).shape == (0, 2, 2)
 
 
 # Assembled at every visit.
@@ -241,5 +234,5 @@ def test_resumed_batches_go_on_exactly(source, position):
 def test_preparing_when_asked_or_before_gives_the_same(source):
     lazy = PreparedSource(source.source, SIZE, CELLS)
     for index in range(5):
-        (_, a), (_, b) = lazy[index], source[index]
+        a, b = lazy[index], source[index]
         assert a.texts == b.texts and np.array_equal(a.modal, b.modal) and np.array_equal(a.image, b.image)

@@ -21,3 +21,11 @@ def test_the_benchmark_measures_every_stage(tiny_flags, monkeypatch):
     figures = dict(benchmark.measure(parse_config(tiny_flags)))
     assert len(figures) == 5
     assert all(float(figure.split()[0].replace(",", "")) > 0 for figure in figures.values()), figures
+
+
+def test_the_data_benchmark_makes_its_own_photos(monkeypatch, capsys):
+    benchmark = load("benchmark_data")
+    monkeypatch.setattr("sys.argv", ["benchmark_data.py", "--count", "3", "--image-size", "64", "--batch-size", "2"])
+    benchmark.main()
+    printed = capsys.readouterr().out
+    assert "3 images, 64 px" in printed and "images/s" in printed and "letterbox and pool" in printed

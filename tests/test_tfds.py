@@ -37,6 +37,7 @@ def test_samples_come_back_as_they_were(built):
         other = found[sample.image_id]
         assert (other.image == sample.image).all() and other.file_name == sample.file_name
         assert other.queries == sample.queries
+        assert next(s for s in sources if s[0].image_id == sample.image_id).queries_at(0) == sample.queries
         for one, two in zip(sample.instances, other.instances, strict=True):
             assert (one.id, one.category, one.attributes, one.ignore) == (
                 two.id,

@@ -151,6 +151,13 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config):
 # Things that go wrong.
 
 
+def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_path, capsys):
+    data = replace(tiny_config.data, crop=0.7, colour_jitter=0.2)
+    run = train_module.train(replace(tiny_config, data=data, run=str(tmp_path / "run")))
+    assert "prepared anew at each visit" in capsys.readouterr().out
+    assert losses(run)[4]["train/loss"] != losses(tiny_run)[4]["train/loss"]
+
+
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, tmp_path, refused, monkeypatch):
     make, seen = train_module.make_train_step, []
 

@@ -117,6 +117,11 @@ def ellipse(height: int, width: int, cy: float, cx: float, ry: float, rx: float)
     return ((rows + 0.5 - cy) / ry) ** 2 + ((columns + 0.5 - cx) / rx) ** 2 <= 1
 
 
+def framed(box: Letterbox, mask: np.ndarray) -> np.ndarray:
+    """The mask at the resolution of the frame."""
+    return box.coverage(mask, box.size) > 127
+
+
 def iou(a: np.ndarray, b: np.ndarray) -> float:
     return (a & b).sum() / max(1, (a | b).sum())
 
@@ -134,7 +139,7 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
 def test_a_mask_survives_letterbox_and_undo(height, width, size, y, x):
     box = Letterbox(height, width, size)
     mask = ellipse(height, width, y * height, x * width, 0.28 * height, 0.28 * width)
-    logits = box.mask(mask).astype(np.float32) * 20 - 10
+    logits = framed(box, mask).astype(np.float32) * 20 - 10
     restored = box.undo(logits)
     assert restored.shape == mask.shape and restored.dtype == np.float32
     # A short side squeezed to a few dozen pixels cannot hold an ellipse to 5 %.
@@ -144,7 +149,7 @@ def test_a_mask_survives_letterbox_and_undo(height, width, size, y, x):
 def test_undo_at_low_resolution_keeps_the_centre():
     box = Letterbox(480, 640, 96)
     mask = ellipse(480, 640, 330, 420, 120, 180)
-    frame = box.mask(mask).astype(np.float32) * 2 - 1
+    frame = framed(box, mask).astype(np.float32) * 2 - 1
     quarter = frame.reshape(24, 4, 24, 4).mean((1, 3))
     restored = box.undo(quarter) > 0
     rows, columns = np.nonzero(restored)
@@ -158,7 +163,7 @@ def test_an_object_at_the_padded_side_comes_back_in_place(shape):
     box = Letterbox(height, width, 96)
     mask = np.zeros(shape, bool)
     mask[-60:, -60:] = True
-    logits = box.mask(mask).astype(np.float32) * 20 - 10
+    logits = framed(box, mask).astype(np.float32) * 20 - 10
     restored = box.undo(logits) > 0
     assert iou(restored, mask) > 0.95
     # The wrong order (stretch the whole frame over the image) would put it elsewhere.
@@ -189,11 +194,11 @@ def test_image_mask_and_valid_share_one_frame():
     mask[20:44, 60:100] = True
     image[mask] = 255
     box = Letterbox(60, 100, 50)
-    framed, valid = box.image(image), box.valid()
+    frame, valid = box.image(image), box.valid()
     assert box.resized == (30, 50) and valid[:30].all() and not valid[30:].any()
-    assert (framed[~valid] == PAD_COLOUR).all()
-    np.testing.assert_array_equal(box.mask(mask) & valid, (framed[..., 0] > 127) & valid)
-    assert not box.mask(np.ones((60, 100), bool))[~valid].any()
+    assert (frame[~valid] == PAD_COLOUR).all()
+    np.testing.assert_array_equal(framed(box, mask) & valid, (frame[..., 0] > 127) & valid)
+    assert not framed(box, np.ones((60, 100), bool))[~valid].any()
 
 
 @settings(max_examples=20, deadline=None)
@@ -203,7 +208,29 @@ def test_modal_stays_within_amodal(height, width, seed):
     amodal = rng.random((height, width)) < 0.6
     modal = amodal & (rng.random((height, width)) < 0.7)
     box = Letterbox(height, width, 32)
-    assert not (box.mask(modal) & ~box.mask(amodal)).any()
+    assert (box.coverage(modal, 8) <= box.coverage(amodal, 8)).all()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(480, 640, 96), (96, 96, 96), (97, 31, 64), (640, 427, 512), (40, 30, 64)]
+)
+def test_coverage_keeps_area_and_place(height, width, size):
+    box = Letterbox(height, width, size)
+    mask = ellipse(height, width, 0.4 * height, 0.6 * width, 0.3 * height, 0.25 * width)
+    covered = box.coverage(mask, size // 2) / 255
+    cells = [2 * side / resized for side, resized in zip((height, width), box.resized, strict=True)]
+    assert covered.sum() * cells[0] * cells[1] == pytest.approx(mask.sum(), rel=0.005)
+    for axis, wanted in enumerate(np.nonzero(mask)):
+        places = (np.arange(size // 2) + 0.5) * cells[axis]
+        found = (covered.sum(1 - axis) * places).sum() / covered.sum()
+        assert found == pytest.approx(wanted.mean() + 0.5, abs=0.02 * cells[axis])
+    assert (box.coverage(np.ones((height, width), bool), size)[box.valid()] > 127).all()
+
+
+def test_cells_that_divide_evenly_hold_exact_shares():
+    mask = np.zeros((4, 4), bool)
+    mask[0, :3] = True
+    assert Letterbox(4, 4, 4).coverage(mask, 2).tolist() == [[128, 64], [0, 0]]
 
 
 def test_identity_when_the_image_fills_the_frame():
@@ -212,7 +239,7 @@ def test_identity_when_the_image_fills_the_frame():
     logits = RNG.normal(size=(3, 64, 64)).astype(np.float32)
     box = Letterbox(64, 64, 64)
     np.testing.assert_array_equal(box.image(image), image)
-    np.testing.assert_array_equal(box.mask(mask), mask)
+    np.testing.assert_array_equal(framed(box, mask), mask)
     np.testing.assert_array_equal(box.undo(logits), logits)
     assert box.valid().all()
 
@@ -224,6 +251,6 @@ def test_extreme_shapes_and_misuse():
     with pytest.raises(ValueError, match="divides"):
         box.undo(np.zeros((25, 25)))
     with pytest.raises(ValueError, match="1 x 1000"):
-        box.mask(np.zeros((1000, 1), bool))
+        box.coverage(np.zeros((1000, 1), bool), 96)
     with pytest.raises(ValueError, match="positive"):
         Letterbox(0, 10, 96)

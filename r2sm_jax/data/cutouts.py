@@ -25,7 +25,7 @@ from r2sm_jax.data.drawings import pick
 from r2sm_jax.data.drawings_backdrops import Backdrop
 from r2sm_jax.data.lexicon import clean_name
 from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, write_queries
-from r2sm_jax.data.schema import Sample
+from r2sm_jax.data.schema import Query, Sample
 from r2sm_jax.data.transforms import image_size, open_image
 from r2sm_jax.data.validate import bad_record, leads_outside
 from r2sm_jax.errors import InputError
@@ -110,6 +110,10 @@ class CutoutSource:
 
     def __len__(self) -> int:
         return self.count
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of scene `index`."""
+        return self[index].queries
 
     def __getitem__(self, index: int) -> Sample:
         """Scene `index`. Raises InputError for a photo or cut-out that cannot be read (any more)."""

@@ -31,7 +31,8 @@ import grain
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import Sample
+from r2sm_jax.data.augment import jitter_colours, random_crop
+from r2sm_jax.data.schema import Instance, Sample
 from r2sm_jax.data.sources import Source
 from r2sm_jax.data.transforms import Letterbox
 
@@ -62,73 +63,96 @@ def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict
     box = Letterbox(height, width, image_size)
     instances = [i for i in sample.instances if not i.ignore]
     position = {instance.id: n for n, instance in enumerate(instances)}
-    modal = [box.mask(i.modal) for i in instances]
-    amodal = [m if i.amodal is None else box.mask(i.amodal) for i, m in zip(instances, modal, strict=True)]
-    valid = box.valid()
-    counts = valid.copy()
+    counts = np.ones((height, width), bool)
     for ignored in (i for i in sample.instances if i.ignore):
-        counts &= ~box.mask(ignored.modal if ignored.amodal is None else ignored.amodal)
+        counts &= ~_complete(ignored)
+    side = max(height, width)
     queries = [q for q in sample.queries if all(i in position for i in q.instance_ids)]
     members = np.zeros((len(queries), len(instances)), bool)
     for row, query in enumerate(queries):
         members[row, [position[i] for i in query.instance_ids]] = True
+
+    def coverage(wanted: Sequence[np.ndarray]) -> np.ndarray:
+        cells = np.zeros((len(wanted), mask_size, mask_size), np.uint8)
+        for row, mask in enumerate(wanted):
+            cells[row] = box.coverage(mask, mask_size)
+        return cells
 
     def names(instance, group: str) -> str | None:
         return instance.category if group == "category" else instance.attributes.get(group)
 
     return Prepared(
         image=box.image(sample.image),
-        valid=valid,
-        modal=pool_masks(modal, image_size, mask_size),
-        amodal=pool_masks(amodal, image_size, mask_size),
+        valid=box.valid(),
+        modal=coverage([i.modal for i in instances]),
+        amodal=coverage([_complete(i) for i in instances]),
         amodal_known=np.array([i.amodal is not None for i in instances], bool),
         labels={
             group: np.array([words.index(n) if (n := names(i, group)) in words else -1 for i in instances], np.int32)
             for group, words in vocabulary.items()
         },
-        boxes=np.array([masks.box(m) for m in amodal], np.float32).reshape(-1, 4) / image_size,
-        loss_valid=pool_masks([counts], image_size, mask_size)[0],
+        boxes=np.array([masks.box(_complete(i)) for i in instances], np.float32).reshape(-1, 4) / side,
+        loss_valid=coverage([counts])[0],
         members=members,
         wants_amodal=np.array([q.mask_type == "amodal" for q in queries], bool),
         texts=tuple(q.text for q in queries),
     )
 
 
-def pool_masks(masks: Sequence[np.ndarray], image_size: int, mask_size: int) -> np.ndarray:
-    """Boolean masks [S S] -> uint8 [m s s], the share of every cell that is covered."""
-    cell = image_size // mask_size
-    if not masks:
-        return np.zeros((0, mask_size, mask_size), np.uint8)
-    cells = np.stack(masks).reshape(-1, mask_size, cell, mask_size, cell).sum((2, 4), dtype=np.uint32)
-    return (cells * 255 // cell**2).astype(np.uint8)
+def _complete(instance: Instance) -> np.ndarray:
+    """The complete mask, or what is known of it."""
+    return instance.modal if instance.amodal is None else instance.amodal
+
+
+KEPT_BYTES = 4 << 30
+"""Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
 
 
 class PreparedSource:
-    """Prepares samples when asked, and remembers all of them if `remember_all` was called."""
+    """Samples at training resolution: remembered if `remember_all` was called, else prepared when asked."""
 
-    def __init__(self, source: Source, image_size: int, mask_size: int):
-        self.source = source
-        self._prepare = partial(_prepare_at, source, image_size=image_size, mask_size=mask_size)
+    def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
+        """`crop`: the smallest share of a side that a random crop keeps (augment.py); 1 = none."""
+        self.source, self.crop = source, crop
+        self._prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
         self._kept: list[Prepared] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[int, Prepared]:
-        return index, self._kept[index] if self._kept is not None else self._prepare(index)
+    def __getitem__(self, index: int) -> Prepared:
+        return self._kept[index] if self._kept is not None else self._prepare(self.source[index])
+
+    def visit(self, index: int, rng: np.random.Generator) -> Prepared:
+        """Sample `index` as training sees it this time."""
+        return self[index] if self.crop == 1 else self.of(self.source[index], rng)
+
+    def of(self, sample: Sample, rng: np.random.Generator) -> Prepared:
+        """A sample, cropped at random where crops are asked for, at training resolution."""
+        return self._prepare(sample if self.crop == 1 else random_crop(sample, self.crop, rng))
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The sentences of all queries of sample `index`."""
+        if self._kept is not None:
+            return self._kept[index].texts
+        return tuple(query.text for query in self.source.queries_at(index))
+
+    def can_remember(self) -> bool:
+        """Whether samples are the same at each visit and fit into `KEPT_BYTES`, judged by the first."""
+        return self.crop == 1 and len(self) * sum(x.nbytes for x in _arrays(self[0])) <= KEPT_BYTES
 
     def remember_all(self) -> None:
         """Prepares every sample now, on all cores."""
         workers = os.cpu_count() or 1
         if len(self) < 256 or workers == 1:
-            self._kept = [self._prepare(i) for i in range(len(self))]
+            self._kept = [self[i] for i in range(len(self))]
             return
         with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            self._kept = list(pool.imap(self._prepare, range(len(self)), chunksize=32))
+            self._kept = list(pool.imap(self.__getitem__, range(len(self)), chunksize=32))
 
 
-def _prepare_at(source: Source, index: int, *, image_size: int, mask_size: int) -> Prepared:
-    return prepare(source[index], image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
+def _arrays(prepared: Prepared) -> list[np.ndarray]:
+    return [value for value in vars(prepared).values() if isinstance(value, np.ndarray)]
 
 
 @dataclass(frozen=True)
@@ -142,9 +166,9 @@ class Assemble:
     slots: int
     mirror: bool
     token_drop: float = 0.0
+    colour_jitter: float = 0.0
 
-    def __call__(self, item: tuple[int, Prepared], rng: np.random.Generator) -> Batch:
-        index, p = item
+    def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
         chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
         k, count = self.queries, len(p.boxes)
         order = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
@@ -171,8 +195,9 @@ class Assemble:
         boxes = p.boxes[order] if count else p.boxes
         if flip:
             boxes = np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], axis=1)
+        image = p.image[:, ::-1] if flip else p.image
         return {
-            "image": p.image[:, ::-1] if flip else p.image,
+            "image": jitter_colours(image, self.colour_jitter, rng) if self.colour_jitter else image,
             "valid": turn(p.valid),
             "modal": padded(turn(p.modal[order]), (self.instances, size, size)),
             "amodal": padded(turn(p.amodal[order]), (self.instances, size, size)),
@@ -198,8 +223,17 @@ class Assemble:
 
 
 def training_batches(
-    source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int
+    source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
 ) -> grain.DatasetIterator:
-    """An endless, reshuffled, resumable iterator of batches."""
-    dataset = grain.MapDataset.source(source).seed(seed).shuffle().repeat().random_map(assemble).batch(batch_size)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)))
+    """An endless, reshuffled, resumable iterator of batches.
+
+    `shard` (i, n): the i-th of n processes, each of which reads its own part of every epoch, `batch_size` at a time.
+    """
+
+    def visit(index: int, rng: np.random.Generator) -> Batch:
+        return assemble(index, source.visit(index, rng), rng)
+
+    order = grain.MapDataset.range(len(source)).seed(seed).shuffle()[shard[0] :: shard[1]]
+    dataset = order.repeat().random_map(visit).batch(batch_size)
+    threads = min(16, os.cpu_count() or 1)
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16)))

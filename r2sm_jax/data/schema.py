@@ -115,8 +115,12 @@ class Dataset:
                 read_instance(self.path, record, a, self._names[a["category_id"]])
                 for a in self._annotations.get(record["id"], ())
             ),
-            queries=tuple(_query(q) for q in self._queries.get(record["id"], ())),
+            queries=self.queries_at(index),
         )
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of sample `index`; no image is opened."""
+        return tuple(_query(q) for q in self._queries.get(self._images[index]["id"], ()))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))

@@ -9,7 +9,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.cutouts import CutoutSource
 from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, Thing, write_queries
 from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
-from r2sm_jax.data.schema import Instance, Sample, load_json_split
+from r2sm_jax.data.schema import Instance, Query, Sample, load_json_split
 from r2sm_jax.errors import InputError
 
 PROCEDURAL = ("scenes", "cutouts")
@@ -25,6 +25,10 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample: ...
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of a sample, without its image where that is quicker."""
+        ...
 
 
 class SceneSource:
@@ -49,6 +53,9 @@ class SceneSource:
             for o in scene.objects
         )
         return Sample(number, f"{self.split}_{index:06d}.png", scene.image, instances, queries)
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        return self[index].queries
 
 
 def things(scene: Scene) -> list[Thing]:

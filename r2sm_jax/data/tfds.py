@@ -151,7 +151,7 @@ class TfdsSource:
         name = record["file_name"].decode()
         image = open_image(name, record["image"])
         size = image.shape[:2]
-        instances, queries = record["instances"], record["queries"]
+        instances = record["instances"]
         return Sample(
             image_id=int(record["image_id"]),
             file_name=name,
@@ -167,17 +167,25 @@ class TfdsSource:
                 )
                 for i in range(len(instances["id"]))
             ),
-            queries=tuple(
-                Query(
-                    id=int(queries["id"][i]),
-                    text=queries["text"][i].decode(),
-                    mask_type=MASK_TYPES[int(queries["mask_type"][i])],
-                    instance_ids=tuple(json.loads(queries["instance_ids"][i])),
-                    kind=json.loads(queries["kind"][i]),
-                )
-                for i in range(len(queries["id"]))
-            ),
+            queries=_queries(record["queries"]),
         )
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of sample `index`; its image stays encoded."""
+        return _queries(self._source[index]["queries"])
+
+
+def _queries(records: Mapping[str, Any]) -> tuple[Query, ...]:
+    return tuple(
+        Query(
+            id=int(records["id"][i]),
+            text=records["text"][i].decode(),
+            mask_type=MASK_TYPES[int(records["mask_type"][i])],
+            instance_ids=tuple(json.loads(records["instance_ids"][i])),
+            kind=json.loads(records["kind"][i]),
+        )
+        for i in range(len(records["id"]))
+    )
 
 
 def _mask(counts: bytes, size: tuple[int, ...]) -> masks.Mask:

@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings, strategies as st
+from test_pipeline import sample, states
+
+from r2sm_jax.data.augment import KEPT_WHOLE, jitter_colours, random_crop
+from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.sources import open_source
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.1, 1.0))
+def test_a_crop_cuts_image_and_masks_alike(seed, smallest):
+    one = sample()
+    numbered = replace(one, image=np.arange(one.image.size, dtype=np.uint32).reshape(one.image.shape))
+    crop = random_crop(numbered, smallest, np.random.default_rng(seed))
+    height, width = crop.image.shape[:2]
+    assert height >= round(smallest * one.image.shape[0]) and width >= round(smallest * one.image.shape[1])
+    y, x = divmod(int(crop.image[0, 0, 0]) // 3, one.image.shape[1])
+    assert (crop.image == numbered.image[y : y + height, x : x + width]).all()
+    before = {instance.id: instance for instance in one.instances}
+    for instance in crop.instances:
+        for key in ("modal", "amodal"):
+            assert (getattr(instance, key) == getattr(before[instance.id], key)[y : y + height, x : x + width]).all()
+        assert instance.amodal.any() and not (instance.modal & ~instance.amodal).any()
+    left = {instance.id: instance.amodal.sum() / before[instance.id].amodal.sum() for instance in crop.instances}
+    for query in one.queries:
+        whole = all(left.get(number, 0) >= KEPT_WHOLE for number in query.instance_ids)
+        assert (query in crop.queries) == whole
+
+
+def test_colours_change_and_hues_stay():
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[:2], image[2:] = (200, 40, 40), (40, 60, 180)
+    changed = [jitter_colours(image, 0.4, np.random.default_rng(seed)) for seed in range(20)]
+    assert len({c.tobytes() for c in changed}) > 10
+    assert all(c[0, 0].argmax() == 0 and c[3, 3].argmax() == 2 for c in changed)
+    assert (jitter_colours(image, 0.0, np.random.default_rng(0)) == image).all()
+
+
+def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
+    source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, crop=0.6)
+    assert not source.can_remember() and PreparedSource(source.source, 32, 16).can_remember()
+    options = {"tokens": 3, "queries": 4, "instances": 4, "slots": 2, "mirror": False, "colour_jitter": 0.3}
+
+    def batches():
+        return training_batches(source, Assemble(states, **options), batch_size=4, seed=0)
+
+    one = batches()
+    first, state, second = next(one), one.get_state(), next(one)
+    for place, number in enumerate(first["index"]):
+        assert (first["image"][place] != second["image"][second["index"] == number][0]).any()
+    assert (first["modal"] <= first["amodal"]).all()
+    fresh = batches()
+    fresh.set_state(state)
+    assert all(np.array_equal(value, second[key]) for key, value in next(fresh).items() if key != "labels")
+
+
+def test_processes_share_every_epoch_out():
+    source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
+    source.remember_all()
+    assemble = Assemble(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
+    parts = [training_batches(source, assemble, batch_size=2, seed=0, shard=(i, 3)) for i in range(3)]
+    for _ in range(3):  # epochs
+        seen = [number for part in parts for _ in range(2) for number in next(part)["index"]]
+        assert sorted(seen) == list(range(12))
