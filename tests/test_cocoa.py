@@ -12,7 +12,7 @@ from r2sm_jax.data.readers.cocoa import read_cocoa
 from r2sm_jax.errors import InputError
 
 HEIGHT, WIDTH = 40, 60
-REAL = Path(os.environ.get("R2SM_REAL_DATA", Path(__file__).parents[1] / ".." / "shared" / "data")) / "cocoa"
+REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"
 
 
 def square(x0, y0, x1, y1):

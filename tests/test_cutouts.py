@@ -23,7 +23,7 @@ from r2sm_jax.data.schema import Sample
 from r2sm_jax.data.sources import SPLITS, Source
 from r2sm_jax.errors import InputError
 
-REAL = Path(os.environ.get("R2SM_REAL_DATA", Path(__file__).parents[1] / ".." / "shared" / "data")) / "cutouts_fluent3d"
+REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60
 SHAPES = ("disc", "plate", "ring", "bar", "kite", "frame")
 NAMES = [f"{colour}-{shape}" for colour in ("red", "green", "blue", "grey") for shape in SHAPES]

@@ -13,8 +13,8 @@ from PIL import Image, ImageFilter
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.drawings import Sprite, pick
-from r2sm_jax.data.phrases import Thing
 from r2sm_jax.data.schema import Instance
+from r2sm_jax.data.targets import Thing
 
 LEAST, MOST = 0.05, 0.8  # hidden share of an object that is not free
 SIDE_EFFECT = 0.3  # share that an object may lose to one that is put over another
@@ -28,15 +28,17 @@ SHADOW = (24, 20, 32)
 
 @dataclass(frozen=True)
 class Item:
-    """An object without a place: what it is, its picture (mode RGBA), and its role.
+    """An object without a place: what it is, its picture (mode RGBA), its role, and what may be said of it.
 
-    `role`: "hide" it if possible, keep it "free", or "any".
+    `role`: "hide" it if possible, keep it "free", or "any". `uses` and `ideas`: as of a `Thing`.
     """
 
     category: str
     attributes: Mapping[str, str]
     picture: Image.Image
     role: str = "any"
+    uses: tuple[str, ...] = ()
+    ideas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,9 @@ def annotate(placed: Sequence[Placed], size: int) -> list[tuple[Instance, Thing]
         fronts = tuple(sorted(ids[k + 1 + int(j)] for j in np.flatnonzero(shared >= max(4, 0.01 * area))))
         hidden = 1 - masks.area(modal[k]) / area
         instance = Instance(ids[k], item.category, modal[k], amodal[k], item.attributes)
-        thing = Thing(ids[k], item.category, boxes[k], area, hidden, fronts, visible_box=masks.box(modal[k]))
+        seen = masks.box(modal[k])
+        thing = Thing(
+            ids[k], item.category, boxes[k], area, hidden, fronts, visible_box=seen, uses=item.uses, ideas=item.ideas
+        )
         objects.append((instance, thing))
     return objects

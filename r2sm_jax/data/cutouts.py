@@ -1,8 +1,9 @@
 """Scenes composed from a folder of cut-outs: RGBA images of single objects, laid over photos or drawn backdrops.
 
 The folder holds PNG or WebP files and, if it likes, an `index.json`: a list of `{"file", "label", "tags",
-"group"}` or an object from file names to such records or to plain labels. All but the file name may be
-missing; other fields are not read. Without an index, labels are the words of the file names. Where there is an
+"group", "uses"}` or an object from file names to such records or to plain labels. All but the file name may be
+missing; other fields are not read. Tags and uses ("to light a room") make queries that do not name the object, where
+every object of a picture has some. Without an index, labels are the words of the file names. Where there is an
 index, only the files that it names are used.
 """
 
@@ -44,7 +45,8 @@ class Cutout:
     """One file and what it shows.
 
     `name` is the path inside the folder and `changed` the file's time stamp in nanoseconds. `label` is lower
-    case; `words` are those of the label and of the tags: all that the object might be called.
+    case; `words` are those of the label and of the tags: all that the object might be called. `tags` and `uses` are as
+    the index has them, in lower case.
     """
 
     path: Path
@@ -53,6 +55,8 @@ class Cutout:
     label: str
     words: frozenset[str]
     group: str | None
+    tags: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
 
     def confusable(self, other: "Cutout") -> bool:
         """Whether one label might also mean the other object: "cow" beside "cow face", "dog" beside a poodle."""
@@ -165,7 +169,8 @@ class CutoutSource:
         picture = _pictures(self._side)(cutout.path, cutout.changed)
         if picture is None:
             raise InputError(f"{cutout.path}: the image has changed and is no cut-out any more; start again without it")
-        return Item(cutout.label, {"group": cutout.group} if cutout.group else {}, picture, role)
+        group = {"group": cutout.group} if cutout.group else {}
+        return Item(cutout.label, group, picture, role, uses=cutout.uses, ideas=cutout.tags)
 
     def _background(self, rng: np.random.Generator) -> Image.Image:
         """A drawn backdrop, or a random square of a photo; mode RGB."""
@@ -241,9 +246,10 @@ def label_of(name: str) -> str:
 
 def _cutout(folder: Path, path: Path, record: Mapping[str, Any]) -> Cutout:
     label = " ".join((record.get("label") or label_of(path.name)).replace("’", "'").lower().split())
-    words = frozenset(word for phrase in (label, *(record.get("tags") or ())) for word in phrase.lower().split())
+    tags, uses = (tuple(" ".join(text.lower().split()) for text in record.get(key) or ()) for key in ("tags", "uses"))
+    words = frozenset(word for phrase in (label, *tags) for word in phrase.split())
     name = path.relative_to(folder).as_posix()
-    return Cutout(path, name, path.stat().st_mtime_ns, label, words, record.get("group"))
+    return Cutout(path, name, path.stat().st_mtime_ns, label, words, record.get("group"), tags, uses)
 
 
 def _read_index(index: Path) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -285,9 +291,10 @@ def _problem(folder: Path, record: Any) -> str:
             return f"the {key} of {name} is not text"
     if record.get("label") and not clean_name(record["label"]):
         return f"the label of {name} has no word in it"
-    tags = record.get("tags") or []
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        return f"the tags of {name} are not a list of texts"
+    for key in ("tags", "uses"):
+        texts = record.get(key) or []
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+            return f"the {key} of {name} are not a list of texts"
     if leads_outside(name):
         return f"the file name {name!r} leaves the folder"
     return "" if (folder / name).is_file() else f"the file {name!r} is not in the folder"

@@ -6,8 +6,7 @@ relied on.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from r2sm_jax.data.lexicon import (
     is_plural,
     plural,
 )
-
-T = TypeVar("T")
+from r2sm_jax.data.targets import Phrase, Thing, pick
 
 # How often each kind of target is tried; the kinds are methods of `Scene`.
 SHARES = {
@@ -35,40 +33,12 @@ SHARES = {
 CLEAR = 0.20  # margin of a position, in extents of the scene
 HIDDEN = 0.05  # share of a thing from which it counts as partly hidden
 
+IDEAS = (
+    ("that {0} to do with {1}", "one thinks of at the word {1}", "connected with {1}"),
+    ("one would associate with {1}", "related to {1}"),
+)
+"""Words of training, and held out from it, for what things bring to mind."""
 THINGS = ("thing", "object", "item")  # nouns for anything at all
-
-
-@dataclass(frozen=True)
-class Thing:
-    """What the grammar knows of one object in an image. Boxes are `x0, y0, x1, y1` in pixels."""
-
-    id: int
-    category: str
-    box: tuple[float, float, float, float]
-    area: float
-    occlusion: float
-    hidden_by: tuple[int, ...]
-    colour: str | None = None
-    pattern: str | None = None
-    visible_box: tuple[float, float, float, float] | None = None
-
-
-@dataclass(frozen=True)
-class Phrase:
-    """Words that pick exactly the things `ids`. `bare` is the text after "the" where adjectives may go."""
-
-    text: str
-    ids: tuple[int, ...]
-    plural: bool = False
-    bare: str | None = None
-    possessive: str | None = None
-    lead: str = ""
-    reasoning: bool = False
-
-
-def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
-    """One of some items."""
-    return items[int(rng.random() * len(items))]
 
 
 class Scene:
@@ -326,7 +296,7 @@ class Scene:
     def reasoning(self, thing: Thing) -> Phrase | None:
         """What a thing, or all things with the same use, are for. The class is not named."""
         if not self.drawn:
-            return None
+            return self._use_or_idea(thing)
         mine = self.category[thing.id]
         meanings = [meaning for meaning in GROUPS.values() if mine in meaning.classes]
         meaning = CLASSES[mine] if self.rng.random() < 0.6 else pick(self.rng, meanings)
@@ -342,6 +312,29 @@ class Scene:
         head = pick(self.rng, heads)
         text = f"what {clause.removeprefix('that ')}" if head == "what" else f"{head} {clause}"
         return Phrase(text, ids, many, lead=lead, reasoning=True)
+
+    def _use_or_idea(self, thing: Thing) -> Phrase | None:
+        """The same for things whose source tells uses or ideas; one that tells neither could be meant by any."""
+        if not all(t.uses or t.ideas for t in self.things.values()):
+            return None
+        named = tuple({word for name in self.category.values() for word in name.split()})
+        ideas = [
+            idea
+            for idea in thing.ideas
+            if not any(word.startswith(named) or any(n.startswith(word) for n in named) for word in idea.split())
+        ]
+        told = [*thing.uses, *ideas]
+        if not told:
+            return None
+        chosen = pick(self.rng, told)
+        ids = tuple(i for i, t in sorted(self.things.items()) if chosen in t.uses or chosen in t.ideas)
+        many = len(ids) > 1
+        head = pick(self.rng, ("the things", "the objects") if many else ("the thing", "the object"))
+        if chosen in ideas:
+            chosen = pick(self.rng, IDEAS[self.held_out]).format("have" if many else "has", chosen)
+        elif many and chosen.startswith("that "):
+            return None  # its verb is for one
+        return Phrase(f"{head} {chosen}", ids, many, reasoning=True) if len(ids) <= 5 else None
 
     def several(self, thing: Thing) -> Phrase | None:
         """All of a class, all of a colour or pattern, or two things named in one breath."""

@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 
 from r2sm_jax.data import amodal_wordings, held_out_wordings, modal_wordings, wordings
-from r2sm_jax.data.phrases import HIDDEN, Phrase, Scene, Thing, pick
+from r2sm_jax.data.phrases import HIDDEN, Scene
 from r2sm_jax.data.schema import MaskType, Query
+from r2sm_jax.data.targets import Phrase, Thing, pick
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
 SPLITS: dict[str, Split] = {

@@ -7,9 +7,10 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.cutouts import CutoutSource
-from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, Thing, write_queries
+from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
 from r2sm_jax.data.schema import Instance, Query, Sample, load_json_split
+from r2sm_jax.data.targets import Thing
 from r2sm_jax.errors import InputError
 
 PROCEDURAL = ("scenes", "cutouts")
