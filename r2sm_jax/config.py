@@ -58,16 +58,16 @@ class DataConfig:
 class LoopConfig:
     """The training loop."""
 
-    steps: int = 1840
+    steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
     """Steps."""
-    evaluate_every: int = 920
+    evaluate_every: int = 1000
     """Steps between quick evaluations with sample sheets."""
-    checkpoint_every: int = 460
+    checkpoint_every: int = 500
     """Steps."""
     evaluate_samples: int = 64
     """Images of the validation split in a quick evaluation."""

@@ -25,10 +25,12 @@ def names(tree) -> dict[str, jax.Array]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def test_the_rate_rises_linearly_and_falls_to_nought_at_the_last_step():
-    rate = schedule(2.0, warmup=10, steps=100)
+@pytest.mark.parametrize(("decay", "quarter"), [("linear", 1.5), ("cosine", 1 + np.cos(np.pi / 4))])
+def test_the_rate_rises_linearly_and_falls_to_nought_at_the_last_step(decay, quarter):
+    rate = schedule(2.0, warmup=10, steps=100, decay=decay)
+    assert (rate(32) + rate(33)) / 2 == pytest.approx(quarter, abs=1e-3)
     assert rate(0) == 0 and rate(5) == pytest.approx(1) and rate(10) == pytest.approx(2)
-    assert rate(55) == pytest.approx(1, abs=1e-6) and rate(100) == 0
+    assert rate(55) == pytest.approx(1, abs=1e-6) and rate(100) == pytest.approx(0, abs=1e-6)
     falling = [float(rate(step)) for step in range(10, 101)]
     assert falling == sorted(falling, reverse=True)
 

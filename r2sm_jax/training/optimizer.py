@@ -1,4 +1,4 @@
-"""The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, cosine to zero, clipping."""
+"""The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero, clipping."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ class OptimizerConfig:
     momentum: float = 0.9
     """Of Muon."""
     warmup_steps: int = 30
+    decay: Literal["linear", "cosine"] = "linear"
+    """Shape of the rates' way from their peak to zero at the last step."""
     clip: float = 1.0
     """Largest global gradient norm."""
 
@@ -39,19 +41,21 @@ NOT_MUON = ("dense_names",)
 """Modules that learn quickly anyway; orthogonalising their updates would only cost time."""
 
 
-def schedule(peak: float, warmup: int, steps: int) -> optax.Schedule:
-    """Linear warm-up, then a cosine to zero at the last step."""
+def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> optax.Schedule:
+    """Linear warm-up, then linearly or along a cosine to zero at the last step."""
     warmup = min(warmup, max(1, steps // 5))
-    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(steps, warmup + 1), 0.0)
+    left = max(steps - warmup, 1)
+    falling = optax.linear_schedule(peak, 0.0, left) if decay == "linear" else optax.cosine_decay_schedule(peak, left)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), falling], [warmup])
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps. Only matrices are decayed."""
-    adam_rate = schedule(config.learning_rate, config.warmup_steps, steps)
+    adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_matrix)
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
-    muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps)
+    muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
         optax.contrib.scale_by_muon(
             ns_coeffs=POLAR_STEPS,
