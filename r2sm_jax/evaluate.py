@@ -17,15 +17,20 @@ from rich.markdown import Markdown
 
 import r2sm_jax
 from r2sm_jax.config import parse_flags
+from r2sm_jax.data import masks
 from r2sm_jax.data.masks import union
 from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import Query, Sample
+from r2sm_jax.data.schema import Dataset, Query, Sample
 from r2sm_jax.data.sheet import Panel, prediction_row
 from r2sm_jax.data.sources import SPLITS, Source, is_procedural, open_source
 from r2sm_jax.data.transforms import Letterbox
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.huge_pages import use_huge_pages
-from r2sm_jax.metrics.report import QueryResult, markdown, score_query, split_figures, write_report
+from r2sm_jax.metrics.instances import InstanceScores
+from r2sm_jax.metrics.pages import markdown
+from r2sm_jax.metrics.predictions import score_predictions
+from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.metrics.scoring import QueryResult, score_query
 from r2sm_jax.models.heads import NO_HEAD
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
@@ -37,14 +42,18 @@ QUERIES = 8
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Scores a run on a data set."""
+    """Scores a run, or the masks of any other system, on a data set."""
 
-    run: Annotated[str, tyro.conf.Positional]
-    """Run folder."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """Run folder; none with --predictions."""
+    predictions: str | None = None
+    """File or folder of masks to score, see docs/metrics.md."""
+    format: str = "auto"
+    """Of the predictions: coco, png or logits; auto tells by what is there."""
     data: str | None = None
-    """scenes, cutouts:DIR or json:FILE; default: what the run was trained on."""
+    """scenes, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
     split: str = "all"
-    """One split, several joined by commas, or all that the data has."""
+    """One split, several joined by commas, or all that the data has. Predictions are of one; all: of a whole file."""
     images: str | None = None
     """Folder of the images of a json source."""
     backgrounds: str | None = None
@@ -83,26 +92,30 @@ def truth_of(sample: Sample, query: Query) -> tuple[np.ndarray, np.ndarray]:
     return modal, modal | union((i.modal if i.amodal is None else i.amodal for i in meant), shape)
 
 
-def evaluate_split(
-    predictor: Predictor, source: Source, *, sheet_rows: int = 0
-) -> tuple[list[QueryResult], list[list[Panel]]]:
-    """Results of every query, and panels of the first few for a sample sheet."""
-    results: list[QueryResult] = []
-    panels: list[list[Panel]] = []
+class Evaluated(NamedTuple):
+    """What came out of one split."""
+
+    results: list[QueryResult]
+    instances: InstanceScores
+    panels: list[list[Panel]]
+    """The first few queries, for a sample sheet."""
+
+
+def evaluate_split(predictor: Predictor, source: Source, *, sheet_rows: int = 0) -> Evaluated:
+    """Results of every query of a source."""
+    found = Evaluated([], InstanceScores(), [])
     rows: list[Row] = []
     for row in rows_of(source):
         rows.append(row)
         if len(rows) == ROWS:
-            _score(predictor, rows, results, panels, sheet_rows)
+            _score(predictor, rows, found, sheet_rows)
             rows = []
     if rows:
-        _score(predictor, rows, results, panels, sheet_rows)
-    return results, panels
+        _score(predictor, rows, found, sheet_rows)
+    return found
 
 
-def _score(
-    predictor: Predictor, rows: list[Row], results: list[QueryResult], panels: list[list[Panel]], sheet_rows: int
-) -> None:
+def _score(predictor: Predictor, rows: list[Row], found: Evaluated, sheet_rows: int) -> None:
     size = predictor.config.vision.image_size
     shapes = [row.sample.image.shape for row in rows]
     boxes = [Letterbox(height, width, size) for height, width, _ in shapes]
@@ -120,11 +133,11 @@ def _score(
             answers.probability[b, :count], texts[b][:count], [q.mask_type for q in row.queries]
         )
         modal, amodal = box.undo(answers.modal[b, :count]) > 0, box.undo(answers.amodal[b, :count]) > 0
-        shown = len(panels) % count if len(panels) < sheet_rows else None  # one query an image
+        shown = len(found.panels) % count if len(found.panels) < sheet_rows else None  # one query an image
         for k, query in enumerate(row.queries):
             truth, predicted = truth_of(sample, query), (modal[k], modal[k] | amodal[k])
             probability = None if predictor.config.head == NO_HEAD else float(probabilities[k])
-            results.append(
+            found.results.append(
                 score_query(
                     query_id=query.id,
                     image_id=sample.image_id,
@@ -134,11 +147,17 @@ def _score(
                     predicted=predicted,
                     truth=truth,
                     ignore=ignore,
+                    known=all(i.amodal is not None for i in sample.instances if i.id in query.instance_ids),
+                    kind=query.kind,
                 )
             )
+            slots = [
+                x[b, k] for x in (answers.slot_modal, answers.slot_amodal, answers.slot_presence, answers.slot_iou)
+            ]
+            _add_instances(found, sample, query, box, slots, found.results[-1].said == "amodal", ignore)
             if k == shown:
                 amodal_probability = 0.5 if probability is None else probability
-                panels.append(
+                found.panels.append(
                     prediction_row(
                         sample.image,
                         query.text,
@@ -151,12 +170,35 @@ def _score(
                 )
 
 
+def _add_instances(
+    found: Evaluated, sample: Sample, query: Query, box: Letterbox, slots: Sequence[np.ndarray], amodal: bool,
+    ignore: np.ndarray | None,
+) -> None:  # fmt: skip
+    """The slots of one query as detections, ranked by presence times predicted IoU, against the instances it means."""
+    modal, whole, presence, iou = slots
+    drawn = box.undo(modal) > 0
+    drawn = drawn | (box.undo(whole) > 0) if amodal else drawn
+    ranked = [
+        (masks.encode(mask), float(score))
+        for mask, score in zip(drawn, presence * iou[:, int(amodal)], strict=True)
+        if mask.any()
+    ]
+    meant = [i for i in sample.instances if i.id in query.instance_ids]
+    truth = [i.modal if query.mask_type == "modal" or i.amodal is None else i.amodal for i in meant]
+    crowd = [] if ignore is None else [ignore]
+    found.instances.add(
+        query.id, [m for m, _ in ranked], [s for _, s in ranked], [masks.encode(t) for t in truth + crowd],
+        [False] * len(truth) + [True] * len(crowd),
+    )  # fmt: skip
+
+
 def make_report(predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int) -> dict[str, Any]:
     """Evaluates every split. See DESIGN: `report.json`."""
     splits = {}
     for name, source in sources.items():
         predictor.texts.add(q.text for row in rows_of(source) for q in row.queries)
-        splits[name] = split_figures(evaluate_split(predictor, source)[0])
+        found = evaluate_split(predictor, source)
+        splits[name] = split_figures(found.results, found.instances)
     meta = {
         "source": spec,
         "step": step,
@@ -192,15 +234,20 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
 
 
 def show_report(report: dict[str, Any]) -> None:
-    """Prints the tables."""
+    """Prints the main tables."""
     console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(Markdown(markdown(report)))
+    console.print(Markdown(markdown(report, brief=True)))
 
 
 def main() -> None:
     """Command line."""
     use_huge_pages()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
+    if args.predictions is not None:
+        _evaluate_predictions(args)
+        return
+    if args.run is None:
+        raise InputError("nothing to evaluate; give a run folder, or --predictions FILE --data SPEC")
     run = open_run(Path(args.run), checkpoint=args.checkpoint)
     data = run.config.data
     spec = args.data or data.source
@@ -215,12 +262,47 @@ def main() -> None:
     report = make_report(run.predictor, sources, spec=spec, step=run.step)
     show_report(report)
     out = Path(args.out) if args.out else (Path(args.run) if own else None)
-    if out:
-        try:
-            write_report(report, out)
-        except OSError as error:
-            raise InputError(f"{out}: the report cannot be written ({error.strerror}); pass another --out") from None
-        print(f"wrote {out / 'report.json'} and report.md")
+    _write(report, out)
+
+
+def _write(report: dict[str, Any], out: Path | None) -> None:
+    if out is None:
+        return
+    try:
+        write_report(report, out)
+    except OSError as error:
+        raise InputError(f"{out}: the report cannot be written ({error.strerror}); pass another --out") from None
+    print(f"wrote {out / 'report.json'} and report.md")
+
+
+def _evaluate_predictions(args: EvaluateConfig) -> None:
+    """Scores a file or folder of masks."""
+    if args.run is not None:
+        raise InputError(f"--predictions: the masks are scored alone; leave {args.run} out, or --predictions")
+    if args.data is None:
+        raise InputError("--predictions: the data that they are for are missing; give --data json:FILE")
+    if "," in args.split:
+        raise InputError(f"--split {args.split}: predictions are for one split; name one")
+    path = Path(args.predictions or "")
+    source = open_source(
+        args.data, args.split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds
+    )
+    scored = score_predictions(path, source, args.format)
+    if not scored.results:
+        raise InputError(f"{args.data}: there are no queries in the split {args.split}; give data with queries")
+    meta = {
+        "source": args.data,
+        "predictions": path.name,
+        "variant": "lisa",
+        "resolution": "original",
+        "images": {args.split: len(source)},
+        "missing": scored.missing,
+        "data_sha256": source.sha256 if isinstance(source, Dataset) else None,
+        "version": r2sm_jax.__version__,
+    }
+    report = {"splits": {args.split: split_figures(scored.results, scored.instances)}, "meta": meta}
+    show_report(report)
+    _write(report, Path(args.out) if args.out else None)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class Answers(NamedTuple):
     slot_modal: Float[np.ndarray, "b k q h w"]
     slot_amodal: Float[np.ndarray, "b k q h w"]
     slot_presence: Float[np.ndarray, "b k q"]
+    slot_iou: Float[np.ndarray, "b k q 2"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Predictor:
                 (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
             )
             probability, presence = jax.nn.sigmoid(out.type_logit), jax.nn.sigmoid(out.slot_presence)
-            return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence
+            return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence, out.slot_iou
 
         self._answer = answer
         self._image: tuple[np.ndarray, Letterbox] | None = None

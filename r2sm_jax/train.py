@@ -237,11 +237,11 @@ def keep_state(folder: Path, state: TrainState, constants: nnx.State, batches: A
 
 def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
     """gIoU on the dev images, logged, with a sheet of samples."""
-    results, panels = evaluate_split(predictor, dev, sheet_rows=SHEET_ROWS)
-    figures = split_figures(results)
+    found = evaluate_split(predictor, dev, sheet_rows=SHEET_ROWS)
+    figures = split_figures(found.results, found.instances)
     logs.evaluation(step, figures)
     try:
-        save_sheet(folder / "samples" / f"step_{step:06d}.png", panels, title=f"step {step}")
+        save_sheet(folder / "samples" / f"step_{step:06d}.png", found.panels, title=f"step {step}")
     except OSError as error:
         raise InputError(f"{folder}: the sample sheet cannot be written ({error.strerror}); free disk space") from None
     return float(np.float64(figures["all"]["giou"] or 0))

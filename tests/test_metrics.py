@@ -1,11 +1,14 @@
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from r2sm_jax.metrics.iou import IoU, overlap
+from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap, count_pixels, overlap
 from r2sm_jax.metrics.mask_type import calibration_error, mask_type_scores
-from r2sm_jax.metrics.report import markdown, percent, score_query, split_figures, write_report
+from r2sm_jax.metrics.pages import markdown, percent
+from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.metrics.scoring import score_query
 
 
 def mask(*rows: str) -> np.ndarray:
@@ -25,44 +28,78 @@ def score(predicted, truth, *, wants="modal", probability=0.0, keyword="modal", 
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
-    assert overlap(LEFT, TOP) == (2, 6)
-    assert overlap(LEFT, TOP, mask("#...", "#...")) == (1, 4)
-    assert overlap(LEFT, TOP, ~EMPTY) == (0, 0)
+    assert overlap(LEFT, TOP) == (2, 6, 4, 4)
+    assert overlap(LEFT, TOP, mask("#...", "#...")) == (1, 4, 2, 3)
+    assert overlap(LEFT, TOP, ~EMPTY) == (0, 0, 0, 0)
+
+
+def test_counts_on_a_device_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    predicted, truth, valid = rng.random((3, 7, 33, 21)) < np.array([0.3, 0.5, 0.9])[:, None, None, None]
+    wanted = [overlap(p, t, ~v) for p, t, v in zip(predicted, truth, valid, strict=True)]
+    assert count_pixels(predicted, truth, valid).tolist() == np.array(wanted).tolist()
+    on_device = jax.jit(count_pixels)(predicted, truth, valid)
+    assert on_device.dtype == np.int32 and on_device.tolist() == np.array(wanted).tolist()
 
 
 def test_giou_is_the_mean_and_ciou_the_ratio_of_sums():
     total = IoU()
-    for pair in ((2, 6), (8, 8), (0, 6)):
-        total.add(*pair)
-    assert total.giou == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
-    assert total.ciou == pytest.approx(10 / 20)
+    for counts in ((2, 6, 4, 4), (8, 8, 8, 8), (0, 6, 3, 3)):
+        total.add(Overlap(*counts))
+    assert total.scores()["giou"] == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
+    assert total.scores()["ciou"] == pytest.approx(10 / 20)
 
 
 def test_empty_truth_scores_one_when_nothing_is_predicted_and_nought_otherwise():
     right, wrong = IoU(), IoU()
-    right.add(*overlap(EMPTY, EMPTY))
-    wrong.add(*overlap(LEFT, EMPTY))
-    assert (right.giou, wrong.giou) == (1.0, 0.0)
-    both = IoU([4], [4])
+    right.add(overlap(EMPTY, EMPTY))
+    wrong.add(overlap(LEFT, EMPTY))
+    assert (right.scores()["giou"], wrong.scores()["giou"]) == (1.0, 0.0)
+    both = IoU([Overlap(4, 4, 4, 4)])
     both.merge(right)
-    assert both.ciou == pytest.approx(1)  # nothing is added to either sum
+    assert both.scores()["ciou"] == pytest.approx(1)  # nothing is added to either sum
     both.merge(wrong)
-    assert both.ciou == pytest.approx(4 / 8)  # false positives are added to the union
+    assert both.scores()["ciou"] == pytest.approx(4 / 8)  # false positives are added to the union
 
 
 def test_no_queries_have_no_score():
-    assert (IoU().giou, IoU().ciou) == (None, None)
+    assert IoU().scores() == {"giou": None, "ciou": None}
+    for variant in VARIANTS.values():
+        assert set(variant(IoU().array).values()) == {None}
+
+
+def toy() -> np.ndarray:
+    """Five queries: half right, all right, rightly empty, wrongly empty, false positives on an empty truth."""
+    return np.array([(50, 100, 60, 90), (80, 80, 80, 80), (0, 0, 0, 0), (0, 40, 0, 40), (0, 30, 30, 0)])
+
+
+def test_variants_differ_in_what_empty_masks_score():
+    giou = {name: variant(toy())["giou"] for name, variant in VARIANTS.items()}
+    assert giou["lisa"] == pytest.approx((0.5 + 1 + 1 + 0 + 0) / 5, abs=1e-6)
+    assert giou["gres"] == pytest.approx((0.5 + 1 + 1 + 0 + 0) / 5)
+    assert giou["segzero"] == pytest.approx((0.5 + 1 + 0 + 0 + 0) / 5)
+    assert giou["mmr"] == pytest.approx((0.5 + 1 + 0) / 3, abs=1e-6)
+    assert VARIANTS["lisa"](toy())["ciou"] == pytest.approx(130 / 250)
+    assert VARIANTS["mmr"](toy())["ciou"] == pytest.approx(130 / 210)
+    assert "ciou" not in VARIANTS["segzero"](toy())
+
+
+def test_gres_judges_the_decision_that_there_is_no_target():
+    scores = VARIANTS["gres"](toy())
+    assert scores["ciou"] == pytest.approx(130 / 250)
+    assert (scores["target_accuracy"], scores["no_target_accuracy"]) == (pytest.approx(2 / 3), 0.5)
+    assert scores["pr@0.7"] == scores["pr@0.9"] == pytest.approx(1 / 3)
 
 
 def test_merging_in_any_order_is_exact():
     rng = np.random.default_rng(0)
-    pairs = [(int(i), int(i + j)) for i, j in rng.integers(0, 1000, (50, 2))]
+    counts = [Overlap(int(i), int(i + j + k), int(i + j), int(i + k)) for i, j, k in rng.integers(0, 1000, (50, 3))]
     whole, parts = IoU(), IoU()
-    for pair in pairs:
-        whole.add(*pair)
-    for part in (pairs[30:], pairs[:30]):
-        parts.merge(IoU([i for i, _ in part], [u for _, u in part]))
-    assert parts.ciou == whole.ciou and parts.giou == pytest.approx(whole.giou, abs=1e-12)
+    for one in counts:
+        whole.add(one)
+    for part in (counts[30:], counts[:30]):
+        parts.merge(IoU(part))
+    assert parts.scores() == pytest.approx(whole.scores(), abs=1e-12)
 
 
 def test_the_predicted_type_chooses_the_mask():
@@ -70,19 +107,20 @@ def test_the_predicted_type_chooses_the_mask():
     said_modal = score(predicted, truth, wants="amodal", probability=0.2)
     said_amodal = score(predicted, truth, wants="amodal", probability=0.9)
     undecided = score(predicted, truth, wants="amodal", probability=None)
-    assert said_modal.chosen == said_modal.modal == (4, 6)
-    assert said_amodal.chosen == said_amodal.amodal == (6, 6)
-    assert undecided.chosen == undecided.modal
-    assert score(predicted, truth, wants="modal", probability=0.9).chosen == (4, 6)
+    assert said_modal.chosen == said_modal.modal and said_modal.overlap(said_modal.chosen) == (4, 6, 4, 6)
+    assert said_amodal.chosen == said_amodal.amodal and said_amodal.overlap(said_amodal.chosen) == (6, 6, 6, 6)
+    assert undecided.chosen == undecided.modal and undecided.said is None
+    wrong = score(predicted, truth, wants="modal", probability=0.9)
+    assert wrong.overlap(wrong.chosen) == (4, 6, 6, 4)
 
 
 def test_occluded_iou_leaves_the_visible_truth_out():
     truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
     predicted = mask("##..", "##.."), mask("###.", "##..")  # one of them is found, two pixels are wrong
-    assert score(predicted, truth, wants="amodal", probability=0.9).occluded == (1, 4)
-    assert score(predicted, truth, wants="amodal", probability=0.1).occluded == (0, 4)
+    assert score(predicted, truth, wants="amodal", probability=0.9).occluded[:2] == (1, 4)
+    assert score(predicted, truth, wants="amodal", probability=0.1).occluded[:2] == (0, 4)
     ignore = mask("....", "##..")
-    assert score(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded == (1, 2)
+    assert score(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[:2] == (1, 2)
     assert score(predicted, truth, wants="modal", probability=0.9).occluded is None
     assert score(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
 
@@ -135,6 +173,7 @@ def test_a_report_is_written_as_json_and_markdown(tmp_path):
     assert json.loads((tmp_path / "new/folder/report.json").read_text()) == report
     page = (tmp_path / "new/folder/report.md").read_text()
     assert page == markdown(report) and "json:x.json" in page and "step 7" in page and "lisa" in page
-    row = next(line for line in page.splitlines() if line.startswith("| val | 1 |"))
+    row = next(line for line in page.splitlines() if line.startswith("| val, all | 1 |"))
     assert "100.00" in row and "–" in row  # what is undefined is a dash, not a nought
+    assert "## Instances" not in page  # none were scored
     assert percent(0.12345) == "12.35" and percent(None) == "–"

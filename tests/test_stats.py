@@ -9,7 +9,8 @@ from PIL import Image
 from tyro.conf import FlagCreatePairsOff
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data import masks, stats as module
+from r2sm_jax.data import masks, progress
+from r2sm_jax.data.schema import images_of_split
 from r2sm_jax.data.sheet import FAINT, OCCLUDED, VISIBLE
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.stats import FILES, HISTOGRAMS, PUBLISHED, TABLE_1, count_file, draw, make_report, markdown, stats
@@ -236,7 +237,7 @@ def test_names_with_markup_stay_as_they_are(tmp_path, command):
 
 
 def test_progress_goes_to_stderr(tmp_path, command, monkeypatch):
-    monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     end = command(main, "stats", dataset(tmp_path / "tiny.json"), "--json")
     assert "tiny.json: annotations: 6 of 6" in end.err and json.loads(end.out)
 
@@ -249,6 +250,16 @@ def test_images_are_not_needed_nor_read(tmp_path, monkeypatch):
     assert count_file(dataset(tmp_path / "tiny.json"))["images"] == 3
 
 
+def test_a_single_file_is_counted_as_training_divides_it(tmp_path, report):
+    path = dataset(tmp_path / "tiny.json")
+    found = report(path, "--splits", "train", "val", "--compare", "d2sa")
+    assert found["published"]["dataset"] == "d2sa" and found["total"] == report(path)["total"]
+    for split, figures in found["splits"].items():
+        chosen = images_of_split(path, (1, 2, 3), split)
+        assert figures["images"] == len(chosen) > 0
+        assert figures["all_queries"] == sum(q["image_id"] in chosen for q in json.loads(path.read_text())["queries"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -259,7 +270,9 @@ def test_images_are_not_needed_nor_read(tmp_path, monkeypatch):
         (["gone.json"], ["gone.json", "no such dataset file"]),
         (["scenes", "scenes"], ["twice", "once"]),
         (["{data}", "json:{data}"], ["twice", "once"]),
-        (["{data}", "--splits", "train"], ["--splits train", "has only all", "give a folder"]),
+        (["{data}", "--splits", "test"], ["--splits test", "has only all, train, val", "give a folder"]),
+        (["{data}", "--splits", "all", "val"], ["--splits all val", "give either"]),
+        (["{data}", "{folder}"], ["twice", "once"]),
         (["scenes", "--splits", "test"], ["--splits test", "val_hard", "choose of these"]),
         (["{empty}"], ["no .json file", "train.json"]),
         (["{data}", "--compare", "d2sa"], ["--compare d2sa", "train and val", "give a folder"]),

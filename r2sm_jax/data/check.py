@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.progress import announce
 from r2sm_jax.data.schema import image_folders, load_records
 from r2sm_jax.data.transforms import image_size, open_image
 from r2sm_jax.data.validate import LISTS, MASKS, Problem, find_problems, is_id
@@ -91,12 +92,12 @@ def _all_problems(path: Path, records: Any, folders: tuple[Path, ...]) -> Iterat
         if isinstance(annotation, dict) and is_id(annotation.get("image_id")):
             by_image.setdefault(annotation["image_id"], []).append(annotation)
     sizes: dict[int, tuple[int, int]] = {}
-    for index, image in enumerate(records["images"]):
+    for index, image in enumerate(announce(records["images"], f"{path}: images")):
         if ("images", index) not in broken:
             sizes[image["id"]] = (image["height"], image["width"])
             for what, remedy, mend in _image_problems(image, folders, by_image.get(image["id"], [])):
                 yield Problem("images", index, f"image {image['id']}", what, remedy, mend)
-    for index, annotation in enumerate(records["annotations"]):
+    for index, annotation in enumerate(announce(records["annotations"], f"{path}: annotations")):
         where = f"annotation {annotation['id']}" if isinstance(annotation, dict) and "id" in annotation else ""
         if ("annotations", index) not in broken and annotation["image_id"] in sizes:
             if annotation["id"] == 0:

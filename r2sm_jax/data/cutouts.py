@@ -25,7 +25,7 @@ from r2sm_jax.data.collage import LARGEST, Item, annotate, arrange, crop, fill, 
 from r2sm_jax.data.drawings import pick
 from r2sm_jax.data.drawings_backdrops import Backdrop
 from r2sm_jax.data.lexicon import clean_name
-from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, write_queries
+from r2sm_jax.data.queries import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.data.schema import Query, Sample
 from r2sm_jax.data.transforms import image_size, open_image
 from r2sm_jax.data.validate import bad_record, leads_outside
@@ -142,6 +142,7 @@ class CutoutSource:
             rng=np.random.default_rng((self.seed, number, 1)),
             count=self.queries,
             split=SPLITS[self.split],
+            first_id=QUERY_STRIDE * number,
         )
         instances = tuple(instance for instance, _ in objects)
         return Sample(number, f"{self.split}_{index:06d}.png", np.array(canvas), instances, queries)

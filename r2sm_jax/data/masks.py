@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
-from pycocotools import mask as coco
+from jaxtyping import Bool, Float
+from pycocotools import mask as pycocotools_mask
 
+coco: Any = pycocotools_mask  # its types know nothing of compressed RLEs
+RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
 """Larger masks are refused: decoding takes a byte a pixel, several times over."""
@@ -19,7 +21,7 @@ MAX_PIXELS = 1 << 28
 
 def encode(mask: Mask) -> dict[str, Any]:
     """The RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can go into JSON."""
-    rle: Any = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
+    rle = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
 
 
@@ -39,11 +41,47 @@ def decode(rle: Mapping[str, Any]) -> Mask:
         runs = np.asarray(counts, np.int64)
     else:
         raise ValueError("the RLE's 'counts' is neither a string nor a list of whole numbers")
-    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
-    if (runs < 0).any() or (runs > height * width).any() or runs.sum() != height * width:
-        raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
+    _check_runs(runs, height, width)
     columns = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return np.ascontiguousarray(columns.reshape(width, height).T)
+
+
+def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    """The same mask as an RLE with a string as counts, checked; one that is given so is not expanded.
+
+    Raises ValueError, with a reason, for anything that is not a mask of this size.
+    """
+    if isinstance(segmentation, Mapping) and isinstance(segmentation.get("counts"), str):
+        if rle_size(segmentation) != (height, width):
+            raise ValueError(f"the RLE's size {segmentation['size']} is not its image's {height} x {width}")
+        runs = _uncompress(segmentation["counts"])
+        _check_runs(runs, height, width)
+        return {"size": [height, width], "counts": segmentation["counts"]}
+    return encode(from_segmentation(segmentation, height, width))
+
+
+def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
+    """The union of compressed RLEs of one size; of none, an empty mask."""
+    if not rles:
+        return encode(np.zeros((height, width), bool))
+    return rles[0] if len(rles) == 1 else coco.merge(list(rles))
+
+
+def intersect(one: RLE, other: RLE) -> RLE:
+    """What two compressed RLEs share."""
+    return coco.merge([one, other], intersect=True)
+
+
+def areas(rles: Sequence[RLE]) -> list[int]:
+    """Number of pixels in each compressed RLE."""
+    return [int(n) for n in coco.area(list(rles))] if rles else []
+
+
+def ious(found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]) -> Float[np.ndarray, "d g"]:
+    """IoU of every pair of compressed RLEs; with a crowd region, the share of the found one that lies in it."""
+    if not found or not wanted:
+        return np.zeros((len(found), len(wanted)))
+    return np.asarray(coco.iou(list(found), list(wanted), [int(flag) for flag in crowd]), float)
 
 
 def rle_size(rle: Mapping[str, Any]) -> tuple[int, int]:
@@ -61,6 +99,12 @@ def check_size(height: int, width: int) -> None:
         raise ValueError(f"{height} x {width} has no pixel")
     if height * width > MAX_PIXELS:
         raise ValueError(f"{height} x {width} is more than {MAX_PIXELS} pixels")
+
+
+def _check_runs(runs: np.ndarray, height: int, width: int) -> None:
+    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
+    if runs.min() < 0 or runs.max() > height * width or runs.sum() != height * width:
+        raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
 
 
 def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
@@ -135,18 +179,23 @@ def _uncompress(counts: str) -> np.ndarray:
     of the last one is the sign. From the fourth number on, it is the difference from the run of the same kind
     before it.
     """
-    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8).astype(np.int64) - 48
-    if not len(codes) or (codes < 0).any() or (codes > 63).any() or codes[-1] & 32:
+    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8) - np.uint8(48)  # what is below wraps around
+    if not len(codes) or codes.max() > 63 or codes[-1] & 32:
         raise ValueError("the RLE's 'counts' is damaged or cut short")
-    last = (codes & 32) == 0
-    ends = np.flatnonzero(last)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    place = np.arange(len(codes)) - np.repeat(starts, ends - starts + 1)
-    if place.max() > 7:  # forty bits hold any run; more would overflow
+    ends = np.flatnonzero(codes < 32)
+    starts = np.empty_like(ends)
+    starts[0], starts[1:] = 0, ends[:-1] + 1
+    lengths = ends - starts + 1
+    longest = int(lengths.max())
+    if longest > 8:  # forty bits hold any run; more would overflow
         raise ValueError("the RLE's 'counts' holds an impossible run length")
-    numbers = np.add.reduceat((codes & 31) << (5 * place), starts)
-    numbers = np.where(codes[ends] & 16, numbers - (1 << (5 * (place[ends] + 1))), numbers)
-    runs = numbers.copy()
-    runs[1::2] = np.cumsum(numbers[1::2])
-    runs[2::2] = np.cumsum(numbers[2::2])
+    codes = codes.astype(np.int64)
+    runs = codes[starts] & 31
+    for place in range(1, longest):
+        more = np.flatnonzero(lengths > place)
+        runs[more] |= (codes[starts[more] + place] & 31) << (5 * place)
+    negative = np.flatnonzero(codes[ends] & 16)
+    runs[negative] -= 1 << (5 * lengths[negative])
+    runs[1::2] = np.cumsum(runs[1::2])
+    runs[2::2] = np.cumsum(runs[2::2])
     return runs

@@ -26,6 +26,9 @@ SPLITS: dict[str, Split] = {
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
+QUERY_STRIDE = 1000
+"""Query ids of different scenes never meet."""
+
 HARD_SHARE = 0.36  # wordings that a keyword rule gets wrong
 BARE_SHARE = 0.36  # modal wordings without any word about the mask
 PLAIN_SHARE = 0.40  # of those, the phrase alone or in a shell
@@ -200,9 +203,9 @@ def _query(text: str, form: str, mask_type: MaskType, phrase: Phrase, wording: W
 
 
 def write_queries(
-    things: Sequence[Thing], *, rng: np.random.Generator, count: int, split: Split = "train"
+    things: Sequence[Thing], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
 ) -> tuple[Query, ...]:
-    """Up to `count` different queries about one image, half of them modal and half amodal.
+    """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
 
     Half of the targets are partly hidden where there are any, for either type alike. `train` and `val` use
     the training words; `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from
@@ -244,4 +247,4 @@ def write_queries(
             left[query.mask_type] -= 1
     queries = list(found.values())
     order = rng.permutation(len(queries))
-    return tuple(replace(queries[int(i)], id=n) for n, i in enumerate(order, 1))
+    return tuple(replace(queries[int(i)], id=first_id + n) for n, i in enumerate(order, 1))

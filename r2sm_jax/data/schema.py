@@ -10,13 +10,13 @@ from copy import copy
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.transforms import open_image
-from r2sm_jax.data.validate import annotation_masks, check_records
+from r2sm_jax.data.validate import annotation_masks, annotation_rles, check_records
 from r2sm_jax.errors import InputError
 
 MaskType = Literal["modal", "amodal"]
@@ -37,6 +37,15 @@ class Instance:
     amodal: np.ndarray | None
     attributes: Mapping[str, str] = field(default_factory=dict)
     ignore: bool = False
+
+
+class InstanceRLE(NamedTuple):
+    """The masks of an instance as compressed RLEs; `amodal` is None where the complete shape is not known."""
+
+    id: int
+    modal: Mapping[str, Any]
+    amodal: Mapping[str, Any] | None
+    ignore: bool
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,19 @@ class Dataset:
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
         return tuple(_query(q) for q in self._queries.get(self._images[index]["id"], ()))
+
+    def rles_at(self, index: int) -> tuple[int, tuple[int, int], tuple[InstanceRLE, ...]]:
+        """Id, height and width of image `index`, and its instances; neither image nor masks are decoded.
+
+        Raises InputError for a mask that cannot be read.
+        """
+        record = self._images[index]
+        size = record["height"], record["width"]
+        instances = tuple(
+            InstanceRLE(a["id"], *annotation_rles(self.path, a, *size), bool(a.get("ignore", False)))
+            for a in self._annotations.get(record["id"], ())
+        )
+        return record["id"], size, instances
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
@@ -210,10 +232,7 @@ def load_json_split(
 ) -> Dataset:
     """The `split` of a folder (its `<split>.json`) or of a single file ("train", "val" or "all").
 
-    From a single file, "val" holds out about `dev_share` of the images, chosen by a hash of the image id
-    alone, so that adding images moves none from one side to the other; with fewer than ten images it is
-    exactly one. Never do images of "val" occur in "train", except that a file with a single image gives that
-    image for both. Raises InputError for a split that does not exist.
+    See `images_of_split` for what a single file's splits are. Raises InputError for a split that does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -222,19 +241,30 @@ def load_json_split(
         there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
         raise InputError(f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits")
     dataset = read_json(path, images_dir)
-    if split == "all":
-        return dataset
-    if split not in ("train", "val"):
+    chosen = images_of_split(path, dataset.image_ids, split, dev_share)
+    return dataset.subset([i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen])
+
+
+def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share: float = 0.1) -> set[int]:
+    """The ids of the images of a single file's split: "train", "val" or "all".
+
+    "val" holds out about `dev_share` of the images, chosen by a hash of the image id alone, so that adding images
+    moves none from one side to the other; with fewer than ten images it is exactly one. Never do images of "val"
+    occur in "train", except that a file with a single image gives that image for both. Raises InputError for any
+    other split.
+    """
+    everything = set(image_ids)
+    if split not in ("train", "val", "all"):
         raise InputError(
             f"{path}: a single file has the splits train, val and all, not {split!r}; choose one of these, "
             f"or give a folder with a {split}.json"
         )
-    place = [_place(image_id) for image_id in dataset.image_ids]
-    held_out = {i for i, p in enumerate(place) if p < dev_share} if len(place) >= 10 else set()
-    if place and len(held_out) in (0, len(place)):
-        held_out = {place.index(min(place))}
-    chosen = [i for i in range(len(place)) if len(place) == 1 or (i in held_out) == (split == "val")]
-    return dataset.subset(chosen)
+    if split == "all" or len(everything) < 2:
+        return everything
+    held_out = {i for i in everything if _place(i) < dev_share} if len(everything) >= 10 else set()
+    if len(held_out) in (0, len(everything)):
+        held_out = {min(everything, key=_place)}
+    return held_out if split == "val" else everything - held_out
 
 
 def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.cutouts import CutoutSource
-from r2sm_jax.data.queries import SPLIT_STRIDE, SPLITS, write_queries
+from r2sm_jax.data.queries import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
 from r2sm_jax.data.schema import Instance, Query, Sample, load_json_split
 from r2sm_jax.data.targets import Thing
@@ -48,7 +48,9 @@ class SceneSource:
         number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
         scene = draw_scene(self.seed, number, self.size)
         rng = np.random.default_rng((self.seed, number, 1))
-        queries = write_queries(things(scene), rng=rng, count=self.queries, split=SPLITS[self.split])
+        queries = write_queries(
+            things(scene), rng=rng, count=self.queries, split=SPLITS[self.split], first_id=QUERY_STRIDE * number
+        )
         instances = tuple(
             Instance(o.id, o.category, o.modal, o.amodal, {"colour": o.colour, "pattern": o.pattern})
             for o in scene.objects

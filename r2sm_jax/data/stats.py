@@ -5,7 +5,6 @@ A dataset file is counted from its records, one mask at a time; images are never
 
 import json
 import sys
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,9 @@ from rich.table import Column, Table
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.progress import announce
 from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import Query, load_records, refuse_overwrite
+from r2sm_jax.data.schema import Query, images_of_split, load_records, refuse_overwrite
 from r2sm_jax.data.sheet import FAINT, INK, OCCLUDED, VISIBLE
 from r2sm_jax.data.sources import SPLITS, open_source
 from r2sm_jax.data.validate import annotation_masks, check_records
@@ -76,7 +76,6 @@ HISTOGRAMS = {
                   ("1-4", "5-8", "9-12", "13-16", "17-20", "21-30", "31 or more")),
     "instances_per_query": Bins("instances in a query", (0, 1, 2, 3, 4), ("0", "1", "2", "3", "4", "5 or more")),
 }  # fmt: skip
-PROGRESS_SECONDS = 5.0
 FILES = ("stats.json", "stats.md", "stats.png")
 
 Counts = Counter[str | tuple[str, ...]]
@@ -99,7 +98,8 @@ def stats(
 
     Args:
         data: What to count: scenes, json:FILE, json:FOLDER, or a path to a .json file or a folder of them.
-        splits: The splits to count, such as train val; without it, all that there are. A single file has only "all".
+        splits: The splits to count, such as train val; without it, all that there are. A single file is counted whole
+            ("all"), or with "train val" as training divides it.
         compare: Put the counts that the paper states for this dataset beside, and mark differences.
         scenes: How many procedural scenes to draw for a split.
         out: Folder to write stats.json, stats.md and stats.png into.
@@ -109,7 +109,7 @@ def stats(
     if not data or scenes < 1:
         raise InputError("stats: nothing to count; give scenes, json:FILE or json:FOLDER, and --scenes 1 or more")
     chosen = {spec: _choose_splits(spec, splits) for spec in data}
-    files = [path.resolve() for found in chosen.values() for path in found.values() if path]
+    files = [path for found in chosen.values() for path in {part.path.resolve() for part in found.values() if part}]
     if len(chosen) < len(data) or len(set(files)) < len(files):
         raise InputError(f"stats: {' '.join(data)} would count the same data twice; give it once")
     if compare and not any({"train", "val"} & found.keys() for found in chosen.values()):
@@ -122,7 +122,7 @@ def stats(
         for name in FILES:
             refuse_overwrite(out / name, overwrite)
     counts = {
-        spec: {s: count_file(path) if path else count_scenes(s, scenes) for s, path in found.items()}
+        spec: {s: count_file(*part) if part else count_scenes(s, scenes) for s, part in found.items()}
         for spec, found in chosen.items()
     }
     report = make_report(counts, compare)
@@ -135,20 +135,30 @@ def stats(
         print(f"wrote {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
 
 
-def count_file(path: Path) -> Counts:
-    """The counts of one dataset file. Raises InputError for one that is missing or damaged."""
+class Part(NamedTuple):
+    """A dataset file, and what is counted of it: "all", or the images that it has for "train" or "val"."""
+
+    path: Path
+    split: str = "all"
+
+
+def count_file(path: Path, split: str = "all") -> Counts:
+    """The counts of one dataset file or of one of its splits. Raises InputError for one that is missing or damaged."""
     records, _ = load_records(path)
     check_records(path, records)
     counts: Counts = Counter()
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+    chosen = images_of_split(path, tuple(sizes), split)
+    sizes = {image_id: size for image_id, size in sizes.items() if image_id in chosen}
+    annotations, queries = ([r for r in records[key] if r["image_id"] in sizes] for key in ("annotations", "queries"))
     counts["images"] = len(sizes)
-    counts["images_without_query"] = len(sizes.keys() - {query["image_id"] for query in records["queries"]})
-    for annotation in _announce(records["annotations"], f"{path}: annotations"):
+    counts["images_without_query"] = len(sizes.keys() - {query["image_id"] for query in queries})
+    for annotation in announce(annotations, f"{path}: annotations"):
         if annotation.get("ignore", False):
             counts["ignore_regions"] += 1
         else:
             _count_instance(counts, *annotation_masks(path, annotation, *sizes[annotation["image_id"]]))
-    for q in records["queries"]:
+    for q in queries:
         _count_query(counts, Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), q.get("kind") or {}))
     return counts
 
@@ -157,7 +167,7 @@ def count_scenes(split: str, number: int) -> Counts:
     """The counts of the first `number` procedural scenes of a split."""
     source = open_source("scenes", split, count=number)
     counts: Counts = Counter()
-    for index in _announce(range(number), f"scenes, {split}"):
+    for index in announce(range(number), f"scenes, {split}"):
         sample = source[index]
         counts["images"] += 1
         counts["images_without_query"] += not sample.queries
@@ -245,33 +255,26 @@ def draw(figures: dict[str, Any], title: str) -> bytes:
     return content.getvalue()
 
 
-def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, Path | None]:
+def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, Part | None]:
     """The splits of a source with their files, none for scenes; those `wanted`, or else all."""
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
-        found: dict[str, Path | None] = dict.fromkeys(SPLITS)
+        found: dict[str, Part | None] = dict.fromkeys(SPLITS)
     elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
-        found = {file.stem: file for file in sorted(path.glob("*.json"))}
+        found = {file.stem: Part(file) for file in sorted(path.glob("*.json"))}
         if not found:
             raise InputError(f"{path}: there is no .json file in this folder; give one with train.json, val.json, ...")
     else:
-        found = {"all": path}
+        found = {split: Part(path, split) for split in ("all", "train", "val")}
+        if "all" in wanted and len(wanted) > 1:
+            raise InputError(f"--splits {' '.join(wanted)}: all of {spec} are train and val together; give either")
+        wanted = wanted or ("all",)
     for split in wanted:
         if split not in found:
             raise InputError(f"--splits {split}: {spec} has only {', '.join(found)}; choose of these, or give a folder")
     return {split: found[split] for split in wanted or found}
-
-
-def _announce(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """Passes the items on, and says on stderr every few seconds how many are done."""
-    said = time.monotonic()
-    for number, item in enumerate(items, start=1):
-        yield item
-        if time.monotonic() - said >= PROGRESS_SECONDS:
-            said = time.monotonic()
-            print(f"{what}: {number:,} of {len(items):,}", file=sys.stderr)
 
 
 def _count_instance(counts: Counts, modal: masks.Mask, amodal: masks.Mask | None) -> None:

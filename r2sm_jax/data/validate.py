@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
+
+T = TypeVar("T")
 
 LISTS = ("images", "annotations", "categories", "queries")
 MASKS = ("segmentation", "visible_mask")
@@ -41,17 +43,34 @@ def annotation_masks(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The modal mask `[H W]` of a checked annotation, and the amodal one if it is known: with the visible fringes that
     annotators leave outside it. Raises InputError for a mask that cannot be read."""
-    decoded: dict[str, np.ndarray] = {}
-    for key in MASKS:
-        if annotation.get(key) is not None:
-            try:
-                decoded[key] = masks.from_segmentation(annotation[key], height, width)
-            except ValueError as error:
-                problem = f"its {key} cannot be read ({error})"
-                raise bad_record(path, f"annotation {annotation['id']}", problem, "write the mask again") from error
+    decoded = _read_masks(masks.from_segmentation, path, annotation, height, width)
     amodal = decoded.get("segmentation")
     modal = decoded["visible_mask"] if amodal is None else decoded.get("visible_mask", amodal)
     return modal, None if amodal is None else amodal | modal
+
+
+def annotation_rles(
+    path: Path, annotation: Mapping[str, Any], height: int, width: int
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The same as compressed RLEs, which are not expanded where the file has such."""
+    found = _read_masks(masks.compressed, path, annotation, height, width)
+    amodal = found.get("segmentation")
+    modal = found["visible_mask"] if amodal is None else found.get("visible_mask", amodal)
+    return modal, amodal if amodal is None or amodal is modal else dict(masks.merge([amodal, modal], height, width))
+
+
+def _read_masks(
+    read: Callable[[Any, int, int], T], path: Path, annotation: Mapping[str, Any], height: int, width: int
+) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for key in MASKS:
+        if annotation.get(key) is not None:
+            try:
+                found[key] = read(annotation[key], height, width)
+            except ValueError as error:
+                problem = f"its {key} cannot be read ({error})"
+                raise bad_record(path, f"annotation {annotation['id']}", problem, "write the mask again") from error
+    return found
 
 
 def check_records(path: Path, records: Any) -> None:

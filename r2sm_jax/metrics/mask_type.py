@@ -1,35 +1,66 @@
 """How well the mask type was decided: amodal is the positive class."""
 
+from typing import Any
+
 import numpy as np
+from jaxtyping import Bool, Float
 
 BINS = 10
 
 
-def mask_type_scores(probability: np.ndarray, wants_amodal: np.ndarray) -> dict[str, float | None]:
-    """Accuracy, F1, Matthews correlation and expected calibration error (10 equal bins of confidence).
+def decision_scores(said: Bool[np.ndarray, " n"], wants: Bool[np.ndarray, " n"]) -> dict[str, Any]:
+    """Accuracy, F1, Matthews correlation and the confusion counts of decisions for amodal; no calibration.
 
-    `probability` float [n] of amodal, `wants_amodal` bool [n]. F1 and MCC are None where they are undefined, and
-    everything is None without queries.
+    F1 and MCC are None where they are undefined, and everything is None without queries.
     """
-    if not len(probability):
-        return dict.fromkeys(("accuracy", "f1", "mcc", "ece"))
-    said = probability > 0.5
-    tp, tn = int((said & wants_amodal).sum()), int((~said & ~wants_amodal).sum())
-    fp, fn = int((said & ~wants_amodal).sum()), int((~said & wants_amodal).sum())
+    if not len(said):
+        return dict.fromkeys(("accuracy", "f1", "mcc", "ece", "confusion", "reliability"))
+    tp, tn = int((said & wants).sum()), int((~said & ~wants).sum())
+    fp, fn = int((said & ~wants).sum()), int((~said & wants).sum())
     denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     return {
         "accuracy": (tp + tn) / len(said),
         "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
         "mcc": (tp * tn - fp * fn) / denominator if denominator else None,
-        "ece": calibration_error(probability, wants_amodal),
+        "ece": None,
+        "confusion": {"amodal_as_amodal": tp, "amodal_as_modal": fn, "modal_as_amodal": fp, "modal_as_modal": tn},
+        "reliability": None,
     }
 
 
-def calibration_error(probability: np.ndarray, wants_amodal: np.ndarray) -> float:
+def mask_type_scores(probability: Float[np.ndarray, " n"], wants: Bool[np.ndarray, " n"]) -> dict[str, Any]:
+    """The same from probabilities of amodal, which decide above 0.5, and how far they mean what they say."""
+    scores = decision_scores(probability > 0.5, wants)
+    if len(probability):
+        scores |= {"ece": calibration_error(probability, wants), "reliability": reliability(probability, wants)}
+    return scores
+
+
+def _confidence(
+    probability: Float[np.ndarray, " n"], wants: Bool[np.ndarray, " n"]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Confidence in each decision, whether it was right, and its bin."""
+    confidence = np.maximum(probability, 1 - probability)
+    bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    return confidence, (probability > 0.5) == wants, bins
+
+
+def calibration_error(probability: Float[np.ndarray, " n"], wants: Bool[np.ndarray, " n"]) -> float:
     """Mean gap between confidence in the decision and how often it is right, weighted by bin size
     (Guo et al. 2017, arXiv 1706.04599)."""
-    confidence = np.maximum(probability, 1 - probability)
-    right = (probability > 0.5) == wants_amodal
-    bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    confidence, right, bins = _confidence(probability, wants)
     gaps = [abs(confidence[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
     return float(sum(gaps))
+
+
+def reliability(probability: Float[np.ndarray, " n"], wants: Bool[np.ndarray, " n"]) -> list[dict[str, float]]:
+    """For each of the 10 bins of confidence that has queries: their number, mean confidence and accuracy."""
+    confidence, right, bins = _confidence(probability, wants)
+    return [
+        {
+            "queries": int((bins == b).sum()),
+            "confidence": float(confidence[bins == b].mean()),
+            "accuracy": float(right[bins == b].mean()),
+        }
+        for b in np.unique(bins)
+    ]

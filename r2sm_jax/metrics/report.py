@@ -1,128 +1,169 @@
-"""Per-query results -> the figures of a report, as JSON and as Markdown."""
+"""Per-query results -> the figures of a report. Each is defined in docs/metrics.md."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from r2sm_jax.data.schema import MaskType
-from r2sm_jax.metrics.iou import IoU, overlap
-from r2sm_jax.metrics.mask_type import mask_type_scores
+from r2sm_jax.metrics.bootstrap import Ratio, interval
+from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
+from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap
+from r2sm_jax.metrics.mask_type import decision_scores, mask_type_scores
+from r2sm_jax.metrics.pages import markdown
+from r2sm_jax.metrics.scoring import Drawn, QueryResult
 
-Overlap = tuple[int, int]
-MIN_OCCLUDED = 1
-"""Pixels that a target must hide to count in the occluded-region IoU."""
-
-
-@dataclass(frozen=True)
-class QueryResult:
-    """What the metrics need to know of one query; overlaps are (intersection, union) with the requested truth."""
-
-    query_id: int
-    image_id: int
-    mask_type: MaskType
-    probability: float | None
-    """Of amodal; None where the model makes no decision."""
-    chosen: Overlap
-    modal: Overlap
-    amodal: Overlap
-    """As if the predicted amodal mask had been chosen."""
-    keyword: Overlap
-    occluded: Overlap | None
-    """Chosen mask and truth, both without the visible truth; None unless an amodal query's target is occluded."""
+TYPES: tuple[MaskType, ...] = ("modal", "amodal")
+RATES = (0.0, 0.15, 0.25, 0.40)
+"""Edges of the occlusion bins, each in the lower one; the last reaches to 1."""
+RATE_NAMES = ("none", "0-0.15", "0.15-0.25", "0.25-0.40", "0.40-1")
 
 
-def score_query(
-    *, query_id: int, image_id: int, mask_type: MaskType, probability: float | None, keyword: MaskType,
-    predicted: tuple[np.ndarray, np.ndarray], truth: tuple[np.ndarray, np.ndarray], ignore: np.ndarray | None,
-) -> QueryResult:  # fmt: skip
-    """Compares one prediction with its truth; pairs are (modal, amodal) boolean masks [H W]."""
-    requested = truth[mask_type == "amodal"]
-    modal, amodal = (overlap(mask, requested, ignore) for mask in predicted)
-    says_amodal = probability is not None and probability > 0.5
-    occluded = None
-    hidden = truth[1] & ~truth[0]
-    if mask_type == "amodal" and np.count_nonzero(hidden) >= MIN_OCCLUDED:
-        occluded = overlap(predicted[says_amodal] & ~truth[0], hidden, ignore)
-    return QueryResult(
-        query_id, image_id, mask_type, probability,
-        chosen=amodal if says_amodal else modal, modal=modal, amodal=amodal,
-        keyword=amodal if keyword == "amodal" else modal, occluded=occluded,
-    )  # fmt: skip
+def _collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
+    return IoU([counts for result in results if (counts := pick(result)) is not None])
 
 
-def _iou(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
-    total = IoU()
-    for result in results:
-        if (pair := pick(result)) is not None:
-            total.add(*pair)
-    return total
+def answer(result: QueryResult) -> Overlap:
+    """What was answered against what was asked for."""
+    return result.answered
 
 
-def _figures(results: Sequence[QueryResult]) -> dict[str, Any]:
-    chosen, occluded = _iou(results, lambda r: r.chosen), _iou(results, lambda r: r.occluded)
+def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
+    """gIoU, cIoU and occluded IoU as ratios of sums over queries."""
+    chosen, hidden = _collect(results, answer), [result.occluded for result in results]
+    counts = chosen.array.astype(float)
+    there = np.array([h is not None for h in hidden], float)
+    occluded = np.zeros(len(hidden))
+    occluded[there > 0] = IoU([h for h in hidden if h is not None]).per_query
     return {
-        "giou": chosen.giou, "ciou": chosen.ciou, "occluded_iou": occluded.giou, "queries": len(chosen),
-        "occluded_queries": len(occluded),
+        "giou": (chosen.per_query, np.ones(len(results))),
+        "ciou": (counts[:, 0], counts[:, 1]),
+        "occluded_iou": (occluded, there),
+    }
+
+
+def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
+    chosen, occluded = _collect(results, answer), _collect(results, lambda r: r.occluded)
+    hidden = occluded.scores()
+    images = np.array([result.image_id for result in results], np.int64)
+    figures: dict[str, Any] = {
+        **chosen.scores(), "occluded_iou": hidden["giou"], "occluded_ciou": hidden["ciou"],
+        "queries": len(chosen), "occluded_queries": len(occluded), "wrong_type_gap": wrong_type_gap(results),
+        "interval": {name: _listed(interval(images, ratio)) for name, ratio in ratios(results).items()},
     }  # fmt: skip
+    if instances is not None:
+        figures |= instances.figures([result.query_id for result in results])
+    return figures
 
 
-def split_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
-    """All figures of one split: All / Modal / Amodal queries, mask type, and references beside them."""
-    by_type = {t: [r for r in results if r.mask_type == t] for t in ("modal", "amodal")}
-    decided = [r for r in results if r.probability is not None]
-    references: dict[str, Callable[[QueryResult], Overlap]] = {
-        "always_modal": lambda r: r.modal,
-        "always_amodal": lambda r: r.amodal,
-        "keyword": lambda r: r.keyword,
-        "oracle_type": lambda r: r.amodal if r.mask_type == "amodal" else r.modal,
+def _listed(bounds: tuple[float, float] | None) -> list[float] | None:
+    return None if bounds is None else list(bounds)
+
+
+def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
+    """Mean IoU of the answer with the requested mask less that with the other one, over the queries where they
+    differ: what knowing the type was worth."""
+    differ = [r for r in results if r.truth.amodal is not None and r.truth.amodal != r.truth.modal]
+    if not differ:
+        return None
+    other = _collect(differ, lambda r: r.overlap(r.chosen, "modal" if r.mask_type == "amodal" else "amodal"))
+    return float((_collect(differ, answer).per_query - other.per_query).mean())
+
+
+def _with_decision(decide: Callable[[QueryResult], MaskType]) -> Callable[[QueryResult], Overlap | None]:
+    """The answer that another decision would have given."""
+
+    def pick(result: QueryResult) -> Overlap | None:
+        drawn = result.amodal if decide(result) == "amodal" else result.modal
+        return None if drawn is None else result.overlap(drawn)
+
+    return pick
+
+
+def _truth_as_answer(mask_type: MaskType) -> Callable[[QueryResult], Overlap | None]:
+    """The true mask of one type as the answer to everything: what a split allows without understanding the type."""
+
+    def pick(result: QueryResult) -> Overlap | None:
+        modal, amodal = result.truth
+        if amodal is None:
+            return None
+        perfect = Drawn(modal, modal, modal) if mask_type == "modal" else Drawn(amodal, modal, amodal)
+        return result.overlap(perfect)
+
+    return pick
+
+
+REFERENCES: dict[str, Callable[[QueryResult], Overlap | None]] = {
+    "always_modal": _with_decision(lambda r: "modal"),
+    "always_amodal": _with_decision(lambda r: "amodal"),
+    "keyword": _with_decision(lambda r: r.keyword),
+    "oracle_type": _with_decision(lambda r: r.mask_type),
+    "true_modal_for_all": _truth_as_answer("modal"),
+    "true_amodal_for_all": _truth_as_answer("amodal"),
+}
+"""The same masks with another decision, and the true masks of one type for all."""
+
+
+def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
+    """gIoU, cIoU and number of queries by task, difficulty, number of instances, occlusion and size."""
+
+    def size(result: QueryResult) -> str:
+        wanted = answer(result).truth
+        return next(name for name, (_, high) in AREAS.items() if name != "all" and wanted <= high)
+
+    def occlusion(result: QueryResult) -> str | None:
+        return None if result.rate is None else RATE_NAMES[bisect_left(RATES, result.rate)]
+
+    groups: dict[str, Callable[[QueryResult], str | None]] = {
+        "task": lambda r: r.kind.get("task"),
+        "difficulty": lambda r: None if r.kind.get("hard") is None else "hard" if r.kind["hard"] else "easy",
+        "instances": lambda r: None if r.kind.get("multi") is None else "several" if r.kind["multi"] else "one",
+        "occlusion": occlusion,
+        "size": size,
     }
+    found: dict[str, dict[str, Any]] = {}
+    for name, group in groups.items():
+        by_value: dict[str, list[QueryResult]] = {}
+        for result in results:
+            if (value := group(result)) is not None:
+                by_value.setdefault(value, []).append(result)
+        order = list(RATE_NAMES if name == "occlusion" else AREAS if name == "size" else sorted(by_value))
+        found[name] = {
+            value: {**_collect(by_value[value], answer).scores(), "queries": len(by_value[value])}
+            for value in order
+            if value in by_value
+        }
+    return found
+
+
+def split_figures(results: Sequence[QueryResult], instances: InstanceScores | None = None) -> dict[str, Any]:
+    """All figures of one split: All / Modal / Amodal queries, mask type, references, variants and breakdowns."""
+    by_type = {t: [r for r in results if r.mask_type == t] for t in TYPES}
+    chosen = _collect(results, answer)
+    variants: dict[str, Any] = {name: variant(chosen.array) for name, variant in VARIANTS.items()}
+    if instances is not None:
+        variants["muse"] = muse([instances.units[result.query_id] for result in results])
     return {
-        "all": _figures(results),
-        "modal": _figures(by_type["modal"]),
-        "amodal": _figures(by_type["amodal"]),
-        "mask_type": mask_type_scores(
-            np.array([r.probability for r in decided], float),
-            np.array([r.mask_type == "amodal" for r in decided], bool),
-        ),
-        "references": {
-            name: {"giou": total.giou, "ciou": total.ciou}
-            for name, pick in references.items()
-            for total in [_iou(results, pick)]
-        },
+        "all": _figures(results, instances),
+        "modal": _figures(by_type["modal"], instances),
+        "amodal": _figures(by_type["amodal"], instances),
+        "mask_type": _decisions(results),
+        "references": {name: _collect(results, pick).scores() for name, pick in REFERENCES.items()},
+        "variants": variants,
+        "breakdowns": _breakdowns(results),
     }
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The report as a page: one table of figures, one of references."""
-    meta = report["meta"]
-    lines = [
-        "# R2SM evaluation", "",
-        f"`{meta['source']}`, checkpoint at step {meta['step']}, variant `{meta['variant']}`, "
-        f"at {meta['resolution']} resolution, mask threshold {meta['threshold']}. All figures are percent.", "",
-        "| split | queries | gIoU all | modal | amodal | cIoU all | modal | amodal | occluded IoU "
-        "| type accuracy | F1 | MCC | ECE |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, s in report["splits"].items():
-        row = [s[k]["giou"] for k in ("all", "modal", "amodal")] + [s[k]["ciou"] for k in ("all", "modal", "amodal")]
-        row += [s["all"]["occluded_iou"]] + [s["mask_type"][k] for k in ("accuracy", "f1", "mcc", "ece")]
-        lines.append(f"| {name} | {s['all']['queries']} | " + " | ".join(map(percent, row)) + " |")
-    lines += ["", "The same masks with another decision (gIoU / cIoU, all queries):", ""]
-    names = list(next(iter(report["splits"].values()))["references"])
-    lines += ["| split | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for name, s in report["splits"].items():
-        cells = [f"{percent(r['giou'])} / {percent(r['ciou'])}" for r in s["references"].values()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as percent with two decimals; a dash where it is undefined."""
-    return "–" if value is None else f"{100 * value:.2f}"
+def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
+    """How well the type was decided; calibration where every decision has a probability."""
+    decided = [r for r in results if r.said is not None]
+    wants = np.array([r.mask_type == "amodal" for r in decided], bool)
+    if all(r.probability is not None for r in decided):
+        return mask_type_scores(np.array([r.probability for r in decided], float), wants)
+    return decision_scores(np.array([r.said == "amodal" for r in decided], bool), wants)
 
 
 def write_report(report: dict[str, Any], folder: Path) -> None:

@@ -1,0 +1,103 @@
+"""A report as a page to read."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+TYPES = ("all", "modal", "amodal")
+FIGURES = {
+    "Masks": {
+        "gIoU": "giou", "cIoU": "ciou", "occluded IoU": "occluded_iou", "occluded cIoU": "occluded_ciou",
+        "wrong-type gap": "wrong_type_gap",
+    },
+    "Instances": {
+        "AP": "ap", "AP50": "ap50", "AP75": "ap75", "APs": "ap_small", "APm": "ap_medium", "APl": "ap_large",
+        "AR": "ar", "AR@1": "ar1", "AR@10": "ar10",
+    },
+}  # fmt: skip
+"""Tables with a row for each split and type of query."""
+
+
+DETAILS = 2
+"""The last tables of a page go into detail."""
+
+
+def percent(value: float | None) -> str:
+    """A fraction as percent with two decimals; a dash where it is undefined."""
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _with_interval(figures: dict[str, Any], name: str) -> str:
+    bounds = figures["interval"].get(name)
+    return percent(figures[name]) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
+
+
+def _tables(splits: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, header and rows of each table."""
+    groups = [(f"{name}, {kind}", s[kind]) for name, s in splits.items() for kind in TYPES]
+    for title, columns in FIGURES.items():
+        known = {label: key for label, key in columns.items() if any(key in figures for _, figures in groups)}
+        if known:
+            count = {"queries": "queries"} if title == "Masks" else {"detections a query": "detections"}
+            header = ["", *count, *known]
+            rows = [
+                [
+                    name,
+                    *(
+                        f"{f[key]:.1f}" if key == "detections" and f[key] is not None else str(f[key])
+                        for key in count.values()
+                    ),
+                    *(_with_interval(f, key) for key in known.values()),
+                ]
+                for name, f in groups
+            ]
+            yield title, header, rows
+    header = ["", "accuracy", "F1", "MCC", "ECE"]
+    keys = ("accuracy", "f1", "mcc", "ece")
+    yield "Mask type", header, [[name, *(percent(s["mask_type"][k]) for k in keys)] for name, s in splits.items()]
+    names = list(next(iter(splits.values()))["references"])
+    rows = [
+        [name, *(f"{percent(s['references'][r]['giou'])} / {percent(s['references'][r]['ciou'])}" for r in names)]
+        for name, s in splits.items()
+    ]
+    title = "The same masks with another decision, and true masks of one type for all (gIoU / cIoU)"
+    yield title, ["", *(name.replace("_", " ") for name in names)], rows
+    rows = [
+        [f"{name}, {variant}", percent(scores["giou"]), percent(scores.get("ciou"))]
+        for name, s in splits.items()
+        for variant, scores in s["variants"].items()
+    ]
+    yield "Other definitions of the same names", ["", "gIoU", "cIoU"], rows
+    rows = [
+        [f"{name}, {group}: {value}", str(f["queries"]), percent(f["giou"]), percent(f["ciou"])]
+        for name, s in splits.items()
+        for group, values in s["breakdowns"].items()
+        for value, f in values.items()
+    ]
+    yield "Kinds of queries", ["", "queries", "gIoU", "cIoU"], rows
+
+
+def described(meta: dict[str, Any]) -> str:
+    """What was evaluated, and how, in a sentence."""
+    what = f"`{meta['source']}`"
+    what += f", checkpoint at step {meta['step']}" if "step" in meta else f", predictions of `{meta['predictions']}`"
+    what += f", variant `{meta['variant']}`, at {meta['resolution']} resolution"
+    if meta.get("threshold") is not None:
+        what += f", mask threshold {meta['threshold']}"
+    return f"{what}. All figures are percent, in brackets 95 % intervals over images."
+
+
+def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
+    """The report as Markdown; `brief` leaves out other definitions and kinds of queries."""
+    meta, splits = report["meta"], report["splits"]
+    lines = ["# R2SM evaluation", "", described(meta), ""]
+    if missing := meta.get("missing"):
+        shown = ", ".join(map(str, missing[:10])) + (", .." if len(missing) > 10 else "")
+        lines += [f"{len(missing)} queries have no prediction and count as answered with an empty mask: {shown}.", ""]
+    for title, header, rows in list(_tables(splits))[: -DETAILS if brief else None]:
+        lines += [f"## {title}", "", *_table(header, rows)]
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""AP and AR equal pycocotools' on random queries and on the cases where reimplementations go wrong."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from r2sm_jax.data import masks
+from r2sm_jax.metrics.instances import InstanceScores, muse
+
+SIDE = 128
+NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar1", "ar10", "ar")
+
+
+def box(x: int, y: int, width: int, height: int) -> dict:
+    mask = np.zeros((SIDE, SIDE), bool)
+    mask[y : y + height, x : x + width] = True
+    return masks.encode(mask)
+
+
+def query(truth=(), found=(), crowd=()) -> dict:
+    """`truth` and `crowd`: masks; `found`: (mask, score)."""
+    return {"truth": list(truth) + list(crowd), "crowd": [False] * len(truth) + [True] * len(crowd), "found": found}
+
+
+def reference(queries: list[dict]) -> dict[str, float | None]:
+    """pycocotools with `image_id := query_id`, without categories. Ids start at 1: it takes 0 for no match."""
+    annotations, results = [], []
+    for number, one in enumerate(queries, start=1):
+        for mask, crowd in zip(one["truth"], one["crowd"], strict=True):
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": number, "category_id": 1, "segmentation": mask,
+                 "area": float(masks.area(masks.decode(mask))), "iscrowd": int(crowd), "bbox": [0, 0, 1, 1]}
+            )  # fmt: skip
+        for mask, score in one["found"]:
+            results.append({"image_id": number, "category_id": 1, "segmentation": mask, "score": score})
+    truth = COCO()
+    images = [{"id": n, "height": SIDE, "width": SIDE} for n in range(1, len(queries) + 1)]
+    truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "x"}]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        found = truth.loadRes(results) if results else COCO()
+        if not results:
+            found.dataset = {"images": images, "annotations": [], "categories": truth.dataset["categories"]}
+            found.createIndex()
+        evaluation = COCOeval(truth, found, "segm")
+        evaluation.params.useCats = 0
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    stats = evaluation.stats
+    chosen = dict(zip(NAMES, [*stats[:6], *stats[6:9]], strict=True))
+    return {name: None if value == -1 else float(value) for name, value in chosen.items()}
+
+
+def ours(queries: list[dict]) -> dict[str, float | None]:
+    scores = InstanceScores()
+    for number, one in enumerate(queries, start=1):
+        scores.add(number, [m for m, _ in one["found"]], [s for _, s in one["found"]], one["truth"], one["crowd"])
+    return scores.figures()
+
+
+def assert_equal(queries: list[dict]) -> dict[str, float | None]:
+    found, wanted = ours(queries), reference(queries)
+    for name in NAMES:
+        assert (found[name] is None) == (wanted[name] is None), (name, found[name], wanted[name])
+        assert found[name] == pytest.approx(wanted[name], abs=1e-9), name
+    return found
+
+
+def random_queries(seed: int, count: int = 12) -> list[dict]:
+    rng = np.random.default_rng(seed)
+
+    def any_box() -> dict:
+        x, y, width, height = rng.integers(1, [70, 70, 58, 58])
+        return box(int(x), int(y), int(width), int(height))
+
+    queries = []
+    for _ in range(count):
+        truth = [any_box() for _ in range(rng.integers(0, 5))]
+        crowd = [any_box() for _ in range(rng.integers(0, 2))]
+        near = [_shifted(mask, rng) for mask in truth for _ in range(rng.integers(0, 3))]
+        found = near + [any_box() for _ in range(rng.integers(0, 3))]
+        # Few different scores, so that many are tied.
+        queries.append(query(truth, [(m, float(rng.integers(0, 6) / 5)) for m in found], crowd))
+    return queries
+
+
+def _shifted(mask: dict, rng: np.random.Generator) -> dict:
+    return masks.encode(np.roll(masks.decode(mask), tuple(rng.integers(-4, 5, 2)), (0, 1)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31))
+def test_random_queries(seed):
+    assert_equal(random_queries(seed))
+
+
+@pytest.mark.parametrize("area", [31 * 32, 32 * 32, 32 * 33, 96 * 95, 96 * 96, 97 * 96])
+def test_areas_at_the_edges_of_the_ranges(area):
+    width = 32 if area < 2000 else 96
+    mask = box(0, 0, width, area // width)
+    figures = assert_equal([query([mask], [(mask, 0.9)]), query([box(0, 0, 50, 50)], [])])
+    if area == 32 * 32:
+        assert figures["ap_small"] == pytest.approx(1) and figures["ap_medium"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_tied_scores_keep_their_order():
+    good, poor = box(0, 0, 40, 40), box(0, 0, 40, 26)
+    for found in ([(good, 0.5), (poor, 0.5)], [(poor, 0.5), (good, 0.5)]):
+        assert_equal([query([good], found), query([poor], [(poor, 0.5)])])
+
+
+def test_the_later_of_two_truths_that_overlap_alike_is_taken():
+    found = box(20, 20, 40, 20)
+    truth = [box(20, 20, 40, 30), box(20, 10, 40, 30)]
+    assert_equal([query(truth, [(found, 0.9), (box(20, 20, 40, 28), 0.8)])])
+
+
+def test_an_overlap_at_the_threshold_is_a_match():
+    assert assert_equal([query([box(0, 0, 40, 40)], [(box(0, 0, 40, 20), 0.7)])])["ap50"] == pytest.approx(1)
+
+
+def test_crowds_are_matched_again_and_again_and_count_for_nothing():
+    crowd = box(0, 0, 100, 100)
+    found = [(box(5 * n, 5, 20, 20), 0.9 - 0.1 * n) for n in range(5)]
+    assert_equal([query([box(100, 100, 20, 20)], [*found, (box(100, 100, 20, 20), 0.3)], [crowd])])
+
+
+def test_nothing_found_nothing_wanted_and_neither():
+    mask = box(10, 10, 40, 40)
+    assert_equal([query([mask], []), query([], [(mask, 0.9)]), query(), query([mask], [(mask, 0.1)])])
+    assert assert_equal([query([mask], [])])["ap"] == 0
+    assert ours([query([], [(mask, 0.5)])])["ap"] is None and ours([])["detections"] is None
+
+
+def test_more_than_a_hundred_detections():
+    rng = np.random.default_rng(0)
+    truth = [box(4 * n, 4 * n, 30, 30) for n in range(20)]
+    found = [(_shifted(truth[n % 20], rng), float(rng.random())) for n in range(140)]
+    figures = assert_equal([query(truth, found), query(truth[:3], found[:5])])
+    assert figures["detections"] == (100 + 5) / 2
+
+
+def test_collections_merge_in_any_order():
+    queries = random_queries(3)
+    whole, parts = ours(queries), [InstanceScores(), InstanceScores()]
+    for number, one in reversed(list(enumerate(queries, start=1))):
+        found = one["found"]
+        parts[number % 2].add(number, [m for m, _ in found], [s for _, s in found], one["truth"], one["crowd"])
+    parts[1].merge(parts[0])
+    assert parts[1].figures() == whole
+    with pytest.raises(ValueError, match="query 2 is in both"):
+        parts[1].merge(parts[0])
+    with pytest.raises(ValueError, match="added before"):
+        parts[0].add(2, [], [], [])
+
+
+def test_muse_pairs_instances_and_counts_what_is_left_over():
+    scores = InstanceScores()
+    left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
+    scores.add(1, [half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right])  # IoU 1, .5, one too many
+    scores.add(2, [], [], [left])
+    scores.add(3, [], [], [])
+    found = muse(list(scores.units.values()))
+    assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
+    assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
+    assert muse([]) == {"giou": None, "ciou": None}

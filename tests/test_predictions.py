@@ -1,0 +1,211 @@
+"""Masks of any system, from a file or a folder, score what a plain loop over pixels gives them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.schema import Dataset, Instance, Query, Sample, load_json_split, to_records, write_json
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluate import main, truth_of
+from r2sm_jax.metrics.predictions import read_predictions, score_predictions
+from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.metrics.scoring import draw_counts, truth_counts
+
+HEIGHT, WIDTH = 24, 32
+
+
+def block(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def make_dataset(folder: Path, ignore: bool = False) -> Dataset:
+    """Two images: a mug behind a book, queries of all kinds; one that asks for a shape that nobody knows."""
+    mug, book = block(2, 4, 18, 14), block(10, 2, 30, 20)
+    instances = [Instance(1, "mug", mug & ~book, mug), Instance(2, "book", book, book)]
+    if ignore:
+        instances.append(Instance(3, "crowd", block(0, 0, 6, 24), None, ignore=True))
+    queries = (
+        Query(1, "the mug", "modal", (1,), {"task": "referring", "hard": False, "multi": False}),
+        Query(2, "the whole mug", "amodal", (1,), {"task": "referring", "hard": False, "multi": False}),
+        Query(3, "both things", "modal", (1, 2), {"task": "reasoning", "hard": True, "multi": True}),
+        Query(4, "the elephant", "amodal", ()),
+    )
+    one = Sample(1, "a.png", np.zeros((HEIGHT, WIDTH, 3), np.uint8), tuple(instances), queries)
+    unknown = (Instance(1, "cup", mug, None), Instance(2, "book", book & ~mug, book))
+    others = (Query(1, "the whole cup", "amodal", (1,)), Query(2, "the whole book", "amodal", (2,)))
+    two = Sample(2, "b.png", np.zeros((HEIGHT, WIDTH, 3), np.uint8), unknown, others)
+    for sample in (one, two):
+        Image.fromarray(sample.image).save(folder / sample.file_name)
+    write_json(folder / "data.json", to_records([one, two]))
+    return load_json_split(folder / "data.json", "all")
+
+
+def entry(query: int, mask: np.ndarray, score: float = 1.0, **more) -> dict:
+    return {"query_id": query, "segmentation": masks.encode(mask), "score": score} | more
+
+
+def save(path: Path, entries: object) -> Path:
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def requested(dataset: Dataset) -> dict[int, tuple[Sample, Query, np.ndarray]]:
+    return {q.id: (s, q, truth_of(s, q)[q.mask_type == "amodal"]) for s in dataset for q in s.queries}
+
+
+SCORED = [1, 2, 3, 4, 6]  # 5 asks for what nobody knows
+
+
+def test_perfect_masks_score_one_in_everything(tmp_path):
+    dataset = make_dataset(tmp_path)
+    wanted = requested(dataset)
+    entries = []
+    for number in SCORED:
+        sample, query, _ = wanted[number]
+        for i in (i for i in sample.instances if i.id in query.instance_ids):
+            mask = i.amodal if query.mask_type == "amodal" else i.modal
+            entries.append(entry(number, mask, 0.9, mask_type=query.mask_type))
+    scored = score_predictions(save(tmp_path / "p.json", entries), dataset)
+    assert [r.query_id for r in scored.results] == SCORED and scored.missing == [4]
+    figures = split_figures(scored.results, scored.instances)
+    for name in ("giou", "ciou", "occluded_iou", "occluded_ciou", "ap", "ap75", "ar"):
+        assert figures["all"][name] == pytest.approx(1, abs=1e-6), name
+    assert figures["mask_type"]["accuracy"] == 1 and figures["mask_type"]["ece"] is None
+    assert figures["variants"]["muse"]["giou"] == 1 and figures["all"]["interval"]["giou"] is not None
+    assert figures["references"]["always_modal"]["giou"] is None  # one mask is all there is
+    gap = figures["references"]["true_modal_for_all"]["giou"]
+    assert gap < figures["references"]["true_amodal_for_all"]["giou"] + 0.5 and gap < 1
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, ignore):
+    dataset, rng = make_dataset(tmp_path, ignore), np.random.default_rng(0)
+    wanted, entries, unions = requested(dataset), [], {}
+    for number in SCORED:
+        drawn = rng.random((int(rng.integers(1, 4)), HEIGHT, WIDTH)) < 0.3
+        entries += [entry(number, mask, float(rng.random())) for mask in drawn]
+        unions[number] = drawn.any(0)
+    entries.append(entry(2, fused := rng.random((HEIGHT, WIDTH)) < 0.5, fused=True))
+    unions[2] = fused
+    scored = score_predictions(save(tmp_path / "p.json", entries), dataset)
+    for result in scored.results:
+        sample, query, _ = wanted[result.query_id]
+        truth = truth_of(sample, query)
+        away = next((i.modal for i in sample.instances if i.ignore), None)
+        assert result.chosen == draw_counts(unions[query.id], truth, away)
+        assert result.truth == truth_counts(truth, away)
+        if query.id == 2:
+            hidden, seen = truth[1] & ~truth[0], truth[0]
+            keep = np.ones_like(hidden) if away is None else ~away
+            outside = fused & ~seen & keep
+            assert result.occluded is not None
+            assert result.occluded[:2] == ((outside & hidden).sum(), (outside | (hidden & keep)).sum())
+
+
+def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
+    dataset, rng = make_dataset(tmp_path), np.random.default_rng(1)
+    figures = []
+    for form in ("png", "logits", "coco"):
+        folder, entries = tmp_path / form, []
+        folder.mkdir()
+        for number in SCORED:
+            logits = np.random.default_rng(number).normal(size=(HEIGHT, WIDTH)).astype(np.float32)
+            Image.fromarray((logits > 0).astype(np.uint8)).save(folder / f"{number}.png") if form == "png" else None
+            np.save(folder / f"{number}.npy", logits) if form == "logits" else None
+            entries.append(entry(number, logits > 0))
+        path = save(tmp_path / "p.json", entries) if form == "coco" else folder
+        scored = score_predictions(path, dataset)
+        figures.append(split_figures(scored.results, scored.instances))
+    assert figures[0] == figures[1] == figures[2] and rng is not None
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({}, ["no list of predictions"]),
+        ([3], ["entry 0", "not an object"]),
+        ([{"query_id": "1"}], ["entry 0", "query_id '1' is not a whole number"]),
+        ([entry(99, block(0, 0, 1, 1))], ["entry 0", "the data have no query 99"]),
+        ([entry(5, block(0, 0, 1, 1))], ["no query 5"]),
+        ([entry(1, np.ones((3, 4), bool))], ["entry 0", "[3, 4]", "24 x 32"]),
+        ([entry(1, block(0, 0, 1, 1)), {"query_id": 1, "segmentation": "x"}], ["entry 1", "mask cannot be used"]),
+        ([entry(1, block(0, 0, 1, 1), score="high")], ["score 'high' is not a number"]),
+        ([entry(1, block(0, 0, 1, 1), fused=True)] * 2, ["entry 1", "has a fused mask already"]),
+        ([entry(1, block(0, 0, 1, 1), mask_type="whole")], ["mask_type 'whole'"]),
+        ([entry(1, block(0, 0, 1, 1), mask_type=t) for t in ("modal", "amodal")], ["called modal and amodal"]),
+        ([entry(1, block(0, 0, 1, 1), amodal_probability=2)], ["amodal_probability 2"]),
+    ],
+)
+def test_a_bad_entry_is_named(tmp_path, refused, entries, words):
+    make_dataset(tmp_path)
+    path = save(tmp_path / "p.json", entries)
+    message = refused(main, "--predictions", path, "--data", f"json:{tmp_path / 'data.json'}")
+    assert "p.json" in message and all(word in message for word in words), message
+
+
+def test_bad_folders_are_named(tmp_path):
+    sizes = {1: (HEIGHT, WIDTH), 2: (HEIGHT, WIDTH)}
+    folder = tmp_path / "masks"
+    with pytest.raises(InputError, match="no predictions here"):
+        read_predictions(folder, sizes)
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"no \.npy file"):
+        read_predictions(folder, sizes)
+    with pytest.raises(InputError, match="are a file, but this is a folder"):
+        read_predictions(folder, sizes, "coco")
+    with pytest.raises(InputError, match="--format 'voc' is unknown"):
+        read_predictions(folder, sizes, "voc")
+    Image.fromarray(np.zeros((5, 6), np.uint8)).save(folder / "1.png")
+    with pytest.raises(InputError, match=r"1\.png: the mask is 5 x 6.*24 x 32"):
+        read_predictions(folder, sizes)
+    (folder / "1.png").write_bytes(b"no png")
+    with pytest.raises(InputError, match=r"1\.png: this is not a PNG"):
+        read_predictions(folder, sizes)
+    (folder / "1.png").rename(folder / "first.png")
+    with pytest.raises(InputError, match=r"first\.png: its name is not a query id"):
+        read_predictions(folder, sizes)
+    np.save(folder / "2.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match=r"2\.npy: this is not a plain"):
+        read_predictions(folder, sizes, "logits")
+
+
+def test_the_command_writes_a_report_and_lists_what_is_missing(tmp_path, command):
+    make_dataset(tmp_path)
+    path = save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14), amodal_probability=0.2)])
+    end = command(main, "--predictions", path, "--data", f"json:{tmp_path / 'data.json'}", "--out", tmp_path / "out")
+    assert end.code == 0, end.err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["meta"]["missing"] == [2, 3, 4, 6] and set(report["splits"]) == {"all"}
+    assert report["splits"]["all"]["all"]["queries"] == 5 and report["splits"]["all"]["mask_type"]["ece"] is not None
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "4 queries have no prediction" in page and "`p.json`" in page
+
+
+def test_scenes_have_query_ids_of_their_own(tmp_path):
+    source = open_source("scenes", "val", count=6, size=48)
+    queries = [(s, q) for s in map(source.__getitem__, range(6)) for q in s.queries]
+    assert len({q.id for _, q in queries}) == len(queries)
+    entries = [entry(q.id, truth_of(s, q)[q.mask_type == "amodal"]) for s, q in queries]
+    scored = score_predictions(save(tmp_path / "p.json", entries), source)
+    assert split_figures(scored.results)["all"]["giou"] == pytest.approx(1, abs=1e-4) and not scored.missing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["nothing to evaluate", "--predictions FILE"]),
+        (["--predictions", "p.json"], ["--data json:FILE"]),
+        (["runs/x", "--predictions", "p.json", "--data", "scenes"], ["leave runs/x out"]),
+        (["--predictions", "p.json", "--data", "scenes", "--split", "val,dev"], ["for one split"]),
+    ],
+)
+def test_bad_arguments(refused, arguments, words):
+    message = refused(main, *arguments)
+    assert all(word in message for word in words), message
