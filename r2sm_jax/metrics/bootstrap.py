@@ -16,12 +16,13 @@ def interval(
 ) -> tuple[float, float] | None:
     """The percentile interval of a ratio of sums, or of its difference from another one on the same images.
 
-    `images` says which image each query is about. None without queries or where a resample can lack a denominator.
+    `images` says which image each query is about. None with fewer than two images, or where a resample can lack a
+    denominator.
     """
-    if not len(images):
+    numbers, place = np.unique(images, return_inverse=True)
+    count = len(numbers)
+    if count < 2:
         return None
-    _, place = np.unique(images, return_inverse=True)
-    count = int(place.max()) + 1
 
     def by_image(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " i"]:
         return np.bincount(place, weights=values, minlength=count)
