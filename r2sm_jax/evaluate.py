@@ -20,7 +20,7 @@ from r2sm_jax.config import parse_flags
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import union
 from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import Dataset, Query, Sample
+from r2sm_jax.data.schema import Dataset, Instance, Query, Sample
 from r2sm_jax.data.sheet import Panel, prediction_row
 from r2sm_jax.data.sources import SPLITS, Source, is_procedural, open_source
 from r2sm_jax.data.transforms import Letterbox
@@ -89,7 +89,12 @@ def truth_of(sample: Sample, query: Query) -> tuple[np.ndarray, np.ndarray]:
     shape = sample.image.shape[:2]
     meant = [i for i in sample.instances if i.id in query.instance_ids]
     modal = union((i.modal for i in meant), shape)
-    return modal, modal | union((i.modal if i.amodal is None else i.amodal for i in meant), shape)
+    return modal, modal | union((_complete(i) for i in meant), shape)
+
+
+def _complete(instance: Instance) -> np.ndarray:
+    """The complete mask, or what is known of it."""
+    return instance.modal if instance.amodal is None else instance.amodal
 
 
 class Evaluated(NamedTuple):
@@ -127,8 +132,10 @@ def _score(predictor: Predictor, rows: list[Row], found: Evaluated, sheet_rows: 
     answers = predictor.answer(np.stack(frames + frames[:1] * padding), np.stack(valid + valid[:1] * padding), texts)
     for b, (row, box) in enumerate(zip(rows, boxes, strict=True)):
         sample, count = row.sample, len(row.queries)
-        ignored = [i.modal if i.amodal is None else i.amodal for i in sample.instances if i.ignore]
+        ignored = [_complete(i) for i in sample.instances if i.ignore]
         ignore = union(ignored, sample.image.shape[:2]) if ignored else None
+        crowd = [] if ignore is None else [masks.encode(ignore)]
+        encoded = {i.id: (masks.encode(i.modal), masks.encode(_complete(i))) for i in sample.instances}
         probabilities = predictor.probabilities(
             answers.probability[b, :count], texts[b][:count], [q.mask_type for q in row.queries]
         )
@@ -154,7 +161,8 @@ def _score(predictor: Predictor, rows: list[Row], found: Evaluated, sheet_rows: 
             slots = [
                 x[b, k] for x in (answers.slot_modal, answers.slot_amodal, answers.slot_presence, answers.slot_iou)
             ]
-            _add_instances(found, sample, query, box, slots, found.results[-1].said == "amodal", ignore)
+            wanted = [encoded[i][query.mask_type == "amodal"] for i in dict.fromkeys(query.instance_ids)]
+            _add_instances(found.instances, query.id, box, slots, found.results[-1].said == "amodal", wanted, crowd)
             if k == shown:
                 amodal_probability = 0.5 if probability is None else probability
                 found.panels.append(
@@ -171,8 +179,8 @@ def _score(predictor: Predictor, rows: list[Row], found: Evaluated, sheet_rows: 
 
 
 def _add_instances(
-    found: Evaluated, sample: Sample, query: Query, box: Letterbox, slots: Sequence[np.ndarray], amodal: bool,
-    ignore: np.ndarray | None,
+    instances: InstanceScores, query_id: int, box: Letterbox, slots: Sequence[np.ndarray], amodal: bool,
+    wanted: Sequence[masks.RLE], crowd: Sequence[masks.RLE],
 ) -> None:  # fmt: skip
     """The slots of one query as detections, ranked by presence times predicted IoU, against the instances it means."""
     modal, whole, presence, iou = slots
@@ -183,12 +191,9 @@ def _add_instances(
         for mask, score in zip(drawn, presence * iou[:, int(amodal)], strict=True)
         if mask.any()
     ]
-    meant = [i for i in sample.instances if i.id in query.instance_ids]
-    truth = [i.modal if query.mask_type == "modal" or i.amodal is None else i.amodal for i in meant]
-    crowd = [] if ignore is None else [ignore]
-    found.instances.add(
-        query.id, [m for m, _ in ranked], [s for _, s in ranked], [masks.encode(t) for t in truth + crowd],
-        [False] * len(truth) + [True] * len(crowd),
+    instances.add(
+        query_id, [m for m, _ in ranked], [s for _, s in ranked], [*wanted, *crowd],
+        [False] * len(wanted) + [True] * len(crowd),
     )  # fmt: skip
 
 

@@ -80,8 +80,9 @@ def test_perfect_masks_score_one_in_everything(tmp_path):
     assert figures["mask_type"]["accuracy"] == 1 and figures["mask_type"]["ece"] is None
     assert figures["variants"]["muse"]["giou"] == 1 and figures["all"]["interval"]["giou"] is not None
     assert figures["references"]["always_modal"]["giou"] is None  # one mask is all there is
-    gap = figures["references"]["true_modal_for_all"]["giou"]
-    assert gap < figures["references"]["true_amodal_for_all"]["giou"] + 0.5 and gap < 1
+    # True masks of one type are wrong for the queries of the other that mean something hidden, and only for these.
+    for reference in ("true_modal_for_all", "true_amodal_for_all"):
+        assert 0.5 < figures["references"][reference]["giou"] < 1
 
 
 @pytest.mark.parametrize("ignore", [False, True])
@@ -110,8 +111,7 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, ignore):
 
 
 def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
-    dataset, rng = make_dataset(tmp_path), np.random.default_rng(1)
-    figures = []
+    dataset, figures = make_dataset(tmp_path), []
     for form in ("png", "logits", "coco"):
         folder, entries = tmp_path / form, []
         folder.mkdir()
@@ -123,7 +123,7 @@ def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
         path = save(tmp_path / "p.json", entries) if form == "coco" else folder
         scored = score_predictions(path, dataset)
         figures.append(split_figures(scored.results, scored.instances))
-    assert figures[0] == figures[1] == figures[2] and rng is not None
+    assert figures[0] == figures[1] == figures[2]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ Formats, by name:
     logits  folder of `<query id>.npy`, float `[H W]` or `[n H W]`; above 0 is mask, several are instances
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.queries import keyword_mask_type
+from r2sm_jax.data.readers.conversion import load_json
 from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.sources import Source
 from r2sm_jax.data.validate import is_id
@@ -77,12 +77,7 @@ def _size_of(where: str, sizes: Sizes, number: Any) -> tuple[int, int]:
 
 
 def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
-    try:
-        entries = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the predictions ({error.strerror}); check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: this is not JSON ({error}); give a list of predictions") from error
+    entries = load_json(path, "a list of predictions")
     if not isinstance(entries, list):
         raise InputError(f"{path}: this is no list of predictions; give [{{'query_id', 'segmentation', 'score'}}, ..]")
     found: dict[int, Answer] = {}
@@ -206,8 +201,8 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
 def _score(truth: QueryTruth, answer: Answer, instances: InstanceScores) -> QueryResult:
     query, modal, amodal = truth.query, truth.modal, truth.amodal
     drawn = answer.mask(truth.height, truth.width)
-    if truth.ignored:
-        ignore = masks.decode(masks.merge(truth.ignored, truth.height, truth.width))
+    if truth.ignored is not None:
+        ignore = masks.decode(truth.ignored)
         pair = masks.decode(modal), masks.decode(amodal)
         chosen = draw_counts(masks.decode(drawn), pair, ignore)
         counts = truth_counts(pair, ignore, truth.known)
@@ -216,11 +211,11 @@ def _score(truth: QueryTruth, answer: Answer, instances: InstanceScores) -> Quer
         sizes = masks.areas([modal, amodal])
         counts = Truth(sizes[0], sizes[1] if truth.known else None)
     meant = [i.modal if query.mask_type == "modal" or i.amodal is None else i.amodal for i in truth.instances]
-    crowd = [False] * len(meant) + [True] * len(truth.ignored)
+    crowd = [] if truth.ignored is None else [truth.ignored]
     # A system that gives one mask alone has one detection.
     found = answer.instances or ([answer.fused] if answer.fused is not None else [])
     scores = answer.scores if answer.instances else [1.0] * len(found)
-    instances.add(query.id, found, scores, [*meant, *truth.ignored], crowd)
+    instances.add(query.id, found, scores, [*meant, *crowd], [False] * len(meant) + [True] * len(crowd))
     said = answer.mask_type
     if said is None and answer.probability is not None:
         said = "amodal" if answer.probability > 0.5 else "modal"

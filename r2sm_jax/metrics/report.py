@@ -3,6 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ def _collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overl
     return IoU([counts for result in results if (counts := pick(result)) is not None])
 
 
-def answer(result: QueryResult) -> Overlap:
-    """What was answered against what was asked for."""
-    return result.answered
+answer = attrgetter("answered")
+"""What was answered against what was asked for."""
 
 
 def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:

@@ -17,7 +17,7 @@ class QueryTruth(NamedTuple):
     height: int
     width: int
     instances: tuple[InstanceRLE, ...]
-    ignored: tuple[RLE, ...]
+    ignored: RLE | None
 
     @property
     def known(self) -> bool:
@@ -49,7 +49,8 @@ def truths(source: Source) -> Iterator[QueryTruth]:
                 for i in sample.instances
             )
         by_id = {instance.id: instance for instance in instances}
-        ignored = tuple(i.modal if i.amodal is None else i.amodal for i in instances if i.ignore)
+        regions = [i.modal if i.amodal is None else i.amodal for i in instances if i.ignore]
+        ignored = masks.merge(regions, height, width) if regions else None
         for query in queries:
             meant = tuple(by_id[number] for number in dict.fromkeys(query.instance_ids))
             truth = QueryTruth(query, image_id, height, width, meant, ignored)
