@@ -1,5 +1,6 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,15 @@ class Predictor:
 
         self._answer = answer
         self._image: tuple[np.ndarray, Letterbox] | None = None
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of all weights but the language model's."""
+        digest = hashlib.sha256()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.weights):
+            array = np.ascontiguousarray(leaf)
+            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode() + array.tobytes())
+        return digest.hexdigest()
 
     def probabilities(
         self, learned: Float[np.ndarray, "*n"], texts: Sequence[str], truth: Sequence[MaskType | None]

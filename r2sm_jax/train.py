@@ -22,8 +22,10 @@ from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.evaluate import evaluate_split, make_report, open_splits, show_report
+from r2sm_jax.evaluate import evaluate, open_splits, show_report
 from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.metrics.free_running import score_source
+from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -220,11 +222,11 @@ def train(config: Config) -> Path:
         config.data.source, "all", count=config.train.report_samples, seed=config.data.seed, size=vision.image_size,
         images_dir=config.data.images, backgrounds=config.data.backgrounds,
     )  # fmt: skip
-    report = make_report(predictor, sources, spec=config.data.source, step=best.step)
+    report, evaluated = evaluate(predictor, sources, spec=config.data.source, step=best.step)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
-    write_report(report, folder)
+    write_report(report, evaluated, folder)
     show_report(report)
-    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.md'}", flush=True)
+    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
     return folder
 
 
@@ -237,11 +239,12 @@ def keep_state(folder: Path, state: TrainState, constants: nnx.State, batches: A
 
 def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
     """gIoU on the dev images, logged, with a sheet of samples."""
-    found = evaluate_split(predictor, dev, sheet_rows=SHEET_ROWS)
-    figures = split_figures(found.results, found.instances)
+    scored = score_source(predictor, dev)
+    figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
     try:
-        save_sheet(folder / "samples" / f"step_{step:06d}.png", found.panels, title=f"step {step}")
+        rows = panels(dev, scored, first_of_images(scored, SHEET_ROWS))
+        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
     except OSError as error:
         raise InputError(f"{folder}: the sample sheet cannot be written ({error.strerror}); free disk space") from None
     return float(np.float64(figures["all"]["giou"] or 0))

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.evaluate import evaluate_split, rows_of, truth_of
+from r2sm_jax.metrics.free_running import rows_of, score_source, truth_of
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.runs import open_run
 from r2sm_jax.train import train
@@ -34,7 +34,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
     )  # fmt: skip
     run = open_run(train(config))
     source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
-    figures = split_figures(evaluate_split(run.predictor, source)[0])
+    figures = split_figures(score_source(run.predictor, source).results)
     guess = best_without_learning(source)
     print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])
     assert guess < 0.3 and figures["all"]["giou"] > 0.5

@@ -1,13 +1,10 @@
-import json
-
 import jax
 import numpy as np
 import pytest
 
 from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap, count_pixels, overlap
 from r2sm_jax.metrics.mask_type import calibration_error, mask_type_scores
-from r2sm_jax.metrics.pages import markdown, percent
-from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.scoring import score_query
 
 
@@ -163,17 +160,3 @@ def test_split_figures_put_references_beside_the_decision():
     assert giou["oracle_type"] == pytest.approx(1, abs=1e-5)
     for name in ("always_modal", "always_amodal", "keyword"):
         assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
-
-
-def test_a_report_is_written_as_json_and_markdown(tmp_path):
-    figures = split_figures([score((LEFT, LEFT), (LEFT, LEFT), probability=None)])
-    meta = {"source": "json:x.json", "step": 7, "variant": "lisa", "resolution": "original", "threshold": 0.0}
-    report = {"splits": {"val": figures}, "meta": meta}
-    write_report(report, tmp_path / "new" / "folder")
-    assert json.loads((tmp_path / "new/folder/report.json").read_text()) == report
-    page = (tmp_path / "new/folder/report.md").read_text()
-    assert page == markdown(report) and "json:x.json" in page and "step 7" in page and "lisa" in page
-    row = next(line for line in page.splitlines() if line.startswith("| val, all | 1 |"))
-    assert "100.00" in row and "–" in row  # what is undefined is a dash, not a nought
-    assert "## Instances" not in page  # none were scored
-    assert percent(0.12345) == "12.35" and percent(None) == "–"

@@ -11,7 +11,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.schema import Dataset, Instance, Query, Sample, load_json_split, to_records, write_json
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluate import main, truth_of
+from r2sm_jax.evaluate import main
+from r2sm_jax.metrics.free_running import truth_of
 from r2sm_jax.metrics.predictions import read_predictions, score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.scoring import draw_counts, truth_counts

@@ -46,10 +46,10 @@ def overlay(
     image: UInt8[np.ndarray, "H W 3"],
     visible: Bool[np.ndarray, "H W"],
     occluded: Bool[np.ndarray, "H W"],
-    mask_type: MaskType = "amodal",
+    mask_type: MaskType | None = "amodal",
 ) -> UInt8[np.ndarray, "H W 3"]:
     """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
-    `mask_type` outlined: the visible part for "modal", both together for "amodal"."""
+    `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for None."""
     height, width = visible.shape
     line = max(1.0, min(height, width) / 220)
     # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced again.
@@ -82,22 +82,27 @@ def prediction_row(
     query: str,
     mask_type: MaskType,
     truth: tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]],
-    predicted_type: MaskType,
-    amodal_probability: float,
+    predicted_type: MaskType | None,
+    amodal_probability: float | None,
     prediction: tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]],
 ) -> list[Panel]:
     """A prediction as three panels: image and query, the truth, and the prediction with its mask type.
 
-    `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand the probability of
-    its mask type and the IoU of the mask that it chose with the mask that was asked for.
+    `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand its mask type, with a
+    probability where it has one, and the IoU of the mask that it chose with the mask that was asked for. Without a
+    mask type there is one mask, which is `prediction[0]`.
     """
     asked = truth[0] if mask_type == "modal" else truth[0] | truth[1]
-    given = prediction[0] if predicted_type == "modal" else prediction[0] | prediction[1]
+    given = prediction[0] | prediction[1] if predicted_type == "amodal" else prediction[0]
     union = masks.area(asked | given)
-    iou = masks.area(asked & given) / union if union else 1.0
-    probability = amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
-    verdict = "right" if predicted_type == mask_type else "wrong"
-    caption = f"{predicted_type} with probability {probability:.2f} ({verdict}) · IoU {iou:.2f}"
+    caption = f"IoU {masks.area(asked & given) / union if union else 1.0:.2f}"
+    if predicted_type is not None:
+        verdict = "right" if predicted_type == mask_type else "wrong"
+        said = f"{predicted_type} ({verdict})"
+        if amodal_probability is not None:
+            probability = amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
+            said = f"{predicted_type} with probability {probability:.2f} ({verdict})"
+        caption = f"{said} · {caption}"
     return [
         Panel(image, query),
         Panel(image, "Truth", f"{mask_type} asked for", *truth, mask_type),
@@ -230,19 +235,25 @@ def _draw_swatch(pen: _Pen, x: float, y: float, kind: str) -> None:
     pen.page.paste(Image.fromarray(swatch.clip(0, 255).astype(np.uint8)), (pen.px(x), pen.px(y)))
 
 
+def draw_panel(panel: Panel, ratio: float) -> UInt8[np.ndarray, "_H _W 3"]:
+    """The panel's image enlarged by `ratio`, with its masks drawn at that size."""
+    rows, columns = panel.image.shape[:2]
+    size = (max(1, round(columns * ratio)), max(1, round(rows * ratio)))
+    picture = np.asarray(Image.fromarray(panel.image).resize(size, Image.Resampling.LANCZOS))
+    if panel.visible is None:
+        return picture
+    visible = _resize_mask(panel.visible, size)
+    occluded = panel.occluded if panel.occluded is not None else np.zeros_like(panel.visible)
+    return overlay(picture, visible, _resize_mask(panel.visible | occluded, size) & ~visible, panel.mask_type)
+
+
 def _draw_image(pen: _Pen, panel: Panel, x: float, y: float, height: float) -> None:
     """Fits the panel's image into its cell, masks at the cell's resolution, the tag in its corner."""
     rows, columns = panel.image.shape[:2]
     ratio = min(pen.px(_CELL) / columns, pen.px(height) / rows)
-    size = (max(1, round(columns * ratio)), max(1, round(rows * ratio)))
-    picture = np.asarray(Image.fromarray(panel.image).resize(size, Image.Resampling.LANCZOS))
-    if panel.visible is not None:
-        visible = _resize_mask(panel.visible, size)
-        occluded = panel.occluded if panel.occluded is not None else np.zeros_like(panel.visible)
-        occluded = _resize_mask(panel.visible | occluded, size) & ~visible
-        picture = overlay(picture, visible, occluded, panel.mask_type or "amodal")
-    left = pen.px(x) + (pen.px(_CELL) - size[0]) // 2
-    top = pen.px(y) + (pen.px(height) - size[1]) // 2
+    picture = draw_panel(panel, ratio)
+    left = pen.px(x) + (pen.px(_CELL) - picture.shape[1]) // 2
+    top = pen.px(y) + (pen.px(height) - picture.shape[0]) // 2
     cell = [pen.px(x), pen.px(y), pen.px(x + _CELL) - 1, pen.px(y + height) - 1]
     pen.draw.rectangle(cell, fill=GROUND)
     pen.page.paste(Image.fromarray(picture), (left, top))

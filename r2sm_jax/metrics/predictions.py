@@ -10,10 +10,12 @@ Formats, by name:
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -26,8 +28,10 @@ from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.sources import Source
 from r2sm_jax.data.validate import is_id
 from r2sm_jax.errors import InputError
+from r2sm_jax.metrics import scoring
+from r2sm_jax.metrics.boundary import boundary_overlap
 from r2sm_jax.metrics.instances import InstanceScores
-from r2sm_jax.metrics.scoring import QueryResult, Truth, draw_counts, rle_counts, truth_counts
+from r2sm_jax.metrics.scoring import Drawing, QueryResult, Scored, Truth
 from r2sm_jax.metrics.truth import QueryTruth, truths
 
 Sizes = Mapping[int, tuple[int, int]]
@@ -176,50 +180,57 @@ FORMATS: dict[str, Callable[[Path, Sizes], dict[int, Answer]]] = {
 }  # fmt: skip
 
 
-class Scored(NamedTuple):
-    """What came out of scoring predictions."""
-
-    results: list[QueryResult]
-    instances: InstanceScores
-    missing: list[int]
-    """Queries without a prediction; they count as answered with an empty mask."""
-
-
 def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
     """Scores predictions for all queries of a source. Raises InputError like `read_predictions`."""
     wanted = list(truths(source))
     answers = read_predictions(path, {t.query.id: (t.height, t.width) for t in wanted}, form)
-    scored = Scored([], InstanceScores(), [])
-    for truth in wanted:
-        answer = answers.get(truth.query.id)
-        if answer is None:
-            scored.missing.append(truth.query.id)
-        scored.results.append(_score(truth, answer or Answer(), scored.instances))
+    scored = Scored()
+    for _, of_image in groupby(wanted, key=attrgetter("index")):
+        _score_image(list(of_image), answers, scored)
     return scored
 
 
-def _score(truth: QueryTruth, answer: Answer, instances: InstanceScores) -> QueryResult:
-    query, modal, amodal = truth.query, truth.modal, truth.amodal
-    drawn = answer.mask(truth.height, truth.width)
-    if truth.ignored is not None:
-        ignore = masks.decode(truth.ignored)
-        pair = masks.decode(modal), masks.decode(amodal)
-        chosen = draw_counts(masks.decode(drawn), pair, ignore)
-        counts = truth_counts(pair, ignore, truth.known)
-    else:
-        chosen = rle_counts(drawn, modal, amodal)
-        sizes = masks.areas([modal, amodal])
-        counts = Truth(sizes[0], sizes[1] if truth.known else None)
-    meant = [i.modal if query.mask_type == "modal" or i.amodal is None else i.amodal for i in truth.instances]
+def _score_image(wanted: Sequence[QueryTruth], answers: Mapping[int, Answer], scored: Scored) -> None:
+    """The queries about one image."""
+    ignore = None if wanted[0].ignored is None else masks.decode(wanted[0].ignored)
+    for truth in wanted:
+        query, answer = truth.query, answers.get(truth.query.id)
+        if answer is None:
+            scored.missing.append(query.id)
+            answer = Answer()
+        _add_instances(truth, answer, scored.instances)
+        drawn = answer.mask(truth.height, truth.width)
+        scored.add(
+            _result(truth, answer, drawn, ignore), Drawing(truth.index, drawn, drawn), query.text,
+            (truth.modal, truth.amodal),
+        )  # fmt: skip
+
+
+def _add_instances(truth: QueryTruth, answer: Answer, instances: InstanceScores) -> None:
+    meant = [i.modal if truth.query.mask_type == "modal" or i.amodal is None else i.amodal for i in truth.instances]
     crowd = [] if truth.ignored is None else [truth.ignored]
     # A system that gives one mask alone has one detection.
     found = answer.instances or ([answer.fused] if answer.fused is not None else [])
     scores = answer.scores if answer.instances else [1.0] * len(found)
-    instances.add(query.id, found, scores, [*meant, *crowd], [False] * len(meant) + [True] * len(crowd))
+    instances.add(truth.query.id, found, scores, [*meant, *crowd], [False] * len(meant) + [True] * len(crowd))
+
+
+def _result(truth: QueryTruth, answer: Answer, drawn: RLE, ignore: np.ndarray | None) -> QueryResult:
+    query, modal, amodal = truth.query, truth.modal, truth.amodal
+    if ignore is not None:
+        pair = masks.decode(modal), masks.decode(amodal)
+        chosen = scoring.draw_counts(masks.decode(drawn), pair, ignore)
+        counts = scoring.truth_counts(pair, ignore, truth.known)
+    else:
+        chosen = scoring.rle_counts(drawn, modal, amodal)
+        sizes = masks.areas([modal, amodal])
+        counts = Truth(sizes[0], sizes[1] if truth.known else None)
     said = answer.mask_type
     if said is None and answer.probability is not None:
         said = "amodal" if answer.probability > 0.5 else "modal"
+    wanted = amodal if query.mask_type == "amodal" else modal
     return QueryResult(
         query.id, truth.image_id, query.mask_type, counts, chosen, said, answer.probability,
+        boundary=boundary_overlap(masks.decode(drawn), masks.decode(wanted), ignore),
         keyword=keyword_mask_type(query.text), kind=query.kind,
     )  # fmt: skip

@@ -2,20 +2,26 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import r2sm_jax
 from r2sm_jax.data.schema import MaskType
+from r2sm_jax.data.sources import Source, is_procedural
 from r2sm_jax.metrics.bootstrap import Ratio, interval
+from r2sm_jax.metrics.gallery import choose, panels
+from r2sm_jax.metrics.html import html
 from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap
 from r2sm_jax.metrics.mask_type import decision_scores, mask_type_scores
 from r2sm_jax.metrics.pages import markdown
-from r2sm_jax.metrics.scoring import Drawn, QueryResult
+from r2sm_jax.metrics.published import Sizes, benchmark_of
+from r2sm_jax.metrics.queries_table import write_queries
+from r2sm_jax.metrics.scoring import Drawn, QueryResult, Scored
 
 TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 RATES = (0.0, 0.15, 0.25, 0.40)
@@ -29,6 +35,8 @@ def _collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overl
 
 answer = attrgetter("answered")
 """What was answered against what was asked for."""
+boundary = attrgetter("boundary")
+complete = attrgetter("complete")
 
 
 def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
@@ -38,22 +46,33 @@ def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
     there = np.array([h is not None for h in hidden], float)
     occluded = np.zeros(len(hidden))
     occluded[there > 0] = IoU([h for h in hidden if h is not None]).per_query
-    return {
+    found = {
         "giou": (chosen.per_query, np.ones(len(results))),
         "ciou": (counts[:, 0], counts[:, 1]),
         "occluded_iou": (occluded, there),
     }
+    outlines = _collect(results, boundary)
+    if len(outlines) == len(results):
+        found["boundary_iou"] = outlines.per_query, np.ones(len(results))
+    return found
 
 
 def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
     chosen, occluded = _collect(results, answer), _collect(results, lambda r: r.occluded)
-    hidden = occluded.scores()
+    hidden, whole = occluded.scores(), _collect(results, complete).scores()
     images = np.array([result.image_id for result in results], np.int64)
     figures: dict[str, Any] = {
-        **chosen.scores(), "occluded_iou": hidden["giou"], "occluded_ciou": hidden["ciou"],
-        "queries": len(chosen), "occluded_queries": len(occluded), "wrong_type_gap": wrong_type_gap(results),
+        **chosen.scores(),
+        "occluded_iou": hidden["giou"],
+        "occluded_ciou": hidden["ciou"],
+        "complete_iou": whole["giou"],
+        "complete_ciou": whole["ciou"],
+        "boundary_iou": _collect(results, boundary).scores()["giou"],
+        "wrong_type_gap": wrong_type_gap(results),
+        "queries": len(chosen),
+        "occluded_queries": len(occluded),
         "interval": {name: _listed(interval(images, ratio)) for name, ratio in ratios(results).items()},
-    }  # fmt: skip
+    }
     if instances is not None:
         figures |= instances.figures([result.query_id for result in results])
     return figures
@@ -108,7 +127,7 @@ REFERENCES: dict[str, Callable[[QueryResult], Overlap | None]] = {
 
 
 def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
-    """gIoU, cIoU and number of queries by task, difficulty, number of instances, occlusion and size."""
+    """gIoU, cIoU, occluded IoU and number of queries by task, difficulty, number of instances, occlusion and size."""
 
     def size(result: QueryResult) -> str:
         wanted = answer(result).truth
@@ -132,7 +151,11 @@ def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
                 by_value.setdefault(value, []).append(result)
         order = list(RATE_NAMES if name == "occlusion" else AREAS if name == "size" else sorted(by_value))
         found[name] = {
-            value: {**_collect(by_value[value], answer).scores(), "queries": len(by_value[value])}
+            value: {
+                **_collect(by_value[value], answer).scores(),
+                "occluded_iou": _collect(by_value[value], lambda r: r.occluded).scores()["giou"],
+                "queries": len(by_value[value]),
+            }
             for value in order
             if value in by_value
         }
@@ -161,13 +184,47 @@ def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
     """How well the type was decided; calibration where every decision has a probability."""
     decided = [r for r in results if r.said is not None]
     wants = np.array([r.mask_type == "amodal" for r in decided], bool)
+    said = np.array([r.said == "amodal" for r in decided], bool)
     if all(r.probability is not None for r in decided):
-        return mask_type_scores(np.array([r.probability for r in decided], float), wants)
-    return decision_scores(np.array([r.said == "amodal" for r in decided], bool), wants)
+        scores = mask_type_scores(np.array([r.probability for r in decided], float), wants)
+    else:
+        scores = decision_scores(said, wants)
+    images = np.array([r.image_id for r in decided], np.int64)
+    bounds = interval(images, ((said == wants).astype(float), np.ones(len(decided))))
+    return scores | {"interval": {"accuracy": _listed(bounds)}}
 
 
-def write_report(report: dict[str, Any], folder: Path) -> None:
-    """`report.json` and `report.md` in `folder`."""
+def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> dict[str, Any]:
+    """The figures of every split, and in `meta` what was evaluated and how: at least the data's SPEC as `source`."""
+    sizes = {name: len(source) for name, (source, _) in evaluated.items()}
+    counts = {
+        name: Sizes(len(source), *(sum(r.mask_type == t for r in scored.results) for t in TYPES))
+        for name, (source, scored) in evaluated.items()
+        if not is_procedural(meta["source"])
+    }
+    known = {name: split for name, count in counts.items() if (split := benchmark_of(count)) is not None}
+    return {
+        "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
+        "meta": meta
+        | {
+            "variant": "lisa",
+            "resolution": "original",
+            "images": sizes,
+            "benchmark": known,
+            "data_sha256": {name: scored.data_sha256 for name, (_, scored) in evaluated.items()},
+            "version": r2sm_jax.__version__,
+        },
+    }
+
+
+def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, Scored]], folder: Path) -> None:
+    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query."""
+    galleries = {
+        name: {title: panels(source, scored, chosen) for title, chosen in choose(scored).items()}
+        for name, (source, scored) in evaluated.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
+    (folder / "report.html").write_text(html(report, galleries))
+    write_queries(folder / "queries.csv", {name: scored.results for name, (_, scored) in evaluated.items()})

@@ -4,6 +4,7 @@ The two true masks of a query are nested (modal ⊆ amodal), so three counts of 
 of them and with the hidden part between.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,8 @@ from jaxtyping import Bool
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.schema import MaskType
+from r2sm_jax.metrics.boundary import boundary_overlap
+from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.iou import Overlap
 
 Mask = Bool[np.ndarray, "H W"]
@@ -52,6 +55,8 @@ class QueryResult:
     modal: Drawn | None = None
     amodal: Drawn | None = None
     """What would have been the answer with either decision; None where one mask is all there is."""
+    boundary: Overlap | None = None
+    """Overlap of the boundaries of the answer and of the requested mask; None where nobody counted it."""
     keyword: MaskType = "modal"
     """What a keyword rule says."""
     kind: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +73,13 @@ class QueryResult:
         if not self.truth.amodal:
             return None
         return 1 - self.truth.modal / self.truth.amodal
+
+    @cached_property
+    def complete(self) -> Overlap | None:
+        """Overlap of the complete shape that was drawn with the true one, whatever was asked for; None where either is
+        not known."""
+        drawn = self.amodal or (self.chosen if self.mask_type == "amodal" else None)
+        return None if drawn is None or self.truth.amodal is None else self.overlap(drawn, "amodal")
 
     def overlap(self, drawn: Drawn, mask_type: MaskType | None = None) -> Overlap:
         """Overlap with the requested mask, or that of a type."""
@@ -111,12 +123,48 @@ def score_query(
     said: MaskType | None = None
     if probability is not None:
         said = "amodal" if probability > 0.5 else "modal"
+    boundary = boundary_overlap(predicted[said == "amodal"], truth[mask_type == "amodal"], ignore)
     return QueryResult(
         query_id, image_id, mask_type, truth_counts(truth, ignore, known), amodal if said == "amodal" else modal,
-        said, probability, modal, amodal, keyword, kind or {},
+        said, probability, modal, amodal, boundary, keyword, kind or {},
     )  # fmt: skip
 
 
 def rle_counts(mask: RLE, modal: RLE, amodal: RLE) -> Drawn:
     """The counts of a drawn mask, all in compressed RLE of one size: no pixel is expanded."""
     return Drawn(*masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]))
+
+
+class Drawing(NamedTuple):
+    """What is needed to show the answer to a query again."""
+
+    index: int
+    """Of the sample in its source."""
+    visible: RLE
+    whole: RLE
+    """The same as `visible` where a system gives one mask."""
+
+
+@dataclass
+class Scored:
+    """What came out of the queries of one split."""
+
+    results: list[QueryResult] = field(default_factory=list)
+    instances: InstanceScores = field(default_factory=InstanceScores)
+    drawings: dict[int, Drawing] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    """Queries without a prediction; they count as answered with an empty mask."""
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, result: QueryResult, drawing: Drawing, text: str, truth: tuple[RLE, RLE]) -> None:
+        """One query, with its sentence and its true masks (modal, amodal)."""
+        self.results.append(result)
+        self.drawings[result.query_id] = drawing
+        counts = [c if isinstance(c, bytes) else c.encode() for c in (rle["counts"] for rle in truth)]
+        self._digest.update(b"\0".join([f"{result.query_id} {result.mask_type} {text}".encode(), *counts, b""]))
+
+    @property
+    def data_sha256(self) -> str:
+        """Of the sentences, requested types and true masks, in their order: the same for the same data, whatever
+        file they come from."""
+        return self._digest.hexdigest()

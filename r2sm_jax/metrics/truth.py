@@ -13,6 +13,8 @@ class QueryTruth(NamedTuple):
     """A query and the masks of what it means."""
 
     query: Query
+    index: int
+    """Of the sample in its source."""
     image_id: int
     height: int
     width: int
@@ -38,21 +40,26 @@ class QueryTruth(NamedTuple):
 def truths(source: Source) -> Iterator[QueryTruth]:
     """Every query of a source once, without those that ask for a complete shape that is not annotated."""
     for index in range(len(source)):
-        if isinstance(source, Dataset):
-            image_id, (height, width), instances = source.rles_at(index)
-            queries = source.queries_at(index)
-        else:
-            sample = source[index]
-            image_id, (height, width), queries = sample.image_id, sample.image.shape[:2], sample.queries
-            instances = tuple(
-                InstanceRLE(i.id, masks.encode(i.modal), None if i.amodal is None else masks.encode(i.amodal), i.ignore)
-                for i in sample.instances
-            )
-        by_id = {instance.id: instance for instance in instances}
-        regions = [i.modal if i.amodal is None else i.amodal for i in instances if i.ignore]
-        ignored = masks.merge(regions, height, width) if regions else None
-        for query in queries:
-            meant = tuple(by_id[number] for number in dict.fromkeys(query.instance_ids))
-            truth = QueryTruth(query, image_id, height, width, meant, ignored)
-            if query.mask_type == "modal" or truth.known:
-                yield truth
+        yield from truths_at(source, index)
+
+
+def truths_at(source: Source, index: int) -> Iterator[QueryTruth]:
+    """The same for one sample."""
+    if isinstance(source, Dataset):
+        image_id, (height, width), instances = source.rles_at(index)
+        queries = source.queries_at(index)
+    else:
+        sample = source[index]
+        image_id, (height, width), queries = sample.image_id, sample.image.shape[:2], sample.queries
+        instances = tuple(
+            InstanceRLE(i.id, masks.encode(i.modal), None if i.amodal is None else masks.encode(i.amodal), i.ignore)
+            for i in sample.instances
+        )
+    by_id = {instance.id: instance for instance in instances}
+    regions = [i.modal if i.amodal is None else i.amodal for i in instances if i.ignore]
+    ignored = masks.merge(regions, height, width) if regions else None
+    for query in queries:
+        meant = tuple(by_id[number] for number in dict.fromkeys(query.instance_ids))
+        truth = QueryTruth(query, index, image_id, height, width, meant, ignored)
+        if query.mask_type == "modal" or truth.known:
+            yield truth

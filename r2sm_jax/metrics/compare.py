@@ -1,0 +1,134 @@
+"""Reports side by side: the figures of each, and how sure their differences are on the same queries."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.metrics.bootstrap import Ratio, interval
+from r2sm_jax.metrics.iou import EPSILON
+from r2sm_jax.metrics.pages import TYPES, percent, table
+from r2sm_jax.metrics.queries_table import Queries, read_queries
+
+FIGURES = {
+    "gIoU": "giou", "cIoU": "ciou", "occluded IoU": "occluded_iou", "boundary IoU": "boundary_iou",
+    "mask type right": "accuracy",
+}  # fmt: skip
+
+
+def compare(folders: Sequence[Path]) -> dict[str, Any]:
+    """Figures of every report, and the differences of all later ones from the first with paired intervals:
+    `{"reports": [..], "splits": {split: {type: {figure: {"values": [..], "differences": [{"value", "interval"}]}}}}}`.
+
+    Raises:
+        InputError: a folder has no report, or they are of different queries.
+    """
+    if len(folders) < 2:
+        raise InputError("--compare: give two reports or more, such as --compare runs/a runs/b")
+    reports = [read_queries(folder) for folder in folders]
+    shared = [split for split in reports[0] if all(split in report for report in reports)]
+    if not shared:
+        raise InputError(f"--compare: {folders[0]} and {folders[1]} have no split in common; evaluate the same data")
+    for folder, report in zip(folders[1:], reports[1:], strict=True):
+        for split in shared:
+            _check_same(reports[0][split], report[split], f"{folders[0]} and {folder}, split {split}")
+    splits = {split: _compare([report[split] for report in reports]) for split in shared}
+    return {"reports": [str(folder) for folder in folders], "splits": splits}
+
+
+def _check_same(one: Queries, other: Queries, where: str) -> None:
+    if not np.array_equal(one.query_id, other.query_id):
+        odd = np.setxor1d(one.query_id, other.query_id)[0]
+        raise InputError(f"--compare: {where}: query {odd} is in one of them alone; evaluate the same data")
+    differ = (one.truth != other.truth) | (one.amodal != other.amodal) | (one.image_id != other.image_id)
+    if differ.any():
+        number = one.query_id[differ][0]
+        raise InputError(f"--compare: {where}: query {number} has another true mask there; evaluate the same data")
+
+
+def _compare(queries: Sequence[Queries]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in TYPES:
+        amodal = queries[0].amodal
+        rows = np.ones_like(amodal) if kind == "all" else amodal == (kind == "amodal")
+        images = queries[0].image_id[rows]
+        ratios = [_ratios(q, rows) for q in queries]
+        found[kind] = {
+            name: {
+                "values": [_value(r[name]) for r in ratios],
+                "differences": [_difference(images, r[name], ratios[0][name]) for r in ratios[1:]],
+            }
+            for name in FIGURES.values()
+        }
+    return found
+
+
+def _ratios(queries: Queries, rows: np.ndarray) -> dict[str, Ratio]:
+    """Every figure as a ratio of sums over queries; a query that a figure does not count has 0 in both."""
+
+    def mean(values: np.ndarray) -> Ratio:
+        there = ~np.isnan(values)
+        return np.where(there, values, 0), there.astype(float)
+
+    def iou(prefix: str) -> np.ndarray:
+        intersection, union = queries.counts[prefix][rows].T
+        return np.where(union == 0, 1.0, intersection / (union + EPSILON))
+
+    answered = queries.counts[""][rows]
+    return {
+        "giou": mean(iou("")),
+        "ciou": (answered[:, 0], answered[:, 1]),
+        "occluded_iou": mean(iou("occluded_")),
+        "boundary_iou": mean(iou("boundary_")),
+        "accuracy": mean(queries.right[rows]),
+    }
+
+
+def _value(ratio: Ratio) -> float | None:
+    total = ratio[1].sum()
+    return float(ratio[0].sum() / total) if total else None
+
+
+def _difference(images: np.ndarray, ratio: Ratio, first: Ratio) -> dict[str, Any]:
+    value, base = _value(ratio), _value(first)
+    if value is None or base is None:
+        return {"value": None, "interval": None}
+    bounds = interval(images, ratio, minus=first)
+    return {"value": value - base, "interval": None if bounds is None else list(bounds)}
+
+
+def markdown(compared: dict[str, Any]) -> str:
+    """The comparison as Markdown. A difference whose interval leaves out 0 is marked with a star."""
+    names = _names(compared["reports"])
+    lines = ["# R2SM evaluations side by side", ""]
+    lines += [f"{name}: `{report}`  " for name, report in zip(names, compared["reports"], strict=True)]
+    lines += ["", f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over images. "
+              "A star: the interval leaves out 0.", ""]  # fmt: skip
+    header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    for split, kinds in compared["splits"].items():
+        rows = [
+            [f"{title}, {kind}", *map(percent, figures[key]["values"]), *map(_shown, figures[key]["differences"])]
+            for title, key in FIGURES.items()
+            for kind, figures in kinds.items()
+        ]
+        lines += [f"## {split}", "", *table(header, rows)]
+    return "\n".join(lines)
+
+
+def _names(reports: Sequence[str]) -> list[str]:
+    """The folders' own names where they differ, else letters."""
+    names = [Path(report).name for report in reports]
+    return names if len(set(names)) == len(names) else [chr(ord("A") + i) for i in range(len(reports))]
+
+
+def _shown(difference: dict[str, Any]) -> str:
+    value, bounds = difference["value"], difference["interval"]
+    if value is None:
+        return "–"
+    said = f"{100 * value:+.2f}"
+    if bounds is None:
+        return said
+    star = "" if bounds[0] <= 0 <= bounds[1] else " *"
+    return f"{said} ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f}){star}"
