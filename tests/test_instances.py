@@ -1,8 +1,12 @@
-"""AP and AR equal pycocotools' on random queries and on the cases where reimplementations go wrong."""
+"""AP and AR equal pycocotools' on random queries and on the cases where reimplementations go wrong.
+
+And hotcoco's, which reimplements pycocotools in Rust, so that our figures stand on two legs.
+"""
 
 import contextlib
 import io
 
+import hotcoco
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -12,6 +16,7 @@ from pycocotools.cocoeval import COCOeval
 from r2sm_jax.data import masks
 from r2sm_jax.metrics.instances import InstanceScores, muse
 
+pytestmark = pytest.mark.filterwarnings("ignore:hotcoco. use_cats is false")  # that is meant
 SIDE = 128
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar1", "ar10", "ar")
 
@@ -27,8 +32,12 @@ def query(truth=(), found=(), crowd=()) -> dict:
     return {"truth": list(truth) + list(crowd), "crowd": [False] * len(truth) + [True] * len(crowd), "found": found}
 
 
-def reference(queries: list[dict]) -> dict[str, float | None]:
-    """pycocotools with `image_id := query_id`, without categories. Ids start at 1: it takes 0 for no match."""
+ENGINES = {"pycocotools": (COCO, COCOeval), "hotcoco": (hotcoco.COCO, hotcoco.COCOeval)}
+
+
+def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, float | None]:
+    """COCO's evaluation with `image_id := query_id`, without categories. Ids start at 1: it takes 0 for no match."""
+    dataset, evaluator = ENGINES[engine]
     annotations, results = [], []
     for number, one in enumerate(queries, start=1):
         for mask, crowd in zip(one["truth"], one["crowd"], strict=True):
@@ -38,16 +47,14 @@ def reference(queries: list[dict]) -> dict[str, float | None]:
             )  # fmt: skip
         for mask, score in one["found"]:
             results.append({"image_id": number, "category_id": 1, "segmentation": mask, "score": score})
-    truth = COCO()
     images = [{"id": n, "height": SIDE, "width": SIDE} for n in range(1, len(queries) + 1)]
-    truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "x"}]}
+    truth, found = dataset(), dataset()
     with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        found = truth.loadRes(results) if results else COCO()
-        if not results:
-            found.dataset = {"images": images, "annotations": [], "categories": truth.dataset["categories"]}
-            found.createIndex()
-        evaluation = COCOeval(truth, found, "segm")
+        for data, content in ((truth, annotations), (found, [])):
+            data.dataset = {"images": images, "annotations": content, "categories": [{"id": 1, "name": "x"}]}
+            data.createIndex()
+        found = truth.loadRes(results) if results else found
+        evaluation = evaluator(truth, found, "segm")
         evaluation.params.useCats = 0
         evaluation.evaluate()
         evaluation.accumulate()
@@ -65,10 +72,12 @@ def ours(queries: list[dict]) -> dict[str, float | None]:
 
 
 def assert_equal(queries: list[dict]) -> dict[str, float | None]:
-    found, wanted = ours(queries), reference(queries)
-    for name in NAMES:
-        assert (found[name] is None) == (wanted[name] is None), (name, found[name], wanted[name])
-        assert found[name] == pytest.approx(wanted[name], abs=1e-9), name
+    found = ours(queries)
+    for engine in ENGINES:
+        wanted = reference(queries, engine)
+        for name in NAMES:
+            assert (found[name] is None) == (wanted[name] is None), (engine, name, found[name], wanted[name])
+            assert found[name] == pytest.approx(wanted[name], abs=1e-9), (engine, name)
     return found
 
 

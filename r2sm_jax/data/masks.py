@@ -46,6 +46,11 @@ def decode(rle: Mapping[str, Any]) -> Mask:
     return np.ascontiguousarray(columns.reshape(width, height).T)
 
 
+def expand(rle: RLE) -> Mask:
+    """The mask of a compressed RLE that was checked or made here; much faster than `decode`."""
+    return np.asarray(coco.decode(rle)).view(bool)
+
+
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     """The same mask as an RLE with a string as counts, checked; one that is given so is not expanded.
 

@@ -192,7 +192,7 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
 
 def _score_image(wanted: Sequence[QueryTruth], answers: Mapping[int, Answer], scored: Scored) -> None:
     """The queries about one image."""
-    ignore = None if wanted[0].ignored is None else masks.decode(wanted[0].ignored)
+    ignore = None if wanted[0].ignored is None else masks.expand(wanted[0].ignored)
     for truth in wanted:
         query, answer = truth.query, answers.get(truth.query.id)
         if answer is None:
@@ -218,8 +218,8 @@ def _add_instances(truth: QueryTruth, answer: Answer, instances: InstanceScores)
 def _result(truth: QueryTruth, answer: Answer, drawn: RLE, ignore: np.ndarray | None) -> QueryResult:
     query, modal, amodal = truth.query, truth.modal, truth.amodal
     if ignore is not None:
-        pair = masks.decode(modal), masks.decode(amodal)
-        chosen = scoring.draw_counts(masks.decode(drawn), pair, ignore)
+        pair = masks.expand(modal), masks.expand(amodal)
+        chosen = scoring.draw_counts(masks.expand(drawn), pair, ignore)
         counts = scoring.truth_counts(pair, ignore, truth.known)
     else:
         chosen = scoring.rle_counts(drawn, modal, amodal)
@@ -231,6 +231,6 @@ def _result(truth: QueryTruth, answer: Answer, drawn: RLE, ignore: np.ndarray | 
     wanted = amodal if query.mask_type == "amodal" else modal
     return QueryResult(
         query.id, truth.image_id, query.mask_type, counts, chosen, said, answer.probability,
-        boundary=boundary_overlap(masks.decode(drawn), masks.decode(wanted), ignore),
+        boundary=boundary_overlap(masks.expand(drawn), masks.expand(wanted), ignore),
         keyword=keyword_mask_type(query.text), kind=query.kind,
     )  # fmt: skip
