@@ -82,7 +82,23 @@ class Reader(nnx.Module):
         return self.out(pooled)[..., 0]
 
 
-LEARNED: dict[str, Callable[..., Any]] = {"linear": LinearHead, "mlp": MLPHead, "attention": AttentionHead}
+class LayersHead(nnx.Module):
+    """One reader of a learned mix of the chosen LM layers, each scaled to unit variance."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.mix = nnx.Param(jnp.zeros(layers))
+        self.reader = Reader(text_dim, 1, rngs=rngs)
+
+    def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
+        shares = jax.nn.softmax(self.mix[...])
+        scales = jax.lax.rsqrt(jnp.square(states).mean(-1) + 1e-6) * shares
+        mixed = sum(states[..., layer, :] * scales[..., layer, None] for layer in range(states.shape[-2]))
+        return self.reader(jnp.asarray(mixed)[..., None, :], mask)
+
+
+LEARNED: dict[str, Callable[..., Any]] = {
+    "linear": LinearHead, "mlp": MLPHead, "layers": LayersHead, "attention": AttentionHead,
+}  # fmt: skip
 
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "keyword": lambda text, truth: keyword_mask_type(text),

@@ -57,6 +57,10 @@ class TextStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    def known(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
+        """The states of a sentence that was added."""
+        return self._states[sentence]
+
     def add(self, sentences: Iterable[str]) -> int:
         """Encodes the sentences that are not known yet; returns how many there were."""
         new = [s for s in dict.fromkeys(sentences) if s not in self._states]

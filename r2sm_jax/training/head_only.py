@@ -1,0 +1,166 @@
+"""A mask-type head trained alone, on token states of sentences.
+
+The language model is frozen and the head reads nothing but its states, so heads can be compared in seconds, without
+images; `train.py` trains the same head with the same loss and optimizer beside the masks.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Bool, Float, Float16, Int
+
+from r2sm_jax.data.intent import intent_sentences
+from r2sm_jax.data.sources import SceneSource
+from r2sm_jax.models.heads import LEARNED
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.training.losses import LossConfig
+from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
+
+BATCH = 128
+TOKEN_DROP = 0.2
+LENGTHS = (20, 64)
+"""Sentences are padded to one of these numbers of tokens, or cut to the last."""
+
+
+class Sentences(NamedTuple):
+    """Sentences and what they ask for."""
+
+    texts: tuple[str, ...]
+    amodal: Bool[np.ndarray, " n"]
+    families: tuple[str, ...]
+    """Mask type and wording, such as "amodal: as if"."""
+
+    def without(self, family: str) -> "Sentences":
+        """All but one family."""
+        return self.pick([i for i, name in enumerate(self.families) if name != family])
+
+    def only(self, family: str) -> "Sentences":
+        """One family."""
+        return self.pick([i for i, name in enumerate(self.families) if name == family])
+
+    def pick(self, rows: Sequence[int]) -> "Sentences":
+        """Some of them."""
+        texts, families = (tuple(values[i] for i in rows) for values in (self.texts, self.families))
+        return Sentences(texts, self.amodal[np.asarray(rows, int)], families)
+
+
+def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0) -> Sentences:
+    """What the grammar writes about the first scenes of a split; no sentence twice."""
+    source = SceneSource(split, scenes, seed=seed, queries=queries)
+    found = {q.text: q for index in range(scenes) for q in source.queries_at(index)}
+    families = tuple(f"{q.mask_type}: {q.kind['wording']}" for q in found.values())
+    return Sentences(tuple(found), np.array([q.mask_type == "amodal" for q in found.values()]), families)
+
+
+def intent_list() -> Sentences:
+    """The sentences written by hand (data/intent.py)."""
+    rows = intent_sentences()
+    return Sentences(
+        tuple(row.text for row in rows),
+        np.array([row.mask_type == "amodal" for row in rows]),
+        tuple(f"{row.mask_type}: {row.family}" for row in rows),
+    )
+
+
+class Padded(NamedTuple):
+    """Sentences of similar length, as a head reads them."""
+
+    rows: Int[np.ndarray, " n"]
+    """Their places among all."""
+    states: Float16[np.ndarray, "n t l e"]
+    mask: Bool[np.ndarray, "n t"]
+
+
+def pad(texts: TextStates, sentences: Sequence[str]) -> list[Padded]:
+    """Token states of all sentences, in one array for each of `LENGTHS` that occurs."""
+    texts.add(sentences)
+    sizes = np.array([len(texts.known(s)) for s in sentences])
+    groups, low = [], 0
+    for length in LENGTHS:
+        last = length == LENGTHS[-1]
+        rows = np.flatnonzero((sizes > low) & ((sizes <= length) | last))
+        if len(rows):
+            width = min(length, int(sizes[rows].max()))
+            groups.append(Padded(rows, *texts([sentences[int(i)] for i in rows], width)))
+        low = length
+    return groups
+
+
+class TrainedHead(NamedTuple):
+    """A head and its weights."""
+
+    graphdef: nnx.GraphDef
+    params: nnx.State
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained numbers."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def probabilities(self, groups: Sequence[Padded]) -> Float[np.ndarray, " n"]:
+        """Probability of amodal for every sentence."""
+        found = np.zeros(sum(len(group.rows) for group in groups))
+        for group in groups:
+            for start in range(0, len(group.rows), BATCH):
+                part = slice(start, start + BATCH)
+                states, mask = (_filled(x[part]) for x in (group.states, group.mask))
+                logits = _apply(self.graphdef, self.params, states, mask)
+                found[group.rows[part]] = jax.nn.sigmoid(logits)[: len(group.rows[part])]
+        return found
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """A last batch filled up, so that nothing is compiled for it."""
+    return np.concatenate([values, np.repeat(values[:1], BATCH - len(values), axis=0)])
+
+
+@partial(jax.jit, static_argnums=0)
+def _apply(graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array) -> jax.Array:
+    return nnx.merge(graphdef, params)(states[None].astype(jnp.float32), mask[None])[0]
+
+
+def train_head(
+    name: str, groups: Sequence[Padded], amodal: Bool[np.ndarray, " n"], *, steps: int, seed: int = 0
+) -> TrainedHead:
+    """Trains a head of the registry with the loss and optimizer of `train.py`. `amodal` is the label of every sentence.
+
+    Batches hold sentences of one padded length; some tokens of each are hidden, as in `train.py`.
+    """
+    layers, width = groups[0].states.shape[-2:]
+    graphdef, params = nnx.split(LEARNED[name](width, layers, rngs=nnx.Rngs(seed)))
+    optimizer = make_optimizer(OptimizerConfig(), steps)
+    opt_state = optimizer.init(params)
+    smoothing = LossConfig().type_smoothing
+
+    @jax.jit
+    def step(params: nnx.State, opt_state: Any, states: jax.Array, mask: jax.Array, wanted: jax.Array):
+        def loss(params: nnx.State) -> jax.Array:
+            logits = _apply(graphdef, params, states, mask)
+            target = wanted * (1 - 2 * smoothing) + smoothing
+            return optax.sigmoid_binary_cross_entropy(logits, target).mean()
+
+        updates, new = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), new
+
+    for states, mask, rows in _batches(groups, steps, np.random.default_rng(seed)):
+        params, opt_state = step(params, opt_state, states, mask, amodal[rows])
+    return TrainedHead(graphdef, params)
+
+
+def _batches(
+    groups: Sequence[Padded], steps: int, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    sizes = np.array([len(group.rows) for group in groups])
+    for choice in rng.choice(len(groups), steps, p=sizes / sizes.sum()):
+        group = groups[choice]
+        rows = rng.integers(0, len(group.rows), BATCH)
+        mask = group.mask[rows]
+        kept = mask & (rng.random(mask.shape) >= TOKEN_DROP)
+        kept[:, 0] = True
+        yield group.states[rows], kept, group.rows[rows]

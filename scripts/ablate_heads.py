@@ -1,0 +1,286 @@
+"""Mask-type heads compared: `python scripts/ablate_heads.py [--text-only] [--heads attention layers] [--seeds 3]`.
+
+`--text-only` trains the heads alone on cached token states, some seconds each; without it every cell is a whole
+training run with masks, which is a job for the background. A cell that is finished is not run again. Writes
+`table.md`, `table.csv` and `plot.png` into `--out`; `--leave-one-out` also trains the first head once without each
+family of wordings and tests it on that family.
+"""
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.markdown import Markdown
+
+from r2sm_jax.config import Config, load_config_file, parse_flags
+from r2sm_jax.data.queries import keyword_mask_type
+from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.metrics.bootstrap import interval
+from r2sm_jax.metrics.mask_type import mask_type_scores
+from r2sm_jax.metrics.pages import percent, table
+from r2sm_jax.models.heads import LEARNED, check_head
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.train import train
+from r2sm_jax.training import head_only
+from r2sm_jax.training.head_only import Padded, Sentences
+
+SPLITS = ("val", "val_phrasing", "val_hard")
+SMALLEST = 20
+"""Sentences that a family needs to be left out and tested."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared, and on how much."""
+
+    heads: tuple[str, ...] = tuple(LEARNED)
+    seeds: int = 3
+    text_only: bool = False
+    """Train the heads alone, without images."""
+    config: str | None = None
+    """Config file of the runs (default: the embedded default); with --text-only its language model is used."""
+    out: str = "ablation"
+    scenes: int = 1500
+    """Scenes whose sentences the heads learn from, with --text-only."""
+    test_scenes: int = 256
+    """Scenes of each validation split, with --text-only."""
+    steps: int = 700
+    """Training steps of 128 sentences, with --text-only."""
+    leave_one_out: bool = False
+    """Also train without each family of wordings, with --text-only."""
+
+
+def text_only(options: Options, config: Config, folder: Path) -> None:
+    """All cells of heads alone, and the table."""
+    text = config.model.text
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    training = head_only.scene_sentences("train", options.scenes)
+    tests = {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
+    tests["intent"] = head_only.intent_list()
+    start = time.monotonic()
+    groups = head_only.pad(texts, training.texts)
+    padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in tests.items()}
+    print(f"{len(texts)} sentences encoded in {time.monotonic() - start:.0f} s", flush=True)
+
+    settings = {
+        "steps": options.steps, "scenes": options.scenes, "test_scenes": options.test_scenes,
+        "model": texts.sha256, "layers": list(text.layers), "intent": len(tests["intent"].texts),
+    }  # fmt: skip
+    start, cells = time.monotonic(), []
+    for head in options.heads:
+        for seed in range(options.seeds):
+            path = folder / f"text_{head}_{seed}.json"
+            cell = _finished(path, settings)
+            if cell is None:
+                cell = {"head": head, "seed": seed, "settings": settings}
+                cell |= _text_cell(head, seed, options.steps, groups, training, padded)
+                path.write_text(json.dumps(cell))
+            cells.append(cell)
+            shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
+            print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
+    print(f"{len(cells)} cells in {time.monotonic() - start:.0f} s", flush=True)
+    rows = [_keyword_row(tests), *(_text_row(head, cells, tests) for head in options.heads)]
+    lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
+    lines += [*_as_table(rows), *_significance(options.heads, cells, tests)]
+    if options.leave_one_out:
+        lines += _leave_one_out(options.heads[0], options.steps, texts, training)
+    _write(folder, "text", lines, rows, list(tests))
+
+
+def _finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """A cell that was run before with the same settings."""
+    try:
+        cell = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return cell if cell.get("settings") == settings else None
+
+
+def _text_cell(
+    head: str, seed: int, steps: int, groups: Sequence[Padded], training: Sentences, tests: dict[str, list[Padded]]
+) -> dict[str, Any]:
+    start = time.monotonic()
+    trained = head_only.train_head(head, groups, training.amodal, steps=steps, seed=seed)
+    seconds = time.monotonic() - start
+    probabilities = {name: trained.probabilities(padded).round(6).tolist() for name, padded in tests.items()}
+    return {"seconds": seconds, "parameters": trained.parameters, "probabilities": probabilities}
+
+
+def _accuracy(probabilities: Sequence[float], amodal: np.ndarray) -> float:
+    return float(((np.asarray(probabilities) > 0.5) == amodal).mean())
+
+
+Row = dict[str, Any]
+
+
+def _text_row(head: str, cells: Sequence[dict[str, Any]], tests: dict[str, Sentences]) -> Row:
+    """Means and deviations over the seeds of one head."""
+    mine = [cell for cell in cells if cell["head"] == head]
+    row: Row = {"head": head, "parameters": mine[0]["parameters"]}
+    row["seconds"] = float(np.mean([cell["seconds"] for cell in mine]))
+    for name, sentences in tests.items():
+        scores = [mask_type_scores(np.array(c["probabilities"][name]), sentences.amodal) for c in mine]
+        for key in ("accuracy", "mcc", "ece"):
+            row[f"{name} {key}"] = [score[key] for score in scores]
+    return row
+
+
+def _keyword_row(tests: dict[str, Sentences]) -> Row:
+    row: Row = {"head": "keyword (reference)", "parameters": 0, "seconds": 0.0}
+    for name, sentences in tests.items():
+        said = np.array([keyword_mask_type(text) == "amodal" for text in sentences.texts], float)
+        scores = mask_type_scores(said, sentences.amodal)
+        row |= {f"{name} accuracy": [scores["accuracy"]], f"{name} mcc": [scores["mcc"]], f"{name} ece": [None]}
+    return row
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    return percent(float(np.mean(known))) + (f" ± {100 * np.std(known, ddof=1):.2f}" if len(known) > 1 else "")
+
+
+def _as_table(rows: Sequence[Row]) -> list[str]:
+    columns = [key for key in rows[-1] if isinstance(rows[-1][key], list)]
+    header = ["head", *columns, "parameters", "seconds"]
+    cells = [
+        [row["head"], *(_spread(row[c]) for c in columns), f"{row['parameters']:,}", f"{row['seconds']:.0f}"]
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def _described(options: Options, training: Sentences) -> str:
+    return (
+        f"{options.seeds} seeds each, {options.steps} steps of {head_only.BATCH} of {len(training.texts):,} sentences. "
+        "Percent, mean ± standard deviation over seeds. `val` has the training wordings, `val_phrasing` and `val_hard` "
+        "others, `intent` is written by hand. `ece`: how far probabilities are from what they say."
+    )
+
+
+def _significance(heads: Sequence[str], cells: Sequence[dict[str, Any]], tests: dict[str, Sentences]) -> list[str]:
+    """Differences from the last head in the share of seeds that get a sentence right, bootstrapped over sentences."""
+    if len(heads) < 2:
+        return []
+
+    def right(head: str, name: str) -> np.ndarray:
+        mine = [np.array(c["probabilities"][name]) for c in cells if c["head"] == head]
+        return np.mean([(p > 0.5) == tests[name].amodal for p in mine], axis=0)
+
+    rows = []
+    for head in heads[:-1]:
+        row = [f"{head} - {heads[-1]}"]
+        for name in tests:
+            one, other = right(head, name), right(heads[-1], name)
+            ones = np.ones(len(one))
+            bounds = interval(np.arange(len(one)), (one, ones), minus=(other, ones))
+            value = 100 * float((one - other).mean())
+            row.append(f"{value:+.2f}" + (f" ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f})" if bounds else ""))
+        rows.append(row)
+    return ["## Differences in accuracy, 95 % intervals of a paired bootstrap", "", *table(["", *tests], rows)]
+
+
+def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences) -> list[str]:
+    """Accuracy on each family of wordings by a head that never saw that family."""
+    names, counts = np.unique(training.families, return_counts=True)
+    rows, shares, weights = [], [], []
+    for name in names[counts >= SMALLEST]:
+        rest, tested = training.without(name), training.only(name)
+        trained = head_only.train_head(head, head_only.pad(texts, rest.texts), rest.amodal, steps=steps)
+        accuracy = _accuracy(trained.probabilities(head_only.pad(texts, tested.texts)).tolist(), tested.amodal)
+        shares, weights = [*shares, accuracy], [*weights, len(tested.texts)]
+        rows.append([name, f"{len(tested.texts)}", percent(accuracy)])
+        print(f"without {name}: {accuracy:.3f}", flush=True)
+    if not rows:
+        raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
+    means = percent(float(np.mean(shares))), percent(float(np.average(shares, weights=weights)))
+    rows.append(["mean over families / over sentences", f"{sum(weights)}", " / ".join(means)])
+    title = f"## Accuracy of `{head}` on families of wordings that it did not see"
+    return [title, "", *table(["family", "sentences", "accuracy"], rows)]
+
+
+def whole_runs(options: Options, config: Config, folder: Path) -> None:
+    """A training run for every cell, and the table of their reports."""
+    reports: dict[str, list[dict[str, Any]]] = {}
+    for head in options.heads:
+        for seed in range(options.seeds):
+            run = folder / f"run_{head}_{seed}"
+            if not (run / "report.json").is_file():
+                cell = replace(config, run=str(run), resume=(run / "config.json").is_file())
+                cell = replace(cell, model=replace(config.model, head=head), train=replace(config.train, seed=seed))
+                train(cell)
+            reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
+    rows = []
+    for head, found in reports.items():
+        row: Row = {"head": head, "parameters": found[0]["meta"].get("parameters", 0)}
+        row["seconds"] = 60 * float(np.mean([report["meta"]["minutes"] for report in found]))
+        for name in found[0]["splits"]:
+            splits = [report["splits"][name] for report in found]
+            row[f"{name} gIoU"] = [s["all"]["giou"] for s in splits]
+            row[f"{name} gIoU, oracle type"] = [s["references"]["oracle_type"]["giou"] for s in splits]
+            row[f"{name} wrong-type gap"] = [s["all"]["wrong_type_gap"] for s in splits]
+            for key in ("accuracy", "mcc", "ece"):
+                row[f"{name} {key}"] = [s["mask_type"][key] for s in splits]
+        rows.append(row)
+    lines = ["# Mask-type heads, whole runs", "", f"{options.seeds} seeds; percent, mean ± standard deviation.", ""]
+    _write(folder, "runs", lines + _as_table(rows), rows, list(next(iter(reports.values()))[0]["splits"]))
+
+
+def _write(folder: Path, name: str, lines: Sequence[str], rows: Sequence[Row], tests: Sequence[str]) -> None:
+    """The table in three forms."""
+    (folder / f"{name}.md").write_text("\n".join(lines))
+    with (folder / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(list(rows[-1]))
+        for row in rows:
+            means = [np.mean(v) if isinstance(v, list) and None not in v else v for v in row.values()]
+            writer.writerow(["" if isinstance(v, list) else v for v in means])
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(rows)
+    for place, row in enumerate(rows):
+        values = [row[f"{test} accuracy"] for test in tests]
+        x = np.arange(len(tests)) + (place - (len(rows) - 1) / 2) * width
+        deviations = [float(np.std(v, ddof=1)) if len(v) > 1 else 0 for v in values]
+        axes.bar(x, [float(np.mean(v)) for v in values], width * 0.92, yerr=deviations, label=row["head"], capsize=2)
+    axes.set(xticks=np.arange(len(tests)), ylim=(0, 1.02), ylabel="mask type right")
+    axes.set_xticklabels(tests)
+    axes.legend(ncols=3, fontsize=8, loc="lower right")
+    figure.savefig(folder / f"{name}.png", dpi=150)
+    Console(width=None if sys.stdout.isatty() else 170).print(Markdown("\n".join(lines)))
+    print(f"wrote {folder / name}.md, .csv and .png")
+
+
+def main() -> None:
+    """Command line."""
+    use_huge_pages()
+    options = parse_flags(Options, sys.argv[1:], prog="python scripts/ablate_heads.py")
+    for head in options.heads:
+        check_head(head)
+        if options.text_only and head not in LEARNED:
+            raise InputError(f"--heads {head}: nothing of it is learned; with --text-only use {', '.join(LEARNED)}")
+    if options.seeds < 1 or options.steps < 1:
+        raise InputError("--seeds and --steps must be at least 1")
+    if options.leave_one_out and not options.text_only:
+        raise InputError("--leave-one-out trains heads alone; add --text-only")
+    config = load_config_file(Path(options.config)) if options.config else Config()
+    folder = Path(options.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be made ({error.strerror}); pass another folder") from None
+    (text_only if options.text_only else whole_runs)(options, config, folder)
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)
