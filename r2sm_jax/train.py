@@ -160,7 +160,6 @@ def train(config: Config) -> Path:
         slots=config.model.decoder.slots,
         mirror=config.data.mirror,
         token_drop=config.data.token_drop,
-        type_queries=config.data.type_queries,
         colour_jitter=config.data.colour_jitter,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)

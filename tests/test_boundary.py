@@ -3,14 +3,15 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.ndimage import binary_erosion
 
-from r2sm_jax.metrics.boundary import boundary, boundary_overlap, distance
+from r2sm_jax.data import masks
+from r2sm_jax.metrics.boundary import boundary, boundary_overlap, boundary_overlap_rles, distance
 from r2sm_jax.metrics.iou import overlap
 
 
 def blobs(seed: int, height: int, width: int) -> np.ndarray:
     """Two masks that touch edges, have holes and differ a little."""
     rng = np.random.default_rng(seed)
-    rough = rng.random((2, -(-height // 5), -(-width // 5))) < 0.6
+    rough = rng.random((2, -(-height // 5), -(-width // 5))) < rng.choice([0.02, 0.6])
     return rough.repeat(5, 1).repeat(5, 2)[:, :height, :width] & (rng.random((2, height, width)) < 0.97)
 
 
@@ -28,6 +29,7 @@ def test_counts_are_those_of_the_definition(seed, height, width, ignores):
     np.testing.assert_array_equal(boundary(truth, reach), by_definition(truth, reach))
     wanted = overlap(by_definition(drawn, reach), by_definition(truth, reach), ignore)
     assert boundary_overlap(drawn, truth, ignore) == wanted
+    assert boundary_overlap_rles(masks.encode(drawn), masks.encode(truth), ignore) == wanted
 
 
 @pytest.mark.parametrize(("size", "width"), [((4, 4), 1), ((480, 640), 16), ((1440, 1920), 48)])
@@ -42,4 +44,5 @@ def test_an_outline_that_is_off_counts_for_more_than_its_pixels():
     outlines, whole = boundary_overlap(drawn, truth), overlap(drawn, truth)
     assert outlines.intersection / outlines.union < 0.6 < 0.9 < whole.intersection / whole.union
     empty = np.zeros_like(truth)
+    assert boundary_overlap_rles(masks.encode(empty), masks.encode(empty)) == (0, 0, 0, 0)
     assert boundary_overlap(empty, empty) == (0, 0, 0, 0) and boundary_overlap(truth, empty).intersection == 0

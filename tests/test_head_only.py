@@ -11,6 +11,7 @@ import pytest
 
 from r2sm_jax.data.intent import intent_sentences
 from r2sm_jax.data.queries import keyword_mask_type
+from r2sm_jax.models import heads
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.training import head_only
@@ -141,3 +142,17 @@ def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
 def test_bad_flags_are_one_sentence(ablate, flags, words):
     end = ablate(*flags)
     assert end.code == 2 and words in end.err and "Traceback" not in end.err
+
+
+def test_the_documented_head_works(texts, monkeypatch):
+    """The example of docs/heads.md, put into the registry."""
+    text = (SCRIPT.parents[1] / "docs" / "heads.md").read_text()
+    code = text.split("```python\n")[1].split("LEARNED =")[0]
+    names = vars(heads) | {}
+    exec(compile(code, "docs/heads.md", "exec"), names)
+    monkeypatch.setitem(LEARNED, "max", names["MaxHead"])
+    groups = pad(texts, ["the whole mug", "the mug", "a book as seen"])
+    head = train_head("max", groups, np.array([True, False, False]), steps=40)
+    assert head.probabilities(groups).shape == (3,)
+    for name in [*heads.REFERENCES, *heads.LEARNED]:
+        assert f"`{name}`" in text or name == "max", name

@@ -122,16 +122,6 @@ def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
     assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
 
 
-def test_the_head_learns_from_other_queries_at_every_visit():
-    p, seen = prepared(), set()
-    for seed in range(20):
-        e = assemble(p, seed, type_queries=2)
-        assert e["type_mask"].shape == (2, 3) and e["text_mask"].shape == (4, 3)
-        seen.update(e["text"][:2, 0, 0, 0].astype(int).tolist())
-        assert sorted(e["text"][:, 0, 0, 0].astype(int)) == sorted(len(t) for t in p.texts)
-    assert seen == {len(t) for t in p.texts}
-
-
 def test_everything_beyond_the_sample_is_padding():
     e = assemble(prepared(), queries=6)
     assert e["query_valid"].tolist() == [True] * 4 + [False] * 2

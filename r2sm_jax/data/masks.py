@@ -51,6 +51,16 @@ def expand(rle: RLE) -> Mask:
     return np.asarray(coco.decode(rle)).view(bool)
 
 
+def expand_columns(rle: RLE, first: int, end: int) -> Bool[np.ndarray, "H _W"]:
+    """Some columns of a compressed RLE that was checked or made here and has nothing outside of them."""
+    height, counts = rle["size"][0], rle["counts"]
+    edges = np.cumsum(_uncompress(counts.decode() if isinstance(counts, bytes) else counts)) - first * height
+    columns = np.zeros((end - first) * height, bool)
+    for start, stop in zip(edges[:-1:2].tolist(), edges[1::2].tolist(), strict=False):
+        columns[start:stop] = True
+    return columns.reshape(-1, height).T
+
+
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     """The same mask as an RLE with a string as counts, checked; one that is given so is not expanded.
 

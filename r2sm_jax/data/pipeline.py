@@ -15,7 +15,7 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
     query_valid   bool  [b k]         False on padding
     text          f16   [b k t l e]   frozen token states
     text_mask     bool  [b k t]
-    type_mask     bool  [b j t]       the tokens of the first j queries that the mask-type head sees: some are dropped
+    type_mask     bool  [b k t]       the tokens that the mask-type head sees: some are dropped
     index         int   [b]           position in the source
 """
 
@@ -166,14 +166,10 @@ class Assemble:
     slots: int
     mirror: bool
     token_drop: float = 0.0
-    type_queries: int | None = None
-    """Queries an image that the mask-type head learns from, others at every visit; None = all."""
     colour_jitter: float = 0.0
 
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
-        chosen = rng.permutation(len(p.texts))[: self.queries]
-        if self.type_queries is None:
-            chosen = np.sort(chosen)  # else the head would always see the same ones
+        chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
         k, count = self.queries, len(p.boxes)
         order = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
         m = len(order)
@@ -215,7 +211,7 @@ class Assemble:
             "query_valid": query_valid,
             "text": text,
             "text_mask": text_mask,
-            "type_mask": self._drop(text_mask[: self.type_queries], rng),
+            "type_mask": self._drop(text_mask, rng),
             "index": np.int32(index),
         }
 

@@ -31,8 +31,8 @@ h1 { font-size: 26px; margin: 0 0 4px } h2 { font-size: 19px; margin: 40px 0 12p
 h3 { font-size: 15px; margin: 20px 0 8px; color: var(--faint) }
 p { margin: 8px 0; overflow-wrap: anywhere; color: var(--faint) } code { color: var(--ink); font-size: .92em }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums }
-th, td { padding: 6px 12px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { padding: 6px 8px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th { color: var(--faint); font-weight: 600 } tr:last-child td { border-bottom: 0 }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--ground) }
 tbody tr:hover td { background: var(--card) }

@@ -29,7 +29,7 @@ from r2sm_jax.data.sources import Source
 from r2sm_jax.data.validate import is_id
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics import scoring
-from r2sm_jax.metrics.boundary import boundary_overlap
+from r2sm_jax.metrics.boundary import boundary_overlap_rles
 from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.scoring import Drawing, QueryResult, Scored, Truth
 from r2sm_jax.metrics.truth import QueryTruth, truths
@@ -231,6 +231,6 @@ def _result(truth: QueryTruth, answer: Answer, drawn: RLE, ignore: np.ndarray | 
     wanted = amodal if query.mask_type == "amodal" else modal
     return QueryResult(
         query.id, truth.image_id, query.mask_type, counts, chosen, said, answer.probability,
-        boundary=boundary_overlap(masks.expand(drawn), masks.expand(wanted), ignore),
+        boundary=boundary_overlap_rles(drawn, wanted, ignore),
         keyword=keyword_mask_type(query.text), kind=query.kind,
     )  # fmt: skip

@@ -130,16 +130,16 @@ class R2SM(nnx.Module):
         pixels: PixelFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
-        type_mask: Bool[Array, "b j t"] | None = None,
-    ) -> tuple[Float[Array, "b j"], MaskTokens]:
+        type_mask: Bool[Array, "b k t"] | None = None,
+    ) -> tuple[Float[Array, "b k"], MaskTokens]:
         """Everything that is done once per query, except drawing: type logit and mask kernels.
 
-        `type_mask`: in training, the tokens of the first j queries that the mask-type head sees; all of `text_mask`
-        otherwise.
+        `type_mask`: the tokens that the mask-type head sees in training; all of `text_mask` otherwise.
         """
         text = text.astype(jnp.float32)
-        seen = text_mask if type_mask is None else type_mask
-        logit = self.head(text[:, : seen.shape[1]], seen) if self.head else jnp.zeros(seen.shape[:2])
+        logit = (
+            self.head(text, text_mask if type_mask is None else type_mask) if self.head else jnp.zeros(text.shape[:2])
+        )
         states = text[..., -1, :].astype(self.config.dtype)
         return logit, self.decoder(tokens, pixels.fine, states, text_mask)
 

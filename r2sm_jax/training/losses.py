@@ -120,11 +120,11 @@ def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Arra
 
 
 def query_losses(
-    masks: MaskTokens, type_logit: Float[Array, "b j"], pixels: Float[Array, "b h w c"], targets: Targets,
+    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b h w c"], targets: Targets,
     config: LossConfig, *, head: str, threshold: float,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Losses of the fused masks and their scores, and of the mask type of the first j queries. `head` "none" has one
-    mask for either type; `threshold` is the logit above which a pixel is mask."""
+    """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type;
+    `threshold` is the logit above which a pixel is mask."""
     modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
     modal_target, amodal_target, known = query_targets(targets)
     valid, area = targets.query_valid, targets.valid[:, None]
@@ -136,8 +136,7 @@ def query_losses(
         modal_valid, amodal_valid = valid & ~wants, valid & wants & known
     else:
         modal_valid, amodal_valid = valid, valid & known
-    typed = type_logit.shape[1]
-    type_target = wants[:, :typed] * (1 - 2 * config.type_smoothing) + config.type_smoothing
+    type_target = wants * (1 - 2 * config.type_smoothing) + config.type_smoothing
     has_target = targets.members.any(-1).astype(jnp.float32)
     pairs = ((modal, modal_target), (amodal, amodal_target))
     iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
@@ -155,7 +154,7 @@ def query_losses(
         "early": early,
         "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
         "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "type": masked_mean(optax.sigmoid_binary_cross_entropy(type_logit, type_target), valid[:, :typed]),
+        "type": masked_mean(optax.sigmoid_binary_cross_entropy(type_logit, type_target), valid),
         "presence": masked_mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
         "iou": masked_mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
     }
