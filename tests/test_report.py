@@ -153,12 +153,14 @@ def test_a_broken_page_is_noticed():
         Page("<div><p></div></p>")
 
 
-def test_best_median_and_worst_are_of_different_images(scored):
+def test_best_median_and_worst_are_each_of_different_images(scored):
     chosen = choose(scored, each=3)
     ious = {title: [r.answered.intersection / r.answered.union for r in group] for title, group in chosen.items()}
     assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
-    images = [r.image_id for group in chosen.values() for r in group]
-    assert len(images) == len(set(images)) == 9
+    assert all(len({r.image_id for r in group}) == 3 for group in chosen.values())
+    assert len({r.query_id for group in chosen.values() for r in group}) == 9
+    few = choose(scored, each=100)  # more than there are: every query is somewhere, none twice
+    assert sum(map(len, few.values())) <= len(scored.results) and len(few["Worst"]) == IMAGES
     everything = sorted(r.answered.intersection / r.answered.union for r in scored.results)
     assert ious["Best"][0] == everything[-1] and ious["Worst"][0] == everything[0]
 
@@ -204,3 +206,13 @@ def test_the_data_hash_is_of_the_content(dataset, scored, tmp_path):
     (tmp_path / "none.json").write_text("[]")
     hashes = {score_predictions(tmp_path / "none.json", s).data_sha256 for s in (source, other, dataset)}
     assert len(hashes) == 3
+
+
+def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_path):
+    entries = json.loads((dataset.path.parent / "p.json").read_text())
+    silent = [{k: v for k, v in e.items() if k not in ("mask_type", "amodal_probability")} for e in entries]
+    (tmp_path / "silent.json").write_text(json.dumps(silent))
+    written(dataset, score_predictions(tmp_path / "silent.json", dataset), tmp_path / "out")
+    text, shown = ((tmp_path / "out" / f"report.{form}").read_text() for form in ("md", "html"))
+    assert "## Mask type" not in text and "always modal" not in text and "true modal for all" in text
+    assert "mask type right" not in shown and "<svg" not in shown and "IoU 1.00" in shown

@@ -1,6 +1,6 @@
 """Queries drawn with their truth and their answer: the best, the middling and the worst of a split, or some of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,24 +15,23 @@ EACH = 4
 
 
 def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
-    """The queries of the highest, the middle and the lowest IoU, one an image and none twice."""
+    """The queries of the highest, the middle and the lowest IoU, each group of different images, and none twice."""
     iou = [r.answered.intersection / r.answered.union if r.answered.union else 1.0 for r in scored.results]
     order = [scored.results[i] for i in np.argsort(iou, kind="stable")]
     middle = len(order) // 2
-    orders = {
-        "Worst": order,
-        "Best": order[::-1],
-        "Median": [order[i] for i in sorted(range(len(order)), key=lambda i: abs(i - middle))],
-    }
+    from_middle = [order[i] for i in sorted(range(len(order)), key=lambda i: abs(i - middle))]
     taken: set[int] = set()
-    chosen: dict[str, list[QueryResult]] = {}
-    for title, candidates in orders.items():
-        chosen[title] = []
+
+    def first(candidates: Sequence[QueryResult]) -> list[QueryResult]:
+        images: dict[int, QueryResult] = {}
         for result in candidates:
-            if len(chosen[title]) < each and scored.drawings[result.query_id].index not in taken:
-                taken.add(scored.drawings[result.query_id].index)
-                chosen[title].append(result)
-    return {title: chosen[title] for title in ("Best", "Median", "Worst")}
+            if len(images) < each and result.query_id not in taken:
+                images.setdefault(scored.drawings[result.query_id].index, result)
+        taken.update(result.query_id for result in images.values())
+        return list(images.values())
+
+    worst, best = first(order), first(order[::-1])
+    return {"Best": best, "Median": first(from_middle), "Worst": worst}
 
 
 def first_of_images(scored: Scored, count: int) -> list[QueryResult]:

@@ -25,7 +25,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --faint: #a2a8b0; --ground: #15171a; --card: #202327;
   --line: #363b41; --accent: #6ea8f2 } }
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1120px; padding: 24px 20px 64px; background: var(--ground); color: var(--ink);
+body { margin: 0 auto; max-width: 1200px; padding: 24px 20px 64px; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
 h1 { font-size: 26px; margin: 0 0 4px } h2 { font-size: 19px; margin: 40px 0 12px; text-wrap: balance }
 h3 { font-size: 15px; margin: 20px 0 8px; color: var(--faint) }
@@ -100,8 +100,9 @@ def _tiles(splits: dict[str, Any]) -> list[str]:
             *((f"gIoU, {kind}", *_value(split[kind], "giou")) for kind in TYPES),
             ("cIoU, all", *_value(split["all"], "ciou")),
             ("occluded IoU", *_value(split["all"], "occluded_iou")),
-            ("mask type right", *_value(split["mask_type"], "accuracy")),
         ]
+        if split["mask_type"]["accuracy"] is not None:
+            figures.append(("mask type right", *_value(split["mask_type"], "accuracy")))
         for label, value, bounds in figures:
             parts.append(f'<div class="tile"><span>{label}</span><b>{value}</b><span>{bounds}&nbsp;</span></div>')
         parts.append("</div>")

@@ -82,10 +82,11 @@ def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple
                 for name, f in groups
             ]
             yield title, header, rows
-    header = ["", "accuracy", "F1", "MCC", "ECE"]
-    keys = ("accuracy", "f1", "mcc", "ece")
-    yield "Mask type", header, [[n, *(with_interval(s["mask_type"], k) for k in keys)] for n, s in splits.items()]
-    names = list(next(iter(splits.values()))["references"])
+    decided = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["accuracy"] is not None}
+    if decided:
+        header, keys = ["", "accuracy", "F1", "MCC", "ECE"], ("accuracy", "f1", "mcc", "ece")
+        yield "Mask type", header, [[name, *(with_interval(f, key) for key in keys)] for name, f in decided.items()]
+    names = [name for name, f in next(iter(splits.values()))["references"].items() if f["giou"] is not None]
     rows = [
         [name, *(f"{percent(s['references'][r]['giou'])} / {percent(s['references'][r]['ciou'])}" for r in names)]
         for name, s in splits.items()
@@ -124,7 +125,8 @@ def described(report: dict[str, Any]) -> str:
     others = [f"{name} `{meta[key][:12]}`" for name, key in HASHES.items() if meta.get(key)]
     return (
         f"{what}. All figures are percent, in brackets 95 % intervals over images.\n\n"
-        f"Data (hash): {'; '.join(data)}. Hashes: {', '.join(others) or 'none'}. r2sm_jax {meta['version']}."
+        f"Data (hash): {'; '.join(data)}. {'Hashes: ' + ', '.join(others) + '. ' if others else ''}"
+        f"r2sm_jax {meta['version']}."
     )
 
 
