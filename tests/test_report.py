@@ -15,12 +15,12 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.schema import Dataset, Instance, Query, Sample, load_json_split, to_records, write_json
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.metrics import published
+from r2sm_jax.data.stats import PUBLISHED
 from r2sm_jax.metrics.gallery import choose, first_of_images, panels
 from r2sm_jax.metrics.html import page, render
 from r2sm_jax.metrics.pages import markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.published import SPLITS, TABLE_2, Sizes, benchmark_of
+from r2sm_jax.metrics.published import TABLE_2, benchmark_of
 from r2sm_jax.metrics.report import make_report, write_report
 
 IMAGES = 14
@@ -175,27 +175,27 @@ def test_an_image_that_is_lost_is_left_blank(dataset, scored):
 def test_published_rows_stand_beside_the_benchmark_alone(dataset, scored, tmp_path, monkeypatch):
     plain = markdown(written(dataset, scored, tmp_path))
     assert "R2SM, Table 2" in plain and "GLaMM" not in plain and "PSALM" not in plain
-    monkeypatch.setitem(published.SPLITS, "COCOA-cls", Sizes(IMAGES, IMAGES, IMAGES))
+    monkeypatch.setitem(PUBLISHED["cocoa-cls"], "val", (IMAGES, 2 * IMAGES, IMAGES, IMAGES, 2 * IMAGES))
     report = written(dataset, scored, tmp_path)
-    assert report["meta"]["benchmark"] == {"all": "COCOA-cls"}
+    assert report["meta"]["benchmark"] == {"all": "cocoa-cls"}
     lines = markdown(report).splitlines()
     table = lines[lines.index("## R2SM, Table 2") :]
     assert table[2].split("|")[2:6] == [" All gIoU ", " All cIoU ", " Amodal gIoU ", " Amodal cIoU "]
-    assert "| COCOA-cls, GLaMM † | 70.73 | 75.56 | 71.88 | 77.14 |" in table
-    assert any(line.startswith("| COCOA-cls, PSALM †, amodal | 18.66 |") for line in table)
+    assert "| cocoa-cls, GLaMM † | 70.73 | 75.56 | 71.88 | 77.14 |" in table
+    assert any(line.startswith("| cocoa-cls, PSALM †, amodal | 18.66 |") for line in table)
     drawn = written(dataset, scored, tmp_path, source="scenes")
     assert not drawn["meta"]["benchmark"]  # never beside synthetic data
 
 
 def test_published_figures_agree_with_the_papers_totals():
-    assert sum(s.images for s in SPLITS.values()) == 7823
-    assert sum(s.modal for s in SPLITS.values()) == 39109 and sum(s.amodal for s in SPLITS.values()) == 39095
-    assert benchmark_of(Sizes(3600, 17999, 18000)) == "D2SA" and benchmark_of(Sizes(3600, 17999, 18001)) is None
+    assert benchmark_of(images=3600, modal=17999, amodal=18000) == "d2sa"
+    assert benchmark_of(images=3600, modal=17999, amodal=18001) is None
+    assert benchmark_of(images=7823, modal=39109, amodal=39095) is None  # of all three together nobody reports a score
     # gIoU is a mean, so what all and amodal queries leave for the modal ones must be a share, too.
     for split, systems in TABLE_2.items():
-        sizes = SPLITS[split]
+        _, _, of_amodal, of_modal, of_all = PUBLISHED[split]["val"]
         for system, (both, _, amodal, _) in systems.items():
-            modal = ((sizes.modal + sizes.amodal) * both - sizes.amodal * amodal) / sizes.modal
+            modal = (of_all * both - of_amodal * amodal) / of_modal
             assert 0 < modal < 100 and abs(modal - amodal) < 8, (split, system)
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import grain
 import numpy as np
+from jaxtyping import Bool
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import jitter_colours, random_crop
@@ -211,15 +212,18 @@ class Assemble:
             "query_valid": query_valid,
             "text": text,
             "text_mask": text_mask,
-            "type_mask": self._drop(text_mask, rng),
+            "type_mask": drop_tokens(text_mask, self.token_drop, rng),
             "index": np.int32(index),
         }
 
-    def _drop(self, text_mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Hides random tokens, never the first, so that no single word can carry the decision."""
-        kept = text_mask & (rng.random(text_mask.shape) >= self.token_drop)
-        kept[:, 0] = text_mask[:, 0]
-        return kept
+
+def drop_tokens(
+    text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator
+) -> Bool[np.ndarray, "k t"]:  # fmt: skip
+    """Hides random tokens, never the first, so that no single word can carry the decision."""
+    kept = text_mask & (rng.random(text_mask.shape) >= share)
+    kept[:, 0] = text_mask[:, 0]
+    return kept
 
 
 def training_batches(

@@ -8,7 +8,7 @@ import numpy as np
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.bootstrap import Ratio, interval
-from r2sm_jax.metrics.iou import EPSILON
+from r2sm_jax.metrics.iou import lisa_iou
 from r2sm_jax.metrics.pages import TYPES, percent, table
 from r2sm_jax.metrics.queries_table import Queries, read_queries
 
@@ -72,16 +72,12 @@ def _ratios(queries: Queries, rows: np.ndarray) -> dict[str, Ratio]:
         there = ~np.isnan(values)
         return np.where(there, values, 0), there.astype(float)
 
-    def iou(prefix: str) -> np.ndarray:
-        intersection, union = queries.counts[prefix][rows].T
-        return np.where(union == 0, 1.0, intersection / (union + EPSILON))
-
     answered = queries.counts[""][rows]
     return {
-        "giou": mean(iou("")),
+        "giou": mean(lisa_iou(answered)),
         "ciou": (answered[:, 0], answered[:, 1]),
-        "occluded_iou": mean(iou("occluded_")),
-        "boundary_iou": mean(iou("boundary_")),
+        "occluded_iou": mean(lisa_iou(queries.counts["occluded_"][rows])),
+        "boundary_iou": mean(lisa_iou(queries.counts["boundary_"][rows])),
         "accuracy": mean(queries.right[rows]),
     }
 

@@ -101,11 +101,13 @@ def _score(predictor: Predictor, rows: Sequence[Row], scored: Scored) -> None:
                 kind=query.kind,
             )
             drawing = Drawing(row.index, *map(masks.encode, predicted))
-            scored.add(result, drawing, query.text, (masks.encode(truth[0]), masks.encode(truth[1])))
+            meant = [encoded[i] for i in dict.fromkeys(query.instance_ids)]
+            modal_rle, amodal_rle = (masks.merge([pair[t] for pair in meant], *truth[0].shape) for t in (0, 1))
+            scored.add(result, drawing, query.text, (modal_rle, amodal_rle))
             slots = [
                 x[b, k] for x in (answers.slot_modal, answers.slot_amodal, answers.slot_presence, answers.slot_iou)
             ]
-            wanted = [encoded[i][query.mask_type == "amodal"] for i in dict.fromkeys(query.instance_ids)]
+            wanted = [pair[query.mask_type == "amodal"] for pair in meant]
             _add_instances(scored.instances, query.id, box, slots, result.said == "amodal", wanted, crowd)
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from r2sm_jax.data.sheet import Panel, draw_panel
-from r2sm_jax.metrics.pages import TYPES, markdown, percent, with_interval
+from r2sm_jax.metrics.pages import TYPES, interval_of, markdown, percent
 
 PICTURE = 288
 """Pixels of a picture's longer side."""
@@ -110,8 +110,7 @@ def _tiles(splits: dict[str, Any]) -> list[str]:
 
 
 def _value(figures: dict[str, Any], name: str) -> tuple[str, str]:
-    value, _, bounds = with_interval(figures, name).partition(" ")
-    return value, bounds.strip("()")
+    return percent(figures[name]), interval_of(figures, name)
 
 
 def _card(row: Sequence[Panel]) -> str:

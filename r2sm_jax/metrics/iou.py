@@ -84,8 +84,9 @@ def _mean(values: Shaped[np.ndarray, " n"]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def lisa_iou(counts: Int[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
-    """IoU of every query; an empty truth with an empty prediction has 1."""
+def lisa_iou(counts: Shaped[np.ndarray, "n _c"]) -> Float[np.ndarray, " n"]:
+    """IoU of every query from columns that begin with intersection and union; an empty truth with an empty prediction
+    has 1."""
     intersection, union = counts[:, 0], counts[:, 1]
     return np.where(union == 0, 1.0, intersection / (union + EPSILON))
 

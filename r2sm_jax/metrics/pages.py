@@ -39,8 +39,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def with_interval(figures: dict[str, Any], name: str) -> str:
     """A figure as percent, with its interval where it has one."""
+    bounds = interval_of(figures, name)
+    return percent(figures[name]) + (f" ({bounds})" if bounds else "")
+
+
+def interval_of(figures: dict[str, Any], name: str) -> str:
+    """The interval of a figure as percent; nothing where it has none."""
     bounds = figures["interval"].get(name)
-    return percent(figures[name]) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
+    return "" if bounds is None else f"{percent(bounds[0])}-{percent(bounds[1])}"
 
 
 def _paper(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple[str, list[str], list[list[str]]]]:

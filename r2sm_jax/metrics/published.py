@@ -4,39 +4,24 @@ They are shown only beside a split that has the benchmark's own numbers of image
 other data. A dagger marks systems that were fine-tuned on the split.
 """
 
-from typing import NamedTuple
-
-
-class Sizes(NamedTuple):
-    """Images and queries of a validation split (Table 1)."""
-
-    images: int
-    modal: int
-    amodal: int
-
-
-SPLITS = {
-    "COCOA-cls": Sizes(1223, 6112, 6095),
-    "D2SA": Sizes(3600, 17999, 18000),
-    "MUVA": Sizes(3000, 14998, 15000),
-}
+from r2sm_jax.data.stats import PUBLISHED, TABLE_1
 
 TABLE_2: dict[str, dict[str, tuple[float, float, float, float]]] = {
-    "COCOA-cls": {
+    "cocoa-cls": {
         "LISA-7B": (60.47, 64.91, 60.94, 66.05), "LISA-7B †": (65.08, 71.81, 65.61, 72.88),
         "PSALM": (59.55, 58.11, 59.02, 58.50), "PSALM †": (68.62, 71.16, 69.47, 72.70),
         "ReLA": (45.31, 51.01, 44.58, 50.70), "ReLA †": (66.23, 73.32, 66.54, 74.34),
         "GLaMM": (65.36, 67.20, 65.14, 68.29), "GLaMM †": (70.73, 75.56, 71.88, 77.14),
         "PixelLM-7B": (59.20, 64.72, 59.64, 65.71), "PixelLM-7B †": (64.52, 72.56, 64.96, 73.61),
     },
-    "D2SA": {
+    "d2sa": {
         "LISA-7B": (51.72, 34.42, 48.82, 31.36), "LISA-7B †": (75.78, 71.21, 77.03, 73.47),
         "PSALM": (44.40, 21.96, 43.45, 21.97), "PSALM †": (72.98, 65.61, 74.87, 70.10),
         "ReLA": (30.65, 22.31, 29.61, 20.72), "ReLA †": (83.18, 81.24, 84.19, 83.26),
         "GLaMM": (59.63, 40.48, 59.32, 39.11), "GLaMM †": (78.79, 74.35, 80.00, 76.51),
         "PixelLM-7B": (51.48, 34.55, 50.40, 33.57), "PixelLM-7B †": (71.80, 68.81, 72.18, 70.03),
     },
-    "MUVA": {
+    "muva": {
         "LISA-7B": (37.29, 35.87, 36.33, 35.84), "LISA-7B †": (54.52, 53.77, 55.21, 54.55),
         "PSALM": (30.18, 19.68, 31.54, 23.07), "PSALM †": (60.46, 55.26, 62.07, 57.34),
         "ReLA": (24.88, 23.22, 23.38, 21.89), "ReLA †": (71.78, 72.54, 73.49, 74.68),
@@ -47,7 +32,7 @@ TABLE_2: dict[str, dict[str, tuple[float, float, float, float]]] = {
 """gIoU and cIoU of all queries, then of the amodal ones, in percent."""
 
 TABLE_3: dict[str, dict[str, tuple[float, ...]]] = {
-    "COCOA-cls": {
+    "cocoa-cls": {
         "PSALM †, all": (20.71, 25.53, 23.45, 9.13, 15.47, 26.77, 70.68),
         "PSALM †, amodal": (18.66, 23.55, 20.68, 8.72, 12.86, 24.50, 68.06),
     },
@@ -56,6 +41,11 @@ TABLE_3: dict[str, dict[str, tuple[float, ...]]] = {
 which cannot be told from the text of the paper."""
 
 
-def benchmark_of(sizes: Sizes) -> str | None:
-    """The R2SM split that has these numbers of images and queries."""
-    return next((name for name, known in SPLITS.items() if known == sizes), None)
+def benchmark_of(*, images: int, modal: int, amodal: int) -> str | None:
+    """The R2SM dataset whose validation split has these numbers of images and queries (Table 1)."""
+    wanted = {"images": images, "modal_queries": modal, "amodal_queries": amodal}
+    for name in TABLE_2:
+        counts = dict(zip(TABLE_1, PUBLISHED[name]["val"], strict=True))
+        if wanted.items() <= counts.items():
+            return name
+    return None

@@ -19,7 +19,7 @@ from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap
 from r2sm_jax.metrics.mask_type import decision_scores, mask_type_scores
 from r2sm_jax.metrics.pages import markdown
-from r2sm_jax.metrics.published import Sizes, benchmark_of
+from r2sm_jax.metrics.published import benchmark_of
 from r2sm_jax.metrics.queries_table import write_queries
 from r2sm_jax.metrics.scoring import Drawn, QueryResult, Scored
 
@@ -197,12 +197,11 @@ def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
 def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> dict[str, Any]:
     """The figures of every split, and in `meta` what was evaluated and how: at least the data's SPEC as `source`."""
     sizes = {name: len(source) for name, (source, _) in evaluated.items()}
-    counts = {
-        name: Sizes(len(source), *(sum(r.mask_type == t for r in scored.results) for t in TYPES))
-        for name, (source, scored) in evaluated.items()
-        if not is_procedural(meta["source"])
-    }
-    known = {name: split for name, count in counts.items() if (split := benchmark_of(count)) is not None}
+    known = {}
+    for name, (source, scored) in evaluated.items():
+        counts = {t: sum(r.mask_type == t for r in scored.results) for t in TYPES}
+        benchmark = None if is_procedural(meta["source"]) else benchmark_of(images=len(source), **counts)
+        known |= {name: benchmark} if benchmark else {}
     return {
         "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
         "meta": meta

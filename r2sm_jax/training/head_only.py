@@ -15,7 +15,9 @@ import optax
 from flax import nnx
 from jaxtyping import Bool, Float, Float16, Int
 
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.intent import intent_sentences
+from r2sm_jax.data.pipeline import drop_tokens
 from r2sm_jax.data.sources import SceneSource
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
@@ -23,7 +25,6 @@ from r2sm_jax.training.losses import LossConfig
 from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 BATCH = 128
-TOKEN_DROP = 0.2
 LENGTHS = (20, 64)
 """Sentences are padded to one of these numbers of tokens, or cut to the last."""
 
@@ -160,7 +161,4 @@ def _batches(
     for choice in rng.choice(len(groups), steps, p=sizes / sizes.sum()):
         group = groups[choice]
         rows = rng.integers(0, len(group.rows), BATCH)
-        mask = group.mask[rows]
-        kept = mask & (rng.random(mask.shape) >= TOKEN_DROP)
-        kept[:, 0] = True
-        yield group.states[rows], kept, group.rows[rows]
+        yield group.states[rows], drop_tokens(group.mask[rows], DataConfig.token_drop, rng), group.rows[rows]
