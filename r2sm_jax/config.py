@@ -46,6 +46,8 @@ class DataConfig:
     """Instances an image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
     """Share of a query's tokens that the mask-type head does not see, drawn anew at each visit."""
+    free_sentences: int = 6000
+    """Sentences about anything, without an image, that the mask-type head alone learns from beside the queries."""
     mirror: bool = True
     """Mirror half of the images; queries that say left or right are left out then."""
     crop: float = 1.0

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.config import Config, parse_config
+from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import Source, is_procedural, open_source
@@ -27,9 +28,11 @@ from r2sm_jax.huge_pages import use_huge_pages
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
+from r2sm_jax.training.calibration import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -149,6 +152,9 @@ def train(config: Config) -> Path:
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}")
+    free = write_free_sentences(config.data.free_sentences, seed=config.data.seed)
+    texts.add([sentence.text for sentence in free])
+    free_tokens = texts.longest
     texts.add(all_texts(prepared))
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
@@ -161,6 +167,8 @@ def train(config: Config) -> Path:
         mirror=config.data.mirror,
         token_drop=config.data.token_drop,
         colour_jitter=config.data.colour_jitter,
+        free=free,
+        free_tokens=free_tokens,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
 
@@ -180,6 +188,7 @@ def train(config: Config) -> Path:
     split_rows = NamedSharding(mesh, PartitionSpec("data"))
     train_step = make_train_step(graphdef, optimizer, config.loss)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
+    calibration = Calibration(graphdef, texts) if config.model.head in LEARNED else None
 
     # loop
     logs = Logs(folder, config, start=int(state.step))
@@ -202,6 +211,7 @@ def train(config: Config) -> Path:
             )
         giou = None
         if evaluates:
+            constants = calibration(state.params, constants) if calibration else constants
             predictor.weights = nnx.merge_state(state.params, constants)
             giou = quick_evaluation(predictor, dev, step, folder, logs)
         if saves:

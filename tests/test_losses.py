@@ -335,8 +335,8 @@ def test_instance_losses_ask_for_each_instance_by_itself():
 
 
 def test_the_total_is_the_weighted_sum():
-    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early instance"
+    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early instance free_type"
     parts = {name: jnp.array(float(10**i)) for i, name in enumerate(names.split())}
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7, instance=8)
-    wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
+    wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11 + 2e12
     assert total_loss(parts, config) == pytest.approx(wanted)

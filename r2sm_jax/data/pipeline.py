@@ -17,6 +17,10 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
     text_mask     bool  [b k t]
     type_mask     bool  [b k t]       the tokens that the mask-type head sees: some are dropped
     index         int   [b]           position in the source
+    free_text     f16   [b f t l e]   states of sentences about anything, which only the mask-type head sees; `FREE` an
+                                      image, where there are any (data/free_sentences.py)
+    free_mask     bool  [b f t]       their tokens, some dropped
+    free_amodal   bool  [b f]
 """
 
 import multiprocessing
@@ -33,11 +37,14 @@ from jaxtyping import Bool
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import jitter_colours, random_crop
+from r2sm_jax.data.free_sentences import FreeSentence
 from r2sm_jax.data.schema import Instance, Sample
 from r2sm_jax.data.sources import Source
 from r2sm_jax.data.transforms import Letterbox
 
 Batch = dict[str, Any]
+FREE = 4
+"""Sentences about anything that go with an image."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
@@ -168,6 +175,8 @@ class Assemble:
     mirror: bool
     token_drop: float = 0.0
     colour_jitter: float = 0.0
+    free: Sequence[FreeSentence] = ()
+    free_tokens: int = 0
 
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
         chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
@@ -197,7 +206,7 @@ class Assemble:
         if flip:
             boxes = np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], axis=1)
         image = p.image[:, ::-1] if flip else p.image
-        return {
+        example = {
             "image": jitter_colours(image, self.colour_jitter, rng) if self.colour_jitter else image,
             "valid": turn(p.valid),
             "modal": padded(turn(p.modal[order]), (self.instances, size, size)),
@@ -215,6 +224,13 @@ class Assemble:
             "type_mask": drop_tokens(text_mask, self.token_drop, rng),
             "index": np.int32(index),
         }
+        return example | self._free(rng) if self.free else example
+
+    def _free(self, rng: np.random.Generator) -> Batch:
+        chosen = [self.free[int(i)] for i in rng.integers(0, len(self.free), FREE)]
+        states, mask = self.text_states([sentence.text for sentence in chosen], self.free_tokens)
+        amodal = np.array([sentence.mask_type == "amodal" for sentence in chosen])
+        return {"free_text": states, "free_mask": drop_tokens(mask, self.token_drop, rng), "free_amodal": amodal}
 
 
 def drop_tokens(

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.data import amodal_wordings, held_out_wordings, modal_wordings, wordings
+from r2sm_jax.data import amodal_wordings, held_out_wordings, modal_wordings, purpose_wordings, wordings
 from r2sm_jax.data.phrases import HIDDEN, Scene
 from r2sm_jax.data.schema import MaskType, Query
 from r2sm_jax.data.targets import Phrase, Thing, pick
@@ -107,7 +107,11 @@ def phrasebook(held_out: bool) -> Phrasebook:
     """The training wordings or the held-out ones."""
     if held_out:
         return Phrasebook({"modal": held_out_wordings.MODAL, "amodal": held_out_wordings.AMODAL})
-    return Phrasebook({"modal": modal_wordings.MODAL, "amodal": amodal_wordings.AMODAL}, wordings.PAIRS)
+    families: dict[MaskType, wordings.Families] = {
+        "modal": modal_wordings.MODAL | purpose_wordings.MODAL,
+        "amodal": amodal_wordings.AMODAL | purpose_wordings.AMODAL,
+    }
+    return Phrasebook(families, wordings.PAIRS + purpose_wordings.PAIRS)
 
 
 def _slots(scene: Scene, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:

@@ -28,13 +28,14 @@ def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Fl
 
 
 class LinearHead(nnx.Module):
-    """A linear probe on the mean of the last chosen layer."""
+    """A linear probe on the mean of the last chosen layer, scaled to zero mean and unit variance."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(text_dim, use_bias=False, use_scale=False, rngs=rngs)
         self.out = Linear(text_dim, 1, rngs=rngs)
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
-        return self.out(mean_pool(states[..., -1, :], mask))[..., 0]
+        return self.out(self.norm(mean_pool(states[..., -1, :], mask)))[..., 0]
 
 
 class MLPHead(nnx.Module):

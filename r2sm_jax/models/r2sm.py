@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import (
+    Buffer,
     DecoderConfig,
     Kernels,
     MaskDecoder,
@@ -79,7 +80,7 @@ class R2SMOutput(NamedTuple):
     `ModelConfig.mask_threshold`: > 0 is mask."""
 
     type_logit: Float[Array, "b k"]
-    """> 0: the amodal mask is meant."""
+    """> 0: the amodal mask is meant; calibrated, that is divided by the temperature (training/calibration.py)."""
     modal: Float[Array, "b k h w"]
     """Visible region of everything that the query means."""
     amodal: Float[Array, "b k h w"]
@@ -110,6 +111,7 @@ class R2SM(nnx.Module):
         self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
+        self.type_temperature = Buffer(jnp.ones(()))
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
         channels = decoder.kernel_dim
         self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
@@ -132,16 +134,17 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         type_mask: Bool[Array, "b k t"] | None = None,
     ) -> tuple[Float[Array, "b k"], MaskTokens]:
-        """Everything that is done once per query, except drawing: type logit and mask kernels.
+        """Everything that is done once per query, except drawing: type logit, not calibrated, and mask kernels.
 
         `type_mask`: the tokens that the mask-type head sees in training; all of `text_mask` otherwise.
         """
-        text = text.astype(jnp.float32)
-        logit = (
-            self.head(text, text_mask if type_mask is None else type_mask) if self.head else jnp.zeros(text.shape[:2])
-        )
+        logit = self.type_logit(text, text_mask if type_mask is None else type_mask)
         states = text[..., -1, :].astype(self.config.dtype)
         return logit, self.decoder(tokens, pixels.fine, states, text_mask)
+
+    def type_logit(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
+        """What the mask-type head says of the tokens that it sees, not calibrated; 0 where no head is learned."""
+        return self.head(text.astype(jnp.float32), mask) if self.head else jnp.zeros(text.shape[:2])
 
     def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
         """Per-pixel predictions for dense supervision."""
@@ -168,7 +171,7 @@ class R2SM(nnx.Module):
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
         return R2SMOutput(
-            type_logit,
+            type_logit / self.type_temperature[...],
             modal[:, :, 0],
             amodal[:, :, 0],
             masks.presence[..., 0],

@@ -25,7 +25,7 @@ from r2sm_jax.training.losses import LossConfig
 from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 BATCH = 128
-LENGTHS = (20, 64)
+LENGTHS = (12, 16, 22, 32, 64)
 """Sentences are padded to one of these numbers of tokens, or cut to the last."""
 
 

@@ -136,7 +136,6 @@ def query_losses(
         modal_valid, amodal_valid = valid & ~wants, valid & wants & known
     else:
         modal_valid, amodal_valid = valid, valid & known
-    type_target = wants * (1 - 2 * config.type_smoothing) + config.type_smoothing
     has_target = targets.members.any(-1).astype(jnp.float32)
     pairs = ((modal, modal_target), (amodal, amodal_target))
     iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
@@ -154,10 +153,18 @@ def query_losses(
         "early": early,
         "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
         "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "type": masked_mean(optax.sigmoid_binary_cross_entropy(type_logit, type_target), valid),
+        "type": type_loss(type_logit, wants, valid, config),
         "presence": masked_mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
         "iou": masked_mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
     }
+
+
+def type_loss(
+    logit: Float[Array, "b k"], wants_amodal: Bool[Array, "b k"], valid: Bool[Array, "b k"], config: LossConfig
+) -> Float[Array, ""]:
+    """Cross entropy of the mask type, with smoothed labels."""
+    target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
+    return masked_mean(optax.sigmoid_binary_cross_entropy(logit, target), valid)
 
 
 def pool_pixels(pixels: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
@@ -268,7 +275,7 @@ def instance_losses(
 
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
     """The weighted sum that is differentiated."""
-    total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
+    total = parts["modal"] + parts["amodal"] + config.type * (parts["type"] + parts["free_type"])
     total += config.early * parts["early"]
     total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
     total += config.iou * (parts["iou"] + parts["slot_iou"]) + config.instance * parts["instance"]

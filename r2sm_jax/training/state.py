@@ -67,6 +67,11 @@ def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: Los
     type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
     parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold)
+    parts["free_type"] = jnp.zeros(())
+    if "free_text" in batch:
+        amodal = batch["free_amodal"]
+        logit = model.type_logit(batch["free_text"], batch["free_mask"])
+        parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config)
     parts |= losses.slot_losses(masks, pixels.fine, targets, config, threshold=threshold)
     kernels = model.instance_kernels(pixels, targets.modal)
     parts |= losses.instance_losses(kernels, pixels.fine, targets, config)

@@ -1,0 +1,48 @@
+"""Sentences about anything: balanced, reproducible, and none of the held-out wordings."""
+
+import re
+
+import numpy as np
+
+from r2sm_jax.data.free_sentences import KINDS, PEOPLE, THINGS, write_free_sentences
+from r2sm_jax.data.intent import intent_sentences
+from r2sm_jax.data.queries import keyword_mask_type, phrasebook
+
+
+def test_they_are_different_balanced_and_hard_both_ways():
+    found = write_free_sentences(2000, seed=0)
+    assert len({sentence.text for sentence in found}) == 2000
+    amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
+    hard = np.array([keyword_mask_type(sentence.text) != sentence.mask_type for sentence in found])
+    assert 0.45 < amodal.mean() < 0.55
+    assert 0.3 < hard[amodal].mean() < 0.6 and 0.3 < hard[~amodal].mean() < 0.6
+    assert all(sentence.family.startswith(sentence.mask_type) for sentence in found)
+    assert len({sentence.family for sentence in found}) > 30
+
+
+def test_nothing_is_left_unfilled():
+    for sentence in write_free_sentences(3000, seed=1):
+        assert not re.search(r"[{}\[\]<>|~]", sentence.text.replace("conf=0.9", "")), sentence.text
+        assert sentence.text.strip()
+
+
+def test_a_seed_gives_the_same_sentences_and_another_seed_others():
+    one, again, other = (write_free_sentences(200, seed=seed) for seed in (3, 3, 4))
+    assert one == again and len(set(one) & set(other)) < 20
+    assert write_free_sentences(0, seed=0) == []
+
+
+def test_the_words_are_many_and_the_development_sentences_are_not_written():
+    assert len(set(THINGS)) == len(THINGS) > 300 and len(set(PEOPLE)) == len(PEOPLE) and len(set(KINDS)) == len(KINDS)
+
+    def words(text: str) -> str:
+        return " ".join(re.findall(r"[a-z]+", text.lower()))
+
+    written = {words(sentence.text) for sentence in write_free_sentences(5000, seed=0)}
+    assert not written & {words(row.text) for row in intent_sentences()}
+
+
+def test_no_training_wording_is_held_out():
+    training, held_out = phrasebook(False), phrasebook(True)
+    for mask_type in ("modal", "amodal"):
+        assert not training.all(mask_type) & held_out.all(mask_type)
