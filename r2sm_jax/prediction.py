@@ -80,9 +80,7 @@ class Prediction:
         array = as_rgb(image)
         if array.shape[:2] != self.modal.shape:
             sizes = " x ".join(map(str, array.shape[1::-1])), " x ".join(map(str, self.modal.shape[::-1]))
-            raise InputError(
-                f"overlay: the image is {sizes[0]}, the masks are {sizes[1]} pixels; give the image that was asked about"
-            )
+            raise InputError(f"the image is {sizes[0]}, the masks are {sizes[1]} pixels; give the image asked about")
         return overlay(array, self.modal, self.occluded, self.mask_type)
 
     def _named(self, name: str) -> Bool[np.ndarray, "H W"]:

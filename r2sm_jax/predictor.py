@@ -169,6 +169,15 @@ class Predictor:
             found += self._predictions(part, answers, 0, image.box, mask_type)
         return found
 
+    def warm_up(self) -> None:
+        """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
+        self.texts.warm_up()
+        size, text = self.config.vision.image_size, self.config.text
+        image = self.encode(np.zeros((size, size, 3), np.uint8))
+        for count in QUERY_BUCKETS:
+            states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
+            self._decoded(image.tokens, image.fine, states, np.ones(states.shape[:2], bool))
+
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice = "auto"
     ) -> list[list[Prediction]]:
@@ -178,7 +187,8 @@ class Predictor:
             InputError: as `set_image` and `predict`, or there are not as many lists of queries as images.
         """
         if len(images) != len(queries):
-            raise InputError(f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image")
+            counts = f"{len(images)} images, but {len(queries)} lists of queries"
+            raise InputError(f"{counts}; give one list for each image")
         for asked in queries:
             self._check(asked, mask_type)
         size = QUERY_BUCKETS[-1]

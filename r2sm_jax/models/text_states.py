@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -105,6 +106,11 @@ class TextStates:
                 self._states.pop(oldest, None)
                 self.truncated.discard(oldest)
             return found
+
+    def warm_up(self) -> None:
+        """Compiles all that `now` needs."""
+        for rows, length in product(NOW_ROWS, (*(n for n in NOW_LENGTHS if n < self.max_tokens), self.max_tokens)):
+            self._encode_batch([], rows, length)
 
     def _new(self, sentences: Iterable[str]) -> list[tuple[str, list[int]]]:
         """Those that are not known, with their tokens up to the limit."""
