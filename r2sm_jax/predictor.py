@@ -15,6 +15,7 @@ from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.transforms import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
+from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
@@ -48,8 +49,7 @@ class EncodedImage(NamedTuple):
 
     box: Letterbox
     tokens: Float[jax.Array, "1 h w d"]
-    fine: Float[jax.Array, "1 _h _w c"]
-    """Pixel features that masks are drawn on."""
+    pixels: PixelFeatures
 
 
 class CutQuery(UserWarning):
@@ -78,12 +78,11 @@ class Predictor:
 
         @jax.jit
         def encode(leaves, image, valid):
-            tokens, pixels = merged(leaves).encode_image(image, valid)
-            return tokens, pixels.fine
+            return merged(leaves).encode_image(image, valid)
 
         @jax.jit
-        def decode(leaves, tokens, fine, text, text_mask):
-            out = merged(leaves).answer(tokens, fine, text, text_mask)
+        def decode(leaves, tokens, pixels, text, text_mask):
+            out = merged(leaves).answer(tokens, pixels, text, text_mask)
             amodal, slots = (
                 (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
             )
@@ -144,8 +143,8 @@ class Predictor:
         """
         array = as_rgb(image)
         box = self._box(array)
-        tokens, fine = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
-        return EncodedImage(box, tokens, fine)
+        tokens, pixels = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
+        return EncodedImage(box, tokens, pixels)
 
     def predict(
         self, queries: Sequence[str], mask_type: MaskChoice = "auto", image: EncodedImage | None = None
@@ -165,7 +164,7 @@ class Predictor:
         for start in range(0, len(queries), QUERY_BUCKETS[-1]):
             part = queries[start : start + QUERY_BUCKETS[-1]]
             text, mask = self.texts.now(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
-            answers = self._decoded(image.tokens, image.fine, text, mask)
+            answers = self._decoded(image.tokens, image.pixels, text, mask)
             found += self._predictions(part, answers, 0, image.box, mask_type)
         return found
 
@@ -176,7 +175,7 @@ class Predictor:
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for count in QUERY_BUCKETS:
             states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
-            self._decoded(image.tokens, image.fine, states, np.ones(states.shape[:2], bool))
+            self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
 
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice = "auto"
@@ -219,10 +218,10 @@ class Predictor:
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
 
-    def _decoded(self, tokens: jax.Array, fine: jax.Array, text: np.ndarray, mask: np.ndarray) -> Answers:
+    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> Answers:
         """`text` and `mask` are of the queries about the first image, then the second, ..."""
         text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
-        return Answers(*map(np.asarray, self._decode(self._leaves, tokens, fine, text, mask)))
+        return Answers(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
 
     def _predictions(
         self, queries: Sequence[str], answers: Answers, row: int, box: Letterbox, mask_type: str

@@ -127,7 +127,7 @@ class R2SM(nnx.Module):
     def decode(
         self,
         tokens: Float[Array, "b h w d"],
-        fine: Float[Array, "b _h _w c"],
+        pixels: PixelFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
         type_mask: Bool[Array, "b k t"] | None = None,
@@ -141,7 +141,7 @@ class R2SM(nnx.Module):
             self.head(text, text_mask if type_mask is None else type_mask) if self.head else jnp.zeros(text.shape[:2])
         )
         states = text[..., -1, :].astype(self.config.dtype)
-        return logit, self.decoder(tokens, fine, states, text_mask)
+        return logit, self.decoder(tokens, pixels.fine, states, text_mask)
 
     def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
         """Per-pixel predictions for dense supervision."""
@@ -164,19 +164,18 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
         """Answers k queries about each of b images."""
-        tokens, pixels = self.encode_image(image, valid)
-        return self.answer(tokens, pixels.fine, text, text_mask)
+        return self.answer(*self.encode_image(image, valid), text, text_mask)
 
     def answer(
         self,
         tokens: Float[Array, "b h w d"],
-        fine: Float[Array, "b _h _w c"],
+        pixels: PixelFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
         """Answers k queries about each of b images that `encode_image` has looked at."""
-        type_logit, masks = self.decode(tokens, fine, text, text_mask)
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, fine))
+        type_logit, masks = self.decode(tokens, pixels, text, text_mask)
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
         return R2SMOutput(
             type_logit,
             modal[:, :, 0],

@@ -64,7 +64,7 @@ def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: Los
     """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
     targets = make_targets(batch)
     tokens, pixels = model.encode_image(batch["image"], batch["valid"])
-    type_logit, masks = model.decode(tokens, pixels.fine, batch["text"], batch["text_mask"], batch["type_mask"])
+    type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
     parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold)
     parts |= losses.slot_losses(masks, pixels.fine, targets, config, threshold=threshold)
