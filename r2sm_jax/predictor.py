@@ -1,10 +1,10 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
 
 import hashlib
+import typing
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -12,14 +12,21 @@ from flax import nnx
 from jaxtyping import Bool, Float, UInt8
 
 from r2sm_jax.data.schema import MaskType
-from r2sm_jax.data.transforms import Letterbox, open_image
+from r2sm_jax.data.transforms import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
+from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.prediction import InstanceMask, Prediction
 
+T = TypeVar("T")
+MaskChoice = Literal["auto", "modal", "amodal"]
+"""auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
 """Queries are padded to one of these, so that nothing recompiles; more than the last are done in turns."""
+IMAGE_BUCKETS = (1, 8)
+"""The same for images in `predict_batch`."""
 PRESENT = 0.5
 """Instances with a lower presence probability are not reported."""
 
@@ -37,38 +44,16 @@ class Answers(NamedTuple):
     slot_iou: Float[np.ndarray, "b k q 2"]
 
 
-@dataclass(frozen=True)
-class InstanceMask:
-    """One of the instances that a query means. `mask` is of the type that was decided."""
+class EncodedImage(NamedTuple):
+    """An image that a predictor has looked at. Nothing changes it: any number of threads may ask about it."""
 
-    score: float
-    mask: Bool[np.ndarray, "H W"]
-    modal: Bool[np.ndarray, "H W"]
-    amodal: Bool[np.ndarray, "H W"]
+    box: Letterbox
+    tokens: Float[jax.Array, "1 h w d"]
+    pixels: PixelFeatures
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The answer to one query, at the image's own resolution. `amodal = modal ∪ occluded`."""
-
-    query: str
-    mask_type: MaskType
-    amodal_probability: float
-    score: float
-    """Predicted IoU of `mask`."""
-    modal: Bool[np.ndarray, "H W"]
-    amodal: Bool[np.ndarray, "H W"]
-    instances: tuple[InstanceMask, ...]
-
-    @property
-    def occluded(self) -> Bool[np.ndarray, "H W"]:
-        """The hidden part."""
-        return self.amodal & ~self.modal
-
-    @property
-    def mask(self) -> Bool[np.ndarray, "H W"]:
-        """The mask that was asked for."""
-        return self.amodal if self.mask_type == "amodal" else self.modal
+class CutQuery(UserWarning):
+    """A query is longer than the language model's limit; its end was not read."""
 
 
 def check_query(query: str) -> None:
@@ -78,23 +63,43 @@ def check_query(query: str) -> None:
 
 
 class Predictor:
-    """Holds the weights and one encoded image."""
+    """Answers queries about images. An image is encoded once, whatever is asked about it.
+
+    Any number of threads may share a predictor; but `set_image` sets one image for all of them, so that servers
+    `encode` theirs and pass it to `predict`.
+    """
 
     def __init__(self, config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State, texts: TextStates):
         self.config, self.texts, self.weights = config, texts, weights
+        structure = jax.tree.structure(weights)
+
+        def merged(leaves: Sequence[jax.Array]) -> R2SM:
+            return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
 
         @jax.jit
-        def answer(weights, image, valid, text, text_mask):
-            model: R2SM = nnx.merge(graphdef, weights)
-            out = model(image, valid, text, text_mask)
+        def encode(leaves, image, valid):
+            return merged(leaves).encode_image(image, valid)
+
+        @jax.jit
+        def decode(leaves, tokens, pixels, text, text_mask):
+            out = merged(leaves).answer(tokens, pixels, text, text_mask)
             amodal, slots = (
                 (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
             )
             probability, presence = jax.nn.sigmoid(out.type_logit), jax.nn.sigmoid(out.slot_presence)
             return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence, out.slot_iou
 
-        self._answer = answer
-        self._image: tuple[np.ndarray, Letterbox] | None = None
+        self._encode, self._decode = encode, decode
+        self._image: EncodedImage | None = None
+
+    @property
+    def weights(self) -> nnx.State:
+        """All weights but the language model's."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: nnx.State) -> None:
+        self._weights, self._leaves = weights, jax.device_put(jax.tree.leaves(weights))
 
     @property
     def weights_sha256(self) -> str:
@@ -119,59 +124,141 @@ class Predictor:
     ) -> Answers:
         """Answers the same number of queries about each of several letterboxed images."""
         text, mask = self.texts([query for row in texts for query in row])
-        text, mask = (x.reshape(len(texts), -1, *x.shape[1:]) for x in (text, mask))
-        return Answers(*map(np.asarray, self._answer(self.weights, image, valid, text, mask)))
+        return self._decoded(*self._encode(self._leaves, image, valid), text, mask)
 
-    def set_image(self, image: str | Path | np.ndarray) -> None:
-        """Takes the image that the next queries are about: a file or an RGB array `uint8 [H W 3]`.
+    def set_image(self, image: ImageLike) -> None:
+        """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
+        `uint8 [H W 3]`.
 
         Raises:
-            InputError: the file is not a readable image.
+            InputError: it is not an image that can be read, or too large; see `open_image`.
         """
-        array = open_image(image) if isinstance(image, str | Path) else np.asarray(image)
-        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-            raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
-        self._image = array, Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
+        self._image = self.encode(image)
+
+    def encode(self, image: ImageLike) -> EncodedImage:
+        """Looks at an image, for `predict(..., image=...)`.
+
+        Raises:
+            InputError: as `set_image`.
+        """
+        array = as_rgb(image)
+        box = self._box(array)
+        tokens, pixels = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
+        return EncodedImage(box, tokens, pixels)
 
     def predict(
-        self, queries: Sequence[str], mask_type: Literal["auto", "modal", "amodal"] = "auto"
+        self, queries: Sequence[str], mask_type: MaskChoice = "auto", image: EncodedImage | None = None
     ) -> list[Prediction]:
-        """One prediction a query; `mask_type` forces the decision.
+        """One prediction a query, about the image that was set or that is given; `mask_type` forces the decision.
 
         Raises:
-            InputError: no image was set, a query is empty, or the run has an oracle head and no type is forced.
+            InputError: there is no image, a query is empty, the mask type is unknown, or the run has an oracle head
+                and no type is forced.
         """
-        if self._image is None:
+        queries = [queries] if isinstance(queries, str) else list(queries)
+        image = image or self._image
+        if image is None:
             raise InputError("no image to look at; call set_image first")
-        for query in queries:
-            check_query(query)
-        if mask_type == "auto" and self.config.head == "oracle":
-            raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
-        image, box = self._image
-        frame, valid = box.image(image)[None], box.valid()[None]
+        self._check(queries, mask_type)
         found: list[Prediction] = []
         for start in range(0, len(queries), QUERY_BUCKETS[-1]):
-            part = list(queries[start : start + QUERY_BUCKETS[-1]])
-            size = next(b for b in QUERY_BUCKETS if b >= len(part))
-            answers = self.answer(frame, valid, [part + [part[0]] * (size - len(part))])
-            probability = self.probabilities(answers.probability[0, : len(part)], part, [None] * len(part))
-            found += [
-                self._prediction(part[i], float(probability[i]), answers, i, box, mask_type) for i in range(len(part))
-            ]
+            part = queries[start : start + QUERY_BUCKETS[-1]]
+            text, mask = self.texts.now(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
+            answers = self._decoded(image.tokens, image.pixels, text, mask)
+            found += self._predictions(part, answers, 0, image.box, mask_type)
         return found
+
+    def warm_up(self) -> None:
+        """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
+        self.texts.warm_up()
+        size, text = self.config.vision.image_size, self.config.text
+        image = self.encode(np.zeros((size, size, 3), np.uint8))
+        for count in QUERY_BUCKETS:
+            states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
+            self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
+
+    def predict_batch(
+        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice = "auto"
+    ) -> list[list[Prediction]]:
+        """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once.
+
+        Raises:
+            InputError: as `set_image` and `predict`, or there are not as many lists of queries as images.
+        """
+        if len(images) != len(queries):
+            counts = f"{len(images)} images, but {len(queries)} lists of queries"
+            raise InputError(f"{counts}; give one list for each image")
+        for asked in queries:
+            self._check(asked, mask_type)
+        size = QUERY_BUCKETS[-1]
+        rows = [(i, asked[at : at + size]) for i, asked in enumerate(queries) for at in range(0, len(asked), size)]
+        found: list[list[Prediction]] = [[] for _ in images]
+        for start in range(0, len(rows), IMAGE_BUCKETS[-1]):
+            part = rows[start : start + IMAGE_BUCKETS[-1]]
+            arrays = {i: as_rgb(images[i]) for i, _ in part}
+            boxes = {i: self._box(array) for i, array in arrays.items()}
+            each = _bucket(max(len(asked) for _, asked in part), QUERY_BUCKETS)
+            padded = _padded(part, _bucket(len(part), IMAGE_BUCKETS))
+            frames = {i: box.image(arrays[i]) for i, box in boxes.items()}
+            frame, valid = (np.stack(x) for x in zip(*((frames[i], boxes[i].valid()) for i, _ in padded), strict=True))
+            text, mask = self.texts.now([query for _, asked in padded for query in _padded(asked, each)])
+            answers = self._decoded(*self._encode(self._leaves, frame, valid), text, mask)
+            for row, (i, asked) in enumerate(part):
+                found[i] += self._predictions(asked, answers, row, boxes[i], mask_type)
+        return found
+
+    def _box(self, array: np.ndarray) -> Letterbox:
+        return Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
+
+    def _check(self, queries: Sequence[str], mask_type: str) -> None:
+        for query in queries:
+            check_query(query)
+        if mask_type not in typing.get_args(MaskChoice):
+            raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
+        if mask_type == "auto" and self.config.head == "oracle":
+            raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
+
+    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> Answers:
+        """`text` and `mask` are of the queries about the first image, then the second, ..."""
+        text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
+        return Answers(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
+
+    def _predictions(
+        self, queries: Sequence[str], answers: Answers, row: int, box: Letterbox, mask_type: str
+    ) -> list[Prediction]:
+        learned = answers.probability[row, : len(queries)]
+        probability = self.probabilities(learned, queries, [None] * len(queries))
+        one = Answers(*(x[row] for x in answers))
+        return [self._prediction(q, float(probability[i]), one, i, box, mask_type) for i, q in enumerate(queries)]
 
     def _prediction(
         self, query: str, probability: float, answers: Answers, i: int, box: Letterbox, forced: str
     ) -> Prediction:
+        """The answer to query `i` of one image: `answers` are without their axis b."""
         mask_type: MaskType = "amodal" if (probability > 0.5 if forced == "auto" else forced == "amodal") else "modal"
-        modal, amodal = box.undo(answers.modal[0, i]) > 0, box.undo(answers.amodal[0, i]) > 0
+        modal, amodal = box.undo(answers.modal[i]) > 0, box.undo(answers.amodal[i]) > 0
         instances = []
-        for q in np.argsort(-answers.slot_presence[0, i]):
-            score = float(answers.slot_presence[0, i, q])
-            masks = box.undo(answers.slot_modal[0, i, q]) > 0, box.undo(answers.slot_amodal[0, i, q]) > 0
+        for q in np.argsort(-answers.slot_presence[i]):
+            score = float(answers.slot_presence[i, q])
+            if score < PRESENT:
+                break
+            masks = box.undo(answers.slot_modal[i, q]) > 0, box.undo(answers.slot_amodal[i, q]) > 0
             masks = masks[0], masks[0] | masks[1]
             chosen = masks[mask_type == "amodal"]
-            if score >= PRESENT and chosen.any():
+            if chosen.any():
                 instances.append(InstanceMask(score, chosen, *masks))
-        score = float(answers.iou[0, i, int(mask_type == "amodal")])
-        return Prediction(query, mask_type, probability, score, modal, amodal | modal, tuple(instances))
+        score = float(answers.iou[i, int(mask_type == "amodal")])
+        unread = self.texts.cut_off(query) if query in self.texts.truncated else ""
+        if unread:
+            said = f"{unread[:60]!r}{' ...' if len(unread) > 60 else ''}"
+            limit = f"the query is longer than {self.texts.max_tokens} tokens"
+            warnings.warn(f"{limit}; this was not read: {said}", CutQuery, stacklevel=2)
+        return Prediction(query, mask_type, probability, score, modal, amodal | modal, tuple(instances), unread)
+
+
+def _bucket(count: int, buckets: Sequence[int]) -> int:
+    return next(b for b in buckets if b >= count)
+
+
+def _padded(items: Sequence[T], count: int) -> list[T]:
+    return [*items, *[items[0]] * (count - len(items))]

@@ -76,12 +76,16 @@ def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, r
     assert a["all"] == b["all"] or a["all"]["ap"] == pytest.approx(b["all"]["ap"], abs=1e-6)
 
 
+def programs(predictor) -> tuple[int, int]:
+    return predictor._encode._cache_size(), predictor._decode._cache_size()
+
+
 def test_nothing_is_compiled_for_other_sizes_of_images(predictor, tiny_run, command, tmp_path):
     score_source(predictor, open_source("scenes", "val", count=3, size=48))
-    compiled = predictor._answer._cache_size()
+    compiled = programs(predictor)
     for size in (31, 64, 97):
         score_source(predictor, open_source("scenes", "val", count=3, size=size))
-    assert predictor._answer._cache_size() == compiled
+    assert programs(predictor) == compiled
     end = command(main, tiny_run, "--split", "val", "--samples", 1, "--verbose")
     assert end.code == 0 and "programs compiled in" in end.out
 

@@ -17,6 +17,18 @@ def outline(mask: masks.Mask) -> list[list[int]]:
     At most `MOST_PARTS` parts, each simplified to at most `MOST_POINTS` points (Douglas and Peucker 1973, with
     a tolerance that doubles until it is enough). An empty mask has no outline.
     """
+    return [_simplify(ring) for ring in _outer_rings(mask)[:MOST_PARTS]]
+
+
+def polygons(mask: masks.Mask, tolerance: float = 0.5) -> list[list[float]]:
+    """The outlines of all parts of a mask `[H W]`, largest first, as `[x1, y1, x2, y2, ...]` in pixels, holes left
+    out. No outline moves by more than `tolerance` pixels."""
+    rings = (_douglas_peucker(ring, tolerance)[:-1] for ring in _outer_rings(mask))
+    return [ring.round(2).ravel().tolist() for ring in rings if len(ring) > 2]
+
+
+def _outer_rings(mask: masks.Mask) -> list[np.ndarray]:
+    """The closed outlines `[n 2]` of a mask's parts, largest first."""
     x0, y0, x1, y1 = masks.box(mask)
     if x1 == x0:
         return []
@@ -24,8 +36,7 @@ def outline(mask: masks.Mask) -> list[list[int]]:
     lines = contourpy.contour_generator(z=framed, line_type="Separate").lines(0.5)
     corner = np.array([x0 - 0.5, y0 - 0.5])  # centre of the top left pixel of the frame
     rings = [np.asarray(line, np.float64) + corner for line in lines]
-    outer = sorted((ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True)
-    return [_simplify(ring) for ring in outer[:MOST_PARTS]]
+    return sorted((ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True)
 
 
 def _signed_area(ring: np.ndarray) -> float:

@@ -16,6 +16,9 @@ from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
 
+ImageLike = str | PathLike[str] | bytes | Image.Image | np.ndarray
+"""A file, the content of one, a Pillow image, or an RGB array `uint8 [H W 3]`."""
+
 # What fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero.
 PAD_COLOUR = (124, 116, 104)
 
@@ -37,6 +40,29 @@ def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8
             raise InputError(
                 f"{path}: the image is damaged or cut short ({_one_line(error)}); download or export it again"
             ) from error
+
+
+def as_rgb(image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
+    """Any form of an image as RGB `uint8 [H W 3]`, see `open_image`.
+
+    Raises:
+        InputError: as `open_image`, or an array has another shape or type.
+    """
+    if isinstance(image, bytes):
+        return open_image("the image", image)
+    if isinstance(image, str | PathLike):
+        return open_image(image)
+    if isinstance(image, Image.Image):
+        _check_size("the image", *image.size)
+        try:
+            return np.array(_to_rgb(ImageOps.exif_transpose(image)))
+        except Exception as error:  # files are decoded only now, see `open_image`
+            raise InputError(f"the image is damaged or cut short ({_one_line(error)}); load it again") from error
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
+    _check_size("the image", array.shape[1], array.shape[0])
+    return array
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
@@ -183,19 +209,22 @@ def _open(path: Path, content: bytes | None = None) -> Image.Image:
     except (OSError, ValueError, SyntaxError) as error:
         reason = getattr(error, "strerror", None) or _one_line(error)
         raise InputError(f"{path}: cannot read the image ({reason}); give a readable image file") from error
-    width, height = image.size
-    problem = ""
-    if min(width, height) < 1:
-        problem = f"{path}: the image has no pixels ({width} x {height}); give one with content"
-    elif width * height > MAX_MEGAPIXELS * 1_000_000:
-        problem = _too_large(path, f"{width} x {height} pixels,")
-    if problem:
+    try:
+        _check_size(path, *image.size)
+    except InputError:
         image.close()
-        raise InputError(problem)
+        raise
     return image
 
 
-def _too_large(path: Path, how: str) -> str:
+def _check_size(path: Path | str, width: int, height: int) -> None:
+    if min(width, height) < 1:
+        raise InputError(f"{path}: the image has no pixels ({width} x {height}); give one with content")
+    if width * height > MAX_MEGAPIXELS * 1_000_000:
+        raise InputError(_too_large(path, f"{width} x {height} pixels,"))
+
+
+def _too_large(path: Path | str, how: str) -> str:
     return f"{path}: the image is {how} more than {MAX_MEGAPIXELS} megapixels; scale it down first"
 
 

@@ -167,7 +167,16 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
         """Answers k queries about each of b images."""
-        tokens, pixels = self.encode_image(image, valid)
+        return self.answer(*self.encode_image(image, valid), text, text_mask)
+
+    def answer(
+        self,
+        tokens: Float[Array, "b h w d"],
+        pixels: PixelFeatures,
+        text: Float[Array, "b k t l e"],
+        text_mask: Bool[Array, "b k t"],
+    ) -> R2SMOutput:
+        """Answers k queries about each of b images that `encode_image` has looked at."""
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
         return R2SMOutput(

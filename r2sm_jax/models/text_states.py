@@ -1,6 +1,9 @@
 """Token states of the frozen language model, computed once per unique sentence and kept in host memory."""
 
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -17,6 +20,11 @@ BATCH_TOKENS = 2048
 LENGTH_STEP = 4
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
 PADDED_STEP = 32
+NOW_ROWS = (1, 8)
+NOW_LENGTHS = (16, 32)
+"""Sentences that somebody waits for are padded to one of these, or to the token limit."""
+NOW_KEPT = 1024
+"""How many of them are remembered, so that a server's memory does not grow."""
 
 Batch = tuple[list[tuple[str, list[int]]], jax.Array]
 """Sentences with their tokens, and their states [b t l e] as they will be."""
@@ -25,7 +33,7 @@ Batch = tuple[list[tuple[str, list[int]]], jax.Array]
 class TextStates:
     """`states, mask = texts(["...", ...])`; new sentences are encoded, known ones looked up.
 
-    States are float16 [t l e], stored without padding.
+    States are float16 [t l e], stored without padding. Threads may share it.
     """
 
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
@@ -52,6 +60,8 @@ class TextStates:
 
         self._encode = encode
         self._states: dict[str, np.ndarray] = {}
+        self._passing: deque[str] = deque()
+        self._lock = threading.RLock()
         self.truncated: set[str] = set()
 
     def __len__(self) -> int:
@@ -63,26 +73,55 @@ class TextStates:
 
     def add(self, sentences: Iterable[str]) -> int:
         """Encodes the sentences that are not known yet; returns how many there were."""
+        with self._lock:
+            new = self._new(sentences)
+            by_length: dict[int, list[tuple[str, list[int]]]] = {}
+            for sentence, ids in new:
+                by_length.setdefault(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
+            before: Batch | None = None
+            for length, group in sorted(by_length.items()):
+                rows = max(1, BATCH_TOKENS // length)
+                for start in range(0, len(group), rows):
+                    batch = self._encode_batch(group[start : start + rows], rows, length)
+                    self._keep(before)  # while this batch is being computed
+                    before = batch
+            self._keep(before)
+            return len(new)
+
+    def now(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
+        """As a call, for a few sentences that somebody waits for: small batches of few shapes, padded to the token
+        limit. The latest `NOW_KEPT` new ones are remembered."""
+        with self._lock:
+            new = self._new(sentences)
+            for start in range(0, len(new), NOW_ROWS[-1]):
+                group = new[start : start + NOW_ROWS[-1]]
+                longest = max(len(ids) for _, ids in group)
+                length = next((n for n in NOW_LENGTHS if longest <= n < self.max_tokens), self.max_tokens)
+                rows = next(n for n in NOW_ROWS if n >= len(group))
+                self._keep(self._encode_batch(group, rows, length))
+            found = self(list(sentences), self.max_tokens)
+            self._passing += [sentence for sentence, _ in new]
+            while len(self._passing) > NOW_KEPT:
+                oldest = self._passing.popleft()
+                self._states.pop(oldest, None)
+                self.truncated.discard(oldest)
+            return found
+
+    def warm_up(self) -> None:
+        """Compiles all that `now` needs."""
+        for rows, length in product(NOW_ROWS, (*(n for n in NOW_LENGTHS if n < self.max_tokens), self.max_tokens)):
+            self._encode_batch([], rows, length)
+
+    def _new(self, sentences: Iterable[str]) -> list[tuple[str, list[int]]]:
+        """Those that are not known, with their tokens up to the limit."""
         new = [s for s in dict.fromkeys(sentences) if s not in self._states]
         if not new:
-            return 0
+            return []
         encoded = self.tokenizer(new, add_special_tokens=True)["input_ids"]
-        end = self.tokenizer.sep_token_id
-        by_length: dict[int, list[tuple[str, list[int]]]] = {}
-        for sentence, ids in zip(new, encoded, strict=True):
-            if len(ids) > self.max_tokens:
-                self.truncated.add(sentence)
-                ids = [*ids[: self.max_tokens - 1], end]
-            by_length.setdefault(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
-        before: Batch | None = None
-        for length, group in sorted(by_length.items()):
-            rows = max(1, BATCH_TOKENS // length)
-            for start in range(0, len(group), rows):
-                batch = self._encode_batch(group[start : start + rows], rows, length)
-                self._keep(before)  # while this batch is being computed
-                before = batch
-        self._keep(before)
-        return len(new)
+        self.truncated |= {s for s, ids in zip(new, encoded, strict=True) if len(ids) > self.max_tokens}
+        limit, end = self.max_tokens, self.tokenizer.sep_token_id
+        cut = (ids if len(ids) <= limit else [*ids[: limit - 1], end] for ids in encoded)
+        return list(zip(new, cut, strict=True))
 
     def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> Batch:
         ids = np.zeros((rows, length), np.int32)
@@ -105,9 +144,10 @@ class TextStates:
 
         Padded to `tokens`; without it to a multiple of `PADDED_STEP`, so that few shapes occur.
         """
-        if any(s not in self._states for s in sentences):
-            self.add(sentences)
-        known = [self._states[s] for s in sentences]
+        with self._lock:
+            if any(s not in self._states for s in sentences):
+                self.add(sentences)
+            known = [self._states[s] for s in sentences]
         padded = tokens or min(self.max_tokens, -(-max(map(len, known)) // PADDED_STEP) * PADDED_STEP)
         states = np.zeros((len(sentences), padded, len(self.layers), self.dim), np.float16)
         mask = np.zeros((len(sentences), padded), bool)
@@ -132,7 +172,8 @@ class TextStates:
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that lie beyond the token limit, the first of them maybe in part."""
-        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
+        with self._lock:
+            spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
         if len(spans) <= self.max_tokens:
             return ""
         start = spans[self.max_tokens - 1][0]
