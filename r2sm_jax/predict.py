@@ -20,6 +20,8 @@ from r2sm_jax.data.schema import refuse_overwrite
 from r2sm_jax.data.sheet import overlay
 from r2sm_jax.data.transforms import open_image
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.predict_many import predict_many
+from r2sm_jax.predict_tasks import find_tasks, is_pattern
 from r2sm_jax.predictor import Prediction, check_query
 from r2sm_jax.runs import open_run
 
@@ -34,9 +36,11 @@ class PredictConfig:
     run: Annotated[str, tyro.conf.Positional]
     """Run folder, such as runs/latest."""
     image: Annotated[str, tyro.conf.Positional]
-    """JPEG, PNG or WebP file."""
-    query: Annotated[str, tyro.conf.Positional]
-    """What to segment, such as "the complete shape of the red mug"."""
+    """JPEG, PNG or WebP file, a folder of such, or a pattern in quotes, such as 'photos/*.jpg'."""
+    query: Annotated[str | None, tyro.conf.Positional] = None
+    """What to segment, such as "the complete shape of the red mug"; none with --queries."""
+    queries: str | None = None
+    """File of queries: a data set (.json), or text with one query a line, about every image, or IMAGE, a tab, QUERY."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
     out: str | None = None
@@ -94,9 +98,40 @@ def summary(prediction: Prediction) -> str:
 
 
 def main() -> None:
-    """Command line. Cheap checks come first, loading the model last."""
+    """Command line."""
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
-    check_query(args.query)
+    if args.query is None and args.queries is None:
+        raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
+    if args.queries is not None or Path(args.image).is_dir() or is_pattern(args.image):
+        _predict_many(args)
+    else:
+        _predict_one(args, args.query or "")
+
+
+def _predict_many(args: PredictConfig) -> None:
+    """Answers about several images, or several queries."""
+    if args.json:
+        raise InputError("--json prints one answer; for several, leave it out and read predictions.json in --out")
+    tasks = find_tasks(args.image, args.query, args.queries)
+    place = Path(args.image)
+    name = place.parent.name if is_pattern(args.image) else place.stem
+    out = Path(args.out) if args.out else Path("predictions") / (name or "images")
+    predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
+    outcome = predict_many(predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite)
+    if cut := predictor.texts.truncated:
+        limit = f"longer than {predictor.texts.max_tokens} tokens"
+        print(f"warning: {len(cut)} queries are {limit}, and their ends were not read", file=sys.stderr)
+    for sentence in outcome.failed.values():
+        print(f"not answered: {sentence}", file=sys.stderr)
+    print(
+        f"{outcome.answered} images answered, {outcome.earlier} answered earlier, {len(outcome.failed)} not readable\n"
+        f"wrote {outcome.file}"
+    )
+
+
+def _predict_one(args: PredictConfig, query: str) -> None:
+    """Answers one query about one image. Cheap checks come first, loading the model last."""
+    check_query(query)
     out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
     if out is not None:
         for name in FILES:
@@ -104,8 +139,8 @@ def main() -> None:
     image = open_image(args.image)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
-    (prediction,) = predictor.predict([args.query], args.mask_type)
-    if cut := predictor.texts.cut_off(args.query):
+    (prediction,) = predictor.predict([query], args.mask_type)
+    if cut := predictor.texts.cut_off(query):
         limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
         print(f"warning: {limit}; this was not read: {cut!r}", file=sys.stderr)
     if out:

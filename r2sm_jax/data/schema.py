@@ -131,6 +131,11 @@ class Dataset:
         """The queries of sample `index`; no image is opened."""
         return tuple(_query(q) for q in self._queries.get(self._images[index]["id"], ()))
 
+    def size_at(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index`, as the file states them."""
+        record = self._images[index]
+        return record["height"], record["width"]
+
     def rles_at(self, index: int) -> tuple[int, tuple[int, int], tuple[InstanceRLE, ...]]:
         """Id, height and width of image `index`, and its instances; neither image nor masks are decoded.
 

@@ -115,16 +115,18 @@ def _add_instances(
     instances: InstanceScores, query_id: int, box: Letterbox, slots: Sequence[np.ndarray], amodal: bool,
     wanted: Sequence[masks.RLE], crowd: Sequence[masks.RLE],
 ) -> None:  # fmt: skip
-    """The slots of one query as detections, ranked by presence times predicted IoU, against the instances it means."""
-    modal, whole, presence, iou = slots
-    drawn = box.undo(modal) > 0
-    drawn = drawn | (box.undo(whole) > 0) if amodal else drawn
-    ranked = [
-        (masks.encode(mask), float(score))
-        for mask, score in zip(drawn, presence * iou[:, int(amodal)], strict=True)
-        if mask.any()
-    ]
+    """The slots of one query as detections against the instances it means."""
+    ranked = ranked_slots(box, slots, amodal)
     instances.add(
         query_id, [m for m, _ in ranked], [s for _, s in ranked], [*wanted, *crowd],
         [False] * len(wanted) + [True] * len(crowd),
     )  # fmt: skip
+
+
+def ranked_slots(box: Letterbox, slots: Sequence[np.ndarray], amodal: bool) -> list[tuple[masks.RLE, float]]:
+    """Masks of one query's slots, of the type that was decided, with presence times predicted IoU."""
+    modal, whole, presence, iou = slots
+    drawn = box.undo(modal) > 0
+    drawn = drawn | (box.undo(whole) > 0) if amodal else drawn
+    scores = presence * iou[:, int(amodal)]
+    return [(masks.encode(mask), float(score)) for mask, score in zip(drawn, scores, strict=True) if mask.any()]

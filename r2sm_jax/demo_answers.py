@@ -1,0 +1,219 @@
+"""What stands behind the page of `demo.py`: a photo and a sentence -> decision, masks to look at, files to take away.
+
+Nothing here knows of gradio. An answer is kept as the JSON objects of `predict --json`, one for each mask type, so that
+the threshold and the view can change without asking the model again.
+"""
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.schema import MaskType, Sample
+from r2sm_jax.data.sheet import overlay
+from r2sm_jax.data.sources import SceneSource
+from r2sm_jax.data.transforms import open_image
+from r2sm_jax.errors import InputError
+from r2sm_jax.predict import MASKS, to_json
+from r2sm_jax.predictor import Predictor, check_query
+
+VIEW_SIDE = 960
+"""Pixels of the longer side of what the page shows, whatever the photo has."""
+MAX_CHARACTERS = 100_000
+EXAMPLES, EXAMPLE_SIDE = 5, 480
+HIDDEN = 0.3, 0.65
+"""Share that is hidden of the object that an example asks for: much, but not beyond recognition."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A drawn scene and sentences about its most hidden object."""
+
+    image: UInt8[np.ndarray, "H W 3"]
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sentence about one photo."""
+
+    query: str
+    by_type: dict[MaskType, dict[str, Any]]
+    """What `predict --json` prints with that `--mask-type`."""
+    words: list[tuple[str, float]]
+    """The sentence's words with their share in the decision."""
+    cut: str
+    """The end of the sentence that was too long to be read."""
+    seconds: float
+
+    @property
+    def probability(self) -> float:
+        """That the complete shape is meant."""
+        return self.by_type["modal"]["amodal_probability"]
+
+    def decision(self, threshold: float) -> MaskType:
+        """Amodal where the probability exceeds the threshold."""
+        return "amodal" if self.probability > threshold else "modal"
+
+
+def make_examples(seed: int = 0) -> list[Example]:
+    """Scenes of the validation split, which no run was trained on, with a plain, a complete and a harder wording."""
+    found: list[Example] = []
+    source = SceneSource("val", 1000, seed=seed, size=EXAMPLE_SIDE)
+    for index in range(len(source)):
+        if sentences := _sentences(source[index]):
+            found.append(Example(source[index].image, sentences))
+        if len(found) == EXAMPLES:
+            break
+    return found
+
+
+def _sentences(sample: Sample) -> tuple[str, ...]:
+    hidden = {i.id: 1 - masks.area(i.modal) / masks.area(i.amodal) for i in sample.instances if i.amodal is not None}
+    most = max(hidden, key=lambda number: hidden[number])
+    if not HIDDEN[0] <= hidden[most] <= HIDDEN[1]:
+        return ()
+    target = next(i for i in sample.instances if i.id == most)
+    name = f"{target.attributes['colour']} {target.category}"
+    harder = [q.text for q in sample.queries if q.instance_ids == (most,) and q.kind.get("hard")]
+    return (f"the {name}", f"the complete shape of the {name}, hidden parts included", *harder[:1])
+
+
+def read_photo(path: str | Path) -> UInt8[np.ndarray, "H W 3"]:
+    """An uploaded photo. Raises InputError that names the file and not the folder where the server keeps it."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        raise InputError(f"{Path(path).name}: the server no longer has this image; choose it again") from None
+    return open_image(Path(path).name, content)
+
+
+class Answerer:
+    """Answers one question at a time; safe to call from several threads."""
+
+    def __init__(self, predictor: Predictor):
+        self.predictor, self._lock = predictor, Lock()
+
+    def ask(self, photo: UInt8[np.ndarray, "H W 3"], query: str) -> Answer:
+        """Asks for both mask types. Raises InputError for a sentence that cannot be used."""
+        check_query(query)
+        if len(query) > MAX_CHARACTERS:
+            raise InputError(f"the sentence has {len(query):,} characters; use {MAX_CHARACTERS:,} at most")
+        with self._lock:
+            started = time.perf_counter()
+            self.predictor.set_image(photo)
+            modal, amodal = (self.predictor.predict([query], kind)[0] for kind in ("modal", "amodal"))
+            seconds = time.perf_counter() - started
+        return Answer(query, {"modal": to_json(modal), "amodal": to_json(amodal)}, [],
+                      self.predictor.texts.cut_off(query), seconds)  # fmt: skip
+
+
+def view(
+    photo: UInt8[np.ndarray, "H W 3"], answer: Answer | None, shown: str = "", instance: int | None = None
+) -> UInt8[np.ndarray, "h w 3"]:
+    """The photo at `VIEW_SIDE` with the "modal", "amodal" or "occluded" mask of everything, or of one instance."""
+    scale = VIEW_SIDE / max(photo.shape[:2])
+    size = tuple(max(1, round(side * scale)) for side in photo.shape[1::-1])
+    small = np.asarray(Image.fromarray(photo).resize(size, Image.Resampling.BICUBIC))
+    if answer is None:
+        return small
+    entry = answer.by_type["modal"]
+    entry = entry if instance is None else entry["instances"][instance]
+    modal, amodal = (_resized(masks.expand(entry[name]), size) for name in ("modal", "amodal"))
+    nothing = np.zeros_like(modal)
+    if shown == "modal":
+        return overlay(small, modal, nothing, "modal")
+    if shown == "occluded":
+        return overlay(small, nothing, amodal & ~modal, None)
+    return overlay(small, modal, amodal & ~modal, "amodal")
+
+
+def _resized(mask: Bool[np.ndarray, "H W"], size: tuple[int, ...]) -> Bool[np.ndarray, "h w"]:
+    return np.asarray(Image.fromarray(mask).resize((size[0], size[1]), Image.Resampling.NEAREST))
+
+
+def write_files(folder: Path, photo: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float) -> tuple[Path, Path]:
+    """Writes `masks.zip` (masks at the photo's own resolution, overlay) and `prediction.json`."""
+    decided = answer.decision(threshold)
+    text = json.dumps(answer.by_type[decided] | {"threshold": threshold}) + "\n"
+    pictures = {name: np.where(masks.expand(answer.by_type[decided][name]), 255, 0).astype(np.uint8) for name in MASKS}
+    pictures["overlay"] = view(photo, answer, decided)
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
+        for name, picture in pictures.items():
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "PNG")
+            archive.writestr(f"{name}.png", buffer.getvalue())
+        archive.writestr("prediction.json", text)
+    (folder / "prediction.json").write_text(text)
+    return folder / "masks.zip", folder / "prediction.json"
+
+
+def decision_html(answer: Answer, threshold: float) -> str:
+    """The decision with its probability and the words that drove it. Everything from outside is escaped."""
+    decided = answer.decision(threshold)
+    meaning = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}[decided]
+    p = answer.probability
+    most = max((share for _, share in answer.words), default=0.0)
+    words = " ".join(
+        f'<span class="word" style="--share:{max(0.0, share) / most if most > 0 else 0:.2f}">{escape(word)}</span>'
+        for word, share in answer.words
+    )
+    cut = f'<p class="note">Too long: not read was “{escape(_short(answer.cut))}”.</p>' if answer.cut else ""
+    return (
+        f'<section class="decision {decided}" aria-live="polite"><p class="verdict"><strong>{decided.capitalize()}'
+        f"</strong> <span>{meaning}</span> <b>{p if decided == 'amodal' else 1 - p:.0%}</b></p>"
+        f'<div class="scale" role="img" aria-label="probability of amodal {p:.2f}, threshold {threshold:.2f}">'
+        f'<i class="fill" style="width:{p:.1%}"></i><i class="tick" style="left:{threshold:.1%}"></i></div>'
+        f'<p class="ends"><span>modal</span><span>P(amodal) {p:.3f}</span><span>amodal</span></p>'
+        + (f'<p class="words">{words}</p>' if words else f'<p class="words">{escape(_short(answer.query))}</p>')
+        + f"{cut}</section>"
+    )
+
+
+def facts_html(photo: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float) -> str:
+    """One quiet line: predicted IoU, instances, size, time."""
+    entry = answer.by_type[answer.decision(threshold)]
+    count = len(entry["instances"])
+    covered = masks.areas([entry["mask"]])[0] / (photo.shape[0] * photo.shape[1])
+    said = [
+        f"{covered:.1%} of the image" if covered else "nothing was found",
+        f"predicted IoU {entry['score']:.2f}",
+        f"{count} instance{'' if count == 1 else 's'}",
+        f"{photo.shape[1]} × {photo.shape[0]} px",
+        f"{1000 * answer.seconds:.0f} ms",
+    ]
+    legend = '<i class="visible"></i>visible <i class="hidden"></i>hidden'
+    return f'<p class="facts legend">{legend}</p><p class="facts">{" · ".join(said)}</p>'
+
+
+def error_html(error: InputError) -> str:
+    """The sentence of an error, where the decision would stand."""
+    text = str(error)
+    return f'<section class="decision error" role="alert"><p>{escape(text[:1].upper() + text[1:])}.</p></section>'
+
+
+def hint_html(text: str) -> str:
+    """What to do next, where the decision will stand."""
+    return f'<section class="decision hint" aria-live="polite"><p>{escape(text)}</p></section>'
+
+
+def instance_choices(answer: Answer, threshold: float) -> Sequence[tuple[str, int]]:
+    """Labels of the instances with their presence, most certain first; -1 is everything."""
+    found = answer.by_type[answer.decision(threshold)]["instances"]
+    return [("All", -1), *((f"{n + 1} · {i['score']:.2f}", n) for n, i in enumerate(found))]
+
+
+def _short(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

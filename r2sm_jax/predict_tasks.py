@@ -1,0 +1,133 @@
+"""What `predict` is asked: images from a file, a folder or a pattern, queries from the command line or a file."""
+
+import glob
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from r2sm_jax.data.cutouts import find_images
+from r2sm_jax.data.schema import read_json
+from r2sm_jax.errors import InputError
+from r2sm_jax.predictor import check_query
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+MAX_QUERY_FILE_MB = 100
+
+
+class Asked(NamedTuple):
+    """A query with the id that it has in its data set, if it comes from one."""
+
+    text: str
+    id: int | None = None
+
+
+class Task(NamedTuple):
+    """One image and all that is asked about it."""
+
+    path: Path
+    queries: tuple[Asked, ...]
+    size: tuple[int, int] | None = None
+    """Height and width that the data set says it has."""
+
+
+class Tasks(NamedTuple):
+    """All images that are asked about, and a hash of the queries: the same question can be resumed."""
+
+    images: list[Task]
+    sha256: str
+
+
+def is_pattern(image: str) -> bool:
+    """Whether IMAGE means files that match, such as 'photos/*.jpg'. A file of that very name is no pattern."""
+    return glob.has_magic(image) and not Path(image).exists()
+
+
+def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
+    """The tasks that a command line names.
+
+    Raises:
+        InputError: there are no images or no queries, the query file cannot be read, or it names images that do not
+            exist.
+    """
+    if query is not None and queries is not None:
+        raise InputError("--queries: there is a query on the command line as well; leave one of them out")
+    if queries is None:
+        check_query(query or "")
+        return Tasks([Task(path, (Asked(query or ""),)) for path in _images(image)], _digest((query or "").encode()))
+    path = Path(queries)
+    return _of_dataset(path, image) if path.suffix.lower() == ".json" else _of_lines(path, image)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _images(image: str) -> list[Path]:
+    if is_pattern(image):
+        found = sorted(Path(name) for name in glob.glob(image, recursive=True) if Path(name).is_file())
+        if not found:
+            raise InputError(f"{image}: no file matches this pattern; check it, and put it in quotes")
+        return found
+    return find_images(Path(image), SUFFIXES, "images") if Path(image).is_dir() else [Path(image)]
+
+
+def _of_dataset(path: Path, image: str) -> Tasks:
+    """The queries of a data set about its images, which lie in the folder `image`."""
+    if not Path(image).is_dir():
+        raise InputError(f"{image}: with a data set as --queries, give the folder of its images here")
+    dataset = read_json(path, image)
+    tasks = []
+    for index in range(len(dataset)):
+        asked = tuple(Asked(query.text, query.id) for query in dataset.queries_at(index))
+        if asked:
+            tasks.append(Task(dataset.image_path(index), asked, dataset.size_at(index)))
+    if not tasks:
+        raise InputError(f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries")
+    return Tasks(tasks, dataset.sha256)
+
+
+def _of_lines(path: Path, image: str) -> Tasks:
+    """A text file: each line a query about every image, or an image, a tab and a query about it."""
+    content, lines = _read_lines(path)
+    everywhere = [Asked(text) for name, text in lines if name is None]
+    single: dict[str, list[Asked]] = {}
+    for name, text in lines:
+        if name is not None:
+            single.setdefault(name, []).append(Asked(text))
+    found = _images(image)
+    folder = Path(image) if Path(image).is_dir() else None
+    if folder is not None and not everywhere:
+        found = []
+    by_name = {file.name: file for file in found}
+    asked = {file: list(everywhere) for file in found}
+    for name, queries in single.items():
+        file = by_name.get(name) or (folder / name if folder is not None else None)
+        if file is None or not file.is_file():
+            raise InputError(f"{path}: it asks about {name}, which is not among the images of {image}; check the name")
+        asked[file] = asked.get(file, []) + queries
+    return Tasks([Task(file, tuple(queries)) for file, queries in asked.items() if queries], _digest(content))
+
+
+def _read_lines(path: Path) -> tuple[bytes, Sequence[tuple[str | None, str]]]:
+    try:
+        if path.stat().st_size > MAX_QUERY_FILE_MB * 1_000_000:
+            raise InputError(f"{path}: the query file is larger than {MAX_QUERY_FILE_MB} MB; split it")
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the query file ({error.strerror}); check the path") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: the query file is not UTF-8 text; save it as plain text, or give a .json") from None
+    found: list[tuple[str | None, str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        name, tab, query = line.partition("\t")
+        if tab and not (name.strip() and query.strip()):
+            raise InputError(f"{path}: line {number} has a tab but not an image before and a query after it; mend it")
+        found.append((name.strip(), query.strip()) if tab else (None, line.strip()))
+    if not found:
+        raise InputError(f"{path}: the query file is empty; write one query a line, or IMAGE, a tab and a query")
+    return content, found

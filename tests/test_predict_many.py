@@ -1,0 +1,291 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from r2sm_jax import predict as predict_module, predict_many as many
+from r2sm_jax.data import masks
+from r2sm_jax.data.schema import to_records, write_json
+from r2sm_jax.data.sources import SceneSource, open_source
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluate import main as evaluate_main
+from r2sm_jax.metrics.free_running import score_source
+from r2sm_jax.metrics.predictions import score_predictions
+from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.predict import main
+from r2sm_jax.predict_many import JOURNAL, PRODUCT, predict_many
+from r2sm_jax.predict_tasks import find_tasks
+from r2sm_jax.runs import open_run
+
+QUERY = "the complete shape of the red mug"
+COUNT = 11
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return open_run(tiny_run).predictor
+
+
+@pytest.fixture(autouse=True)
+def one_predictor(monkeypatch, predictor):
+    """Opens the run once for this whole file."""
+    opened = type("Opened", (), {"predictor": predictor})()
+    monkeypatch.setattr(predict_module, "open_run", lambda folder, *, checkpoint="best": opened)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    """Eleven scenes of three sizes, one with more queries than are answered at once; a folder with `val.json`."""
+    folder = tmp_path_factory.mktemp("dataset")
+    samples = []
+    for i in range(COUNT):
+        source = SceneSource("val", COUNT, size=40 + 24 * (i % 3), queries=11 if i == 4 else 3)
+        samples.append(replace(source[i], image_id=i + 1))
+    for sample in samples:
+        Image.fromarray(sample.image).save(folder / sample.file_name)
+    write_json(folder / "val.json", to_records(samples))
+    return folder
+
+
+@pytest.fixture
+def photos(dataset, tmp_path) -> Path:
+    """The images alone, in a folder that a test may spoil."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for path in dataset.glob("*.png"):
+        shutil.copy2(path, folder)
+    return folder
+
+
+def entries(out: Path) -> list[dict]:
+    return json.loads((out / PRODUCT).read_text())
+
+
+def fused(out: Path) -> list[dict]:
+    return [entry for entry in entries(out) if entry.get("fused")]
+
+
+def test_predictions_score_as_the_run_itself(tiny_run, predictor, dataset, tmp_path, command):
+    """The same figures by the command lines and, to the last bit, by the functions beneath."""
+    end = command(main, tiny_run, dataset, "--queries", dataset / "val.json", "--out", tmp_path / "p")
+    assert end.code == 0 and f"{COUNT} images answered" in end.out, end
+    source = open_source(f"json:{dataset}", "val")
+    ours, theirs = score_source(predictor, source), score_predictions(tmp_path / "p" / PRODUCT, source)
+    assert not theirs.missing and len(theirs.results) == 3 * (COUNT - 1) + 11
+    a, b = split_figures(ours.results, ours.instances), split_figures(theirs.results, theirs.instances)
+    for group in ("all", "modal", "amodal"):
+        for figure in ("giou", "ciou", "ap", "ap50", "ar"):
+            assert a[group][figure] == pytest.approx(b[group][figure], abs=1e-6), (group, figure)
+    assert a["mask_type"]["accuracy"] == b["mask_type"]["accuracy"]
+    assert a["mask_type"]["ece"] == pytest.approx(b["mask_type"]["ece"], abs=1e-5)
+    end = command(
+        evaluate_main, "--predictions", tmp_path / "p" / PRODUCT, "--data", f"json:{dataset}", "--split", "val",
+        "--out", tmp_path / "scores",
+    )  # fmt: skip
+    assert end.code == 0, end.err
+    written = json.loads((tmp_path / "scores" / "report.json").read_text())["splits"]["val"]["all"]
+    assert written["giou"] == pytest.approx(a["all"]["giou"], abs=1e-6)
+
+
+def test_a_folder_is_asked_one_query_and_says_what_one_image_says(tiny_run, photos, tmp_path, command):
+    end = command(main, tiny_run, photos, QUERY, "--out", tmp_path / "p")
+    assert end.code == 0 and "wrote" in end.out, end
+    found = fused(tmp_path / "p")
+    assert [entry["image"] for entry in found] == sorted(path.name for path in photos.iterdir())
+    assert [entry["query_id"] for entry in found] == list(range(1, COUNT + 1))
+    one = json.loads(command(main, tiny_run, photos / found[3]["image"], QUERY, "--json").out)
+    assert found[3]["query"] == one["query"] and found[3]["mask_type"] == one["mask_type"]
+    assert found[3]["amodal_probability"] == pytest.approx(one["amodal_probability"], abs=1e-4)
+    differ = masks.decode(found[3]["segmentation"]) != masks.decode(one["mask"])
+    assert differ.mean() < 0.01
+
+
+def test_a_pattern_takes_what_matches(tiny_run, photos, tmp_path, command):
+    end = command(main, tiny_run, photos / "val_00000[0-3].png", QUERY, "--out", tmp_path / "p", "--mask-type", "modal")
+    assert end.code == 0 and "4 images answered" in end.out
+    assert {entry["mask_type"] for entry in fused(tmp_path / "p")} == {"modal"}
+
+
+def test_a_text_file_asks_about_every_image_and_about_single_ones(photos, tmp_path):
+    file = tmp_path / "queries.txt"
+    file.write_text("the red mug\n\nval_000001.png\tthe whole car\nthe cat\n", encoding="utf-8-sig")
+    tasks = find_tasks(str(photos), None, str(file)).images
+    assert len(tasks) == COUNT
+    asked = {task.path.name: [query.text for query in task.queries] for task in tasks}
+    assert asked["val_000000.png"] == ["the red mug", "the cat"]
+    assert asked["val_000001.png"] == ["the red mug", "the cat", "the whole car"]
+    file.write_text("val_000001.png\tthe whole car\nval_000001.png\tthe car\n")
+    (task,) = find_tasks(str(photos), None, str(file)).images
+    assert task.path == photos / "val_000001.png" and len(task.queries) == 2
+
+
+def test_a_bad_image_is_named_and_the_others_are_answered(tiny_run, photos, tmp_path, command):
+    (photos / "val_000002.png").write_text("no image")
+    whole = (photos / "val_000005.png").read_bytes()
+    (photos / "val_000005.png").write_bytes(whole[: len(whole) // 2])
+    Image.new("1", (10_000, 10_000)).save(photos / "huge.png")
+    end = command(main, tiny_run, photos, QUERY, "--out", tmp_path / "p")
+    said = [line for line in end.err.splitlines() if line.startswith("not answered: ")]
+    assert end.code == 0 and "9 images answered" in end.out and "3 not readable" in end.out and len(said) == 3
+    assert any("val_000002.png" in line and "not an image" in line for line in said)
+    assert any("huge.png" in line and "megapixels" in line for line in said)
+    assert len(fused(tmp_path / "p")) == 9
+    (photos / "val_000005.png").write_bytes(whole)  # mended: it alone is done now
+    end = command(main, tiny_run, photos, QUERY, "--out", tmp_path / "p")
+    assert "1 images answered, 9 answered earlier, 2 not readable" in end.out
+    assert len(fused(tmp_path / "p")) == 10
+
+
+def test_what_is_done_is_not_done_again(predictor, photos, tmp_path, monkeypatch):
+    """Stopped in the second part, then resumed: the same file as at one go, and no image is answered twice."""
+    tasks = find_tasks(str(photos), QUERY, None)
+    predict_many(predictor, tasks, tmp_path / "whole")
+    seen: list[str] = []
+    answer_part, read = many._answer_part, many._read
+
+    def killed(predictor, part, mask_type):
+        if len(seen) > many.IMAGES:
+            raise KeyboardInterrupt
+        return answer_part(predictor, part, mask_type)
+
+    monkeypatch.setattr(many, "_read", lambda task: (seen.append(task.path.name), read(task))[1])
+    monkeypatch.setattr(many, "_answer_part", killed)
+    with pytest.raises(KeyboardInterrupt):
+        predict_many(predictor, tasks, tmp_path / "parts")
+    assert not (tmp_path / "parts" / PRODUCT).exists()
+    monkeypatch.setattr(many, "_answer_part", answer_part)
+    seen.clear()
+    outcome = predict_many(predictor, tasks, tmp_path / "parts")
+    assert (outcome.earlier, outcome.answered) == (many.IMAGES, COUNT - many.IMAGES) == (many.IMAGES, len(seen))
+    whole, parts = ((tmp_path / name / PRODUCT).read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    seen.clear()
+    assert predict_many(predictor, tasks, tmp_path / "parts").answered == 0 and not seen
+    assert (tmp_path / "parts" / PRODUCT).read_bytes() == whole
+
+
+def test_a_line_that_was_cut_short_is_done_again(predictor, photos, tmp_path):
+    tasks = find_tasks(str(photos), QUERY, None)
+    predict_many(predictor, tasks, tmp_path)
+    product, journal = (tmp_path / PRODUCT).read_bytes(), tmp_path / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for kept, torn in ((5, 20), (COUNT, 1), (0, 10)):
+        journal.write_bytes(b"".join(lines[: kept + 1])[: -torn if torn > 1 else None])
+        if torn == 1:
+            journal.write_bytes(b"".join(lines)[:-1])  # only the newline is missing
+        outcome = predict_many(predictor, tasks, tmp_path)
+        assert outcome.earlier + outcome.answered == COUNT and outcome.answered > 0
+        assert (tmp_path / PRODUCT).read_bytes() == product
+
+
+def test_an_image_that_changed_is_asked_again(predictor, photos, tmp_path):
+    tasks = find_tasks(str(photos), QUERY, None)
+    predict_many(predictor, tasks, tmp_path / "p")
+    Image.new("RGB", (30, 20), "white").save(photos / "val_000003.png")
+    outcome = predict_many(predictor, tasks, tmp_path / "p")
+    assert outcome.answered == 1
+    changed = next(entry for entry in fused(tmp_path / "p") if entry["image"] == "val_000003.png")
+    assert changed["segmentation"]["size"] == [20, 30] and len(fused(tmp_path / "p")) == COUNT
+
+
+def test_other_questions_do_not_mix_with_what_is_there(predictor, photos, tmp_path):
+    tasks = find_tasks(str(photos / "val_000000.png"), QUERY, None)
+    predict_many(predictor, tasks, tmp_path / "p")
+    before = (tmp_path / "p" / PRODUCT).read_bytes()
+    other = find_tasks(str(photos / "val_000000.png"), "the cat", None)
+    with pytest.raises(InputError, match="of other queries; pass another --out, or --overwrite"):
+        predict_many(predictor, other, tmp_path / "p")
+    with pytest.raises(InputError, match="of other mask type"):
+        predict_many(predictor, tasks, tmp_path / "p", mask_type="amodal")
+    assert (tmp_path / "p" / PRODUCT).read_bytes() == before
+    predict_many(predictor, other, tmp_path / "p", overwrite=True)
+    assert fused(tmp_path / "p")[0]["query"] == "the cat"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / PRODUCT).write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        predict_many(predictor, tasks, tmp_path / "mine")
+    assert (tmp_path / "mine" / PRODUCT).read_text() == "mine"
+
+
+def test_a_long_query_is_cut_with_a_warning(tiny_run, photos, tmp_path, command):
+    file = tmp_path / "queries.txt"
+    file.write_text("the red mug " * 5000)
+    end = command(main, tiny_run, photos / "val_000000.png", "--queries", file, "--out", tmp_path / "p")
+    assert end.code == 0 and "longer than 24 tokens" in end.err and len(fused(tmp_path / "p")) == 1
+
+
+def bad(tmp_path: Path, photos: Path) -> dict[str, tuple[list, list[str]]]:
+    """Arguments after the run, and words of the sentence that must come."""
+    empty, text, latin, void = tmp_path / "empty", tmp_path / "q.txt", tmp_path / "latin.txt", tmp_path / "void.txt"
+    empty.mkdir()
+    text.write_text("missing.png\tthe mug\n")
+    latin.write_bytes("das gr\xfcne Auto".encode("latin-1"))
+    void.write_text("\n \n")
+    half, odd, nothing = tmp_path / "half.txt", tmp_path / "odd.json", tmp_path / "nothing.json"
+    half.write_text("the mug\n\tthe mug\n")
+    odd.write_text("[1, 2")
+    nothing.write_text(json.dumps({"images": [], "annotations": [], "categories": [], "queries": []}))
+    return {
+        "no query": ([photos], ["no query", "--queries"]),
+        "empty query": ([photos, "  "], ["query is empty"]),
+        "both": ([photos, QUERY, "--queries", text], ["--queries", "leave one"]),
+        "empty folder": ([empty, QUERY], ["empty", "no .jpg"]),
+        "no match": ([empty / "*.jpg", QUERY], ["*.jpg", "no file matches", "quotes"]),
+        "no query file": ([photos, "--queries", tmp_path / "nowhere.txt"], ["nowhere.txt", "cannot read the query"]),
+        "folder of queries": ([photos, "--queries", empty], ["empty", "cannot read the query"]),
+        "latin-1": ([photos, "--queries", latin], ["latin.txt", "UTF-8"]),
+        "no lines": ([photos, "--queries", void], ["void.txt", "empty"]),
+        "half a line": ([photos, "--queries", half], ["half.txt", "line 2"]),
+        "missing image": ([photos, "--queries", text], ["q.txt", "missing.png"]),
+        "no JSON": ([photos, "--queries", odd], ["odd.json", "not JSON"]),
+        "no queries in it": ([photos, "--queries", nothing], ["nothing.json", "no queries"]),
+        "JSON and no folder": ([photos / "val_000000.png", "--queries", nothing], ["folder of its images"]),
+        "json": ([photos, QUERY, "--json"], ["--json"]),
+    }
+
+
+@pytest.mark.parametrize("name", [
+    "no query", "empty query", "both", "empty folder", "no match", "no query file", "folder of queries", "latin-1",
+    "no lines", "half a line", "missing image", "no JSON", "no queries in it", "JSON and no folder", "json",
+])  # fmt: skip
+def test_bad_input_is_one_sentence_and_writes_nothing(name, tiny_run, photos, tmp_path, refused):
+    arguments, words = bad(tmp_path, photos)[name]
+    message = refused(main, tiny_run, *arguments, "--out", tmp_path / "out")
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "out").exists()
+
+
+def test_images_that_cannot_be_read_at_all_are_an_error(tiny_run, tmp_path, refused):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_text("no image")
+    message = refused(main, tiny_run, tmp_path / "photos", QUERY, "--out", tmp_path / "out")
+    assert "no image could be read" in message and "a.png" in message
+
+
+def test_an_unknown_mask_type_is_refused(tiny_run, photos, command):
+    end = command(main, tiny_run, photos, QUERY, "--mask-type", "both")
+    assert end.code == 2 and "both" in end.err + end.out and "Traceback" not in end.err
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_resumed(tiny_run, photos, tmp_path):
+    """SIGKILL, wherever it strikes: the second call ends with the answers of an undisturbed one."""
+    line = [sys.executable, "-m", "r2sm_jax.predict", str(tiny_run), str(photos), QUERY, "--out", str(tmp_path / "p")]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    journal = tmp_path / "p" / JOURNAL
+    while process.poll() is None and not (journal.exists() and journal.stat().st_size > 400):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run(line, check=True, capture_output=True)
+    subprocess.run([*line[:-1], str(tmp_path / "q")], check=True, capture_output=True)
+    assert [e["image"] for e in fused(tmp_path / "p")] == [e["image"] for e in fused(tmp_path / "q")]
+    assert entries(tmp_path / "p") == entries(tmp_path / "q")
