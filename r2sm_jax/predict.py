@@ -6,6 +6,7 @@ Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,9 +18,10 @@ from PIL import Image
 from r2sm_jax.config import parse_flags
 from r2sm_jax.data import masks
 from r2sm_jax.data.schema import refuse_overwrite
-from r2sm_jax.data.sheet import overlay
+from r2sm_jax.data.sheet import overlay, with_words
 from r2sm_jax.data.transforms import open_image
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.models.explain import WordShare
 from r2sm_jax.predict_many import predict_many
 from r2sm_jax.predict_tasks import find_tasks, is_pattern
 from r2sm_jax.predictor import Prediction, check_query
@@ -43,6 +45,10 @@ class PredictConfig:
     """File of queries: a data set (.json), or text with one query a line, about every image, or IMAGE, a tab, QUERY."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
+    abstain: float = 0.0
+    """Margin of the probability around 0.5 within which the answer is undecided: both masks are given, 0 to 0.5."""
+    explain: bool = False
+    """Also say how much each word spoke for either mask: in the JSON, and below the overlay."""
     out: str | None = None
     """Folder for masks, overlay and prediction.json; default: predictions/IMAGE, or none with --json."""
     json: bool = False
@@ -53,12 +59,14 @@ class PredictConfig:
     """best (dev gIoU), latest, or a step."""
 
 
-def to_json(prediction: Prediction) -> dict[str, Any]:
+def to_json(prediction: Prediction, words: Sequence[WordShare] = ()) -> dict[str, Any]:
     """A prediction as JSON values; masks are COCO RLE at the image's own resolution."""
     return {
         "query": prediction.query,
         "mask_type": prediction.mask_type,
         "amodal_probability": prediction.amodal_probability,
+        **({"undecided": True} if prediction.undecided else {}),
+        **({"words": [{"word": word, "share": round(share, 4)} for word, share in words]} if words else {}),
         "score": prediction.score,
         **{name: masks.encode(getattr(prediction, name)) for name in MASKS},
         "instances": [
@@ -69,31 +77,36 @@ def to_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction) -> None:
-    """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution.
+def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction, words: Sequence[WordShare] = ()) -> None:
+    """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution. `words` go below the overlay.
 
     Raises:
         InputError: the folder cannot be written.
     """
     pictures = {name: np.where(getattr(prediction, name), 255, 0).astype(np.uint8) for name in MASKS}
     pictures["overlay"] = overlay(image, prediction.modal, prediction.occluded, prediction.mask_type)
+    if words:
+        pictures["overlay"] = with_words(pictures["overlay"], words)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
             Image.fromarray(picture).save(folder / f"{name}.png")
-        (folder / "prediction.json").write_text(json.dumps(to_json(prediction)) + "\n")
+        (folder / "prediction.json").write_text(json.dumps(to_json(prediction, words)) + "\n")
     except OSError as error:
         raise InputError(f"{folder}: cannot write there ({error.strerror}); pass another --out") from None
 
 
-def summary(prediction: Prediction) -> str:
-    """The answer in two lines."""
+def summary(prediction: Prediction, words: Sequence[WordShare] = ()) -> str:
+    """The answer in two lines; a third one says which words spoke loudest, with their logits for amodal."""
     count = len(prediction.instances)
+    loudest = sorted(words, key=lambda word: -abs(word.share))[:5]
+    spoken = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in loudest) if words else ""
+    decision = f"undecided, rather {prediction.mask_type}" if prediction.undecided else prediction.mask_type
     return (
         f"{prediction.query}\n"
-        f"{prediction.mask_type} (probability of amodal {prediction.amodal_probability:.3f}), "
+        f"{decision} (probability of amodal {prediction.amodal_probability:.3f}), "
         f"{prediction.mask.mean():.1%} of the image, {count} instance{'' if count == 1 else 's'}, "
-        f"predicted IoU {prediction.score:.2f}"
+        f"predicted IoU {prediction.score:.2f}{spoken}"
     )
 
 
@@ -112,6 +125,8 @@ def _predict_many(args: PredictConfig) -> None:
     """Answers about several images, or several queries."""
     if args.json:
         raise InputError("--json prints one answer; for several, leave it out and read predictions.json in --out")
+    if args.explain or args.abstain:
+        raise InputError("--explain and --abstain are for one query about one image; leave them out for several")
     tasks = find_tasks(args.image, args.query, args.queries)
     place = Path(args.image)
     name = place.parent.name if is_pattern(args.image) else place.stem
@@ -132,6 +147,8 @@ def _predict_many(args: PredictConfig) -> None:
 def _predict_one(args: PredictConfig, query: str) -> None:
     """Answers one query about one image. Cheap checks come first, loading the model last."""
     check_query(query)
+    if not 0 <= args.abstain <= 0.5:
+        raise InputError(f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5")
     out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
     if out is not None:
         for name in FILES:
@@ -139,16 +156,17 @@ def _predict_one(args: PredictConfig, query: str) -> None:
     image = open_image(args.image)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
-    (prediction,) = predictor.predict([query], args.mask_type)
+    (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
+    words = predictor.explain(query) if args.explain else []
     if cut := predictor.texts.cut_off(query):
         limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
         print(f"warning: {limit}; this was not read: {cut!r}", file=sys.stderr)
     if out:
-        write_prediction(out, image, prediction)
+        write_prediction(out, image, prediction, words)
     if args.json:
-        print(json.dumps(to_json(prediction)))
+        print(json.dumps(to_json(prediction, words)))
     else:
-        print(f"{summary(prediction)}\nwrote {out}")
+        print(f"{summary(prediction, words)}\nwrote {out}")
 
 
 if __name__ == "__main__":

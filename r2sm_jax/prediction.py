@@ -41,6 +41,8 @@ class Prediction:
     modal: Bool[np.ndarray, "H W"]
     amodal: Bool[np.ndarray, "H W"]
     instances: tuple[InstanceMask, ...]
+    undecided: bool = False
+    """The probability lies within the margin of `predict --abstain`: take `modal` and `amodal` both as answers."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit: no part of the answer rests on it."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
@@ -16,6 +17,7 @@ from r2sm_jax.data.transforms import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
+from r2sm_jax.models.explain import WordShare, word_shares, words_of
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
@@ -27,6 +29,8 @@ QUERY_BUCKETS = (1, 4, 8)
 """Queries are padded to one of these, so that nothing recompiles; more than the last are done in turns."""
 IMAGE_BUCKETS = (1, 8)
 """The same for images in `predict_batch`."""
+SUBSETS = 64
+"""Sets of words that `explain` asks the head about at once."""
 PRESENT = 0.5
 """Instances with a lower presence probability are not reported."""
 
@@ -89,7 +93,13 @@ class Predictor:
             probability, presence = jax.nn.sigmoid(out.type_logit), jax.nn.sigmoid(out.slot_presence)
             return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence, out.slot_iou
 
-        self._encode, self._decode = encode, decode
+        @jax.jit
+        def type_logits(leaves, text, seen):
+            model = merged(leaves)
+            text = jnp.broadcast_to(text, (1, seen.shape[0], *text.shape[1:]))
+            return model.type_logit(text, seen[None])[0] / model.type_temperature[...]
+
+        self._encode, self._decode, self._type_logits = encode, decode, type_logits
         self._image: EncodedImage | None = None
 
     @property
@@ -147,9 +157,14 @@ class Predictor:
         return EncodedImage(box, tokens, pixels)
 
     def predict(
-        self, queries: Sequence[str], mask_type: MaskChoice = "auto", image: EncodedImage | None = None
+        self,
+        queries: Sequence[str],
+        mask_type: MaskChoice = "auto",
+        image: EncodedImage | None = None,
+        abstain: float = 0.0,
     ) -> list[Prediction]:
-        """One prediction a query, about the image that was set or that is given; `mask_type` forces the decision.
+        """One prediction a query, about the image that was set or that is given; `mask_type` forces the decision, and
+        where the probability is nearer than `abstain` to one half, the prediction says that it is undecided.
 
         Raises:
             InputError: there is no image, a query is empty, the mask type is unknown, or the run has an oracle head
@@ -165,8 +180,33 @@ class Predictor:
             part = queries[start : start + QUERY_BUCKETS[-1]]
             text, mask = self.texts.now(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
             answers = self._decoded(image.tokens, image.pixels, text, mask)
-            found += self._predictions(part, answers, 0, image.box, mask_type)
+            found += self._predictions(part, answers, 0, image.box, mask_type, abstain)
         return found
+
+    def explain(self, query: str) -> list[WordShare]:
+        """Which words of a query drove the decision: the calibrated logits that each of them adds for the complete
+        shape, see models/explain.py.
+
+        Raises:
+            InputError: the query is empty, or the run's head does not decide from the words alone.
+        """
+        check_query(query)
+        if self.config.head not in heads.LEARNED:
+            raise InputError(f"this run's head, {self.config.head}, has learned nothing that could be explained")
+        words = words_of(query)
+        text, mask = self.texts.now([query])
+        word_of = np.full(mask.shape[1], -1)
+        found = self.texts.word_of_tokens(query, [span for _, *span in words])
+        word_of[: len(found)] = found
+
+        def logits(seen: np.ndarray) -> np.ndarray:
+            seen = seen & mask
+            parts = [_padded(list(seen[at : at + SUBSETS]), SUBSETS) for at in range(0, len(seen), SUBSETS)]
+            answers = [np.asarray(self._type_logits(self._leaves, text, np.stack(part))) for part in parts]
+            return np.concatenate(answers)[: len(seen)]
+
+        shares = word_shares(logits, word_of, len(words))
+        return [WordShare(word, float(share)) for (word, *_), share in zip(words, shares, strict=True)]
 
     def warm_up(self) -> None:
         """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
@@ -224,15 +264,17 @@ class Predictor:
         return Answers(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
 
     def _predictions(
-        self, queries: Sequence[str], answers: Answers, row: int, box: Letterbox, mask_type: str
+        self, queries: Sequence[str], answers: Answers, row: int, box: Letterbox, mask_type: str, abstain: float = 0.0
     ) -> list[Prediction]:
         learned = answers.probability[row, : len(queries)]
         probability = self.probabilities(learned, queries, [None] * len(queries))
         one = Answers(*(x[row] for x in answers))
-        return [self._prediction(q, float(probability[i]), one, i, box, mask_type) for i, q in enumerate(queries)]
+        return [
+            self._prediction(q, float(probability[i]), one, i, box, mask_type, abstain) for i, q in enumerate(queries)
+        ]
 
     def _prediction(
-        self, query: str, probability: float, answers: Answers, i: int, box: Letterbox, forced: str
+        self, query: str, probability: float, answers: Answers, i: int, box: Letterbox, forced: str, abstain: float
     ) -> Prediction:
         """The answer to query `i` of one image: `answers` are without their axis b."""
         mask_type: MaskType = "amodal" if (probability > 0.5 if forced == "auto" else forced == "amodal") else "modal"
@@ -253,7 +295,10 @@ class Predictor:
             said = f"{unread[:60]!r}{' ...' if len(unread) > 60 else ''}"
             limit = f"the query is longer than {self.texts.max_tokens} tokens"
             warnings.warn(f"{limit}; this was not read: {said}", CutQuery, stacklevel=2)
-        return Prediction(query, mask_type, probability, score, modal, amodal | modal, tuple(instances), unread)
+        undecided = forced == "auto" and abs(probability - 0.5) < abstain
+        return Prediction(
+            query, mask_type, probability, score, modal, amodal | modal, tuple(instances), undecided, unread
+        )
 
 
 def _bucket(count: int, buckets: Sequence[int]) -> int:

@@ -194,3 +194,54 @@ def test_python_names_what_is_missing(tiny_run):
     for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3), np.float32)):
         with pytest.raises(InputError, match=r"uint8 \[H W 3\]"):
             predictor.set_image(wrong)
+
+
+# Explaining and abstaining.
+
+
+def test_words_are_explained_in_the_json_and_under_the_overlay(tiny_run, photo, tmp_path, command):
+    end = command(main, tiny_run, photo, QUERY, "--explain", "--out", tmp_path)
+    assert end.code == 0 and "words: " in end.out
+    words = json.loads((tmp_path / "prediction.json").read_text())["words"]
+    assert [word["word"] for word in words] == QUERY.split() and any(word["share"] for word in words)
+    drawn = picture(tmp_path / "overlay.png")
+    left = (drawn.shape[1] - WIDTH) // 2
+    assert drawn.shape[0] > HEIGHT and drawn.shape[1] >= WIDTH
+    plain = picture_of(tiny_run, photo, tmp_path / "plain", command)
+    assert np.array_equal(drawn[:HEIGHT, left : left + WIDTH], plain)
+    assert len(np.unique(drawn[HEIGHT:].reshape(-1, 3), axis=0)) > 2  # words on coloured grounds
+
+
+def picture_of(run, photo, out, command) -> np.ndarray:
+    assert command(main, run, photo, QUERY, "--out", out).code == 0
+    assert "words" not in json.loads((out / "prediction.json").read_text())
+    return picture(out / "overlay.png")
+
+
+def test_shares_add_up_to_what_the_words_change(tiny_run):
+    predictor = r2sm_jax.load(tiny_run)
+    shares = [share for _, share in predictor.explain(QUERY)]
+    text, mask = predictor.texts.now([QUERY])
+    word_of = predictor.texts.word_of_tokens(QUERY, [(0, len(QUERY))])
+    none = mask.copy()
+    none[0, : len(word_of)] &= word_of < 0
+    every, without = (float(predictor._type_logits(predictor._leaves, text, seen)[0]) for seen in (mask, none))
+    assert sum(shares) == pytest.approx(every - without, abs=1e-4)
+    predictor.set_image(np.zeros((32, 32, 3), np.uint8))
+    probability = predictor.predict([QUERY])[0].amodal_probability
+    assert probability == pytest.approx(1 / (1 + np.exp(-every)), abs=1e-5)
+
+
+def test_a_probability_within_the_margin_is_undecided(tiny_run, photo, tmp_path, command):
+    undecided = json.loads(command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0.5").out)
+    decided = json.loads(command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0").out)
+    assert undecided.pop("undecided") is True and undecided == decided
+    assert "undecided, rather " in command(main, tiny_run, photo, QUERY, "--abstain", "0.5", "--out", tmp_path).out
+    forced = command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0.5", "--mask-type", "modal")
+    assert "undecided" not in json.loads(forced.out)
+
+
+@pytest.mark.parametrize("flags, said", [(("--abstain", "0.7"), "--abstain 0.7"), (("--abstain", "-1"), "--abstain")])
+def test_a_margin_that_cannot_be_is_refused(tiny_run, photo, command, flags, said):
+    end = command(main, tiny_run, photo, QUERY, *flags)
+    assert end.code == 2 and said in end.err

@@ -191,6 +191,30 @@ class _Pen:
         return lines
 
 
+def with_words(picture: UInt8[np.ndarray, "H W 3"], words: Sequence[tuple[str, float]]) -> UInt8[np.ndarray, "_H _W 3"]:
+    """The picture with words below it, each on a ground that is blue where it spoke for the visible mask (a negative
+    number), orange for the complete one, and the stronger the louder. Narrow pictures are given a wider page."""
+    height, width = picture.shape[:2]
+    size = max(13, round(min(height, width) / 28))
+    page_width, pen, loudest = max(width, 24 * size), _Pen(1), max(abs(share) for _, share in words) or 1.0
+    line, gap, x, places = 2 * size, size // 2, size, []
+    y = height + gap
+    for word, share in words:
+        needed = round(pen.width(word, size)) + gap
+        if x > size and x + needed > page_width - size:
+            x, y = size, y + line
+        places.append((x, y, needed, word, share))
+        x += needed + gap // 2
+    pen.start(page_width, y + line + gap // 2)
+    pen.page.paste(Image.fromarray(picture), ((page_width - width) // 2, 0))
+    for x, y, needed, word, share in places:
+        strength = 0.75 * min(1.0, abs(share) / loudest)
+        ground = np.array(OCCLUDED if share > 0 else VISIBLE) * strength + 255 * (1 - strength)
+        pen.draw.rounded_rectangle([x, y, x + needed, y + round(1.6 * size)], size // 4, fill=tuple(ground.astype(int)))
+        pen.text(x + gap / 2, y + 0.82 * size, word, size, INK, anchor="lm")
+    return np.asarray(pen.page)
+
+
 def _layout(pen: _Pen, row: Sequence[Panel]) -> tuple[float, float, float]:
     """Heights in points of a row's text, images and captions."""
     text = max((len(pen.wrap(panel.text, _TEXT_SIZE, _CELL, _MAX_LINES)) for panel in row), default=0)

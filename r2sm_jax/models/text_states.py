@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float16, Float32
+from jaxtyping import Bool, Float16, Float32, Int
 from transformers import AutoTokenizer
 
 from r2sm_jax.errors import InputError
@@ -169,6 +169,18 @@ class TextStates:
         means = np.stack([self._states[name][:, -1].astype(np.float32).mean(0) for name in names])
         centred = means - means.mean(0)
         return centred / max(float(centred.std()), 1e-6)
+
+    def word_of_tokens(self, sentence: str, words: Sequence[Sequence[int]]) -> Int[np.ndarray, " t"]:
+        """For each token that is read, the word whose characters `start, end` hold its middle; -1 for special ones."""
+        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
+        if len(spans) > self.max_tokens:
+            spans = [*spans[: self.max_tokens - 1], (0, 0)]
+        found = np.full(len(spans), -1)
+        for row, (start, end) in enumerate(spans):
+            for word, (first, last) in enumerate(words):
+                if start < end and first <= (start + end) / 2 <= last:
+                    found[row] = word
+        return found
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that lie beyond the token limit, the first of them maybe in part."""
