@@ -68,7 +68,7 @@ def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: Los
     head, threshold = model.config.head, model.config.mask_threshold
     parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold)
     parts["free_type"] = jnp.zeros(())
-    if "free_text" in batch:
+    if "free_text" in batch and model.head is not None:
         amodal = batch["free_amodal"]
         logit = model.type_logit(batch["free_text"], batch["free_mask"])
         parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config)
