@@ -134,7 +134,8 @@ class Predictor:
     ) -> Answers:
         """Answers the same number of queries about each of several letterboxed images."""
         text, mask = self.texts([query for row in texts for query in row])
-        return self._decoded(*self._encode(self._leaves, image, valid), text, mask)
+        tokens, pixels = self._encode(self._leaves, image, valid)
+        return self._decoded(tokens, pixels, text, mask)
 
     def set_image(self, image: ImageLike) -> None:
         """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
@@ -244,7 +245,8 @@ class Predictor:
             frames = {i: box.image(arrays[i]) for i, box in boxes.items()}
             frame, valid = (np.stack(x) for x in zip(*((frames[i], boxes[i].valid()) for i, _ in padded), strict=True))
             text, mask = self.texts.now([query for _, asked in padded for query in _padded(asked, each)])
-            answers = self._decoded(*self._encode(self._leaves, frame, valid), text, mask)
+            tokens, pixels = self._encode(self._leaves, frame, valid)
+            answers = self._decoded(tokens, pixels, text, mask)
             for row, (i, asked) in enumerate(part):
                 found[i] += self._predictions(asked, answers, row, boxes[i], mask_type)
         return found

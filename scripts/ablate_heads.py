@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
+from scipy.special import expit as sigmoid
 
 from r2sm_jax.config import Config, load_config_file, parse_flags
 from r2sm_jax.data.queries import keyword_mask_type
@@ -31,6 +33,7 @@ from r2sm_jax.models.heads import LEARNED, check_head
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.train import train
 from r2sm_jax.training import head_only
+from r2sm_jax.training.calibration import fit_temperature
 from r2sm_jax.training.head_only import Padded, Sentences
 
 SPLITS = ("val", "val_phrasing", "val_hard")
@@ -51,9 +54,11 @@ class Options:
     out: str = "ablation"
     scenes: int = 1500
     """Scenes whose sentences the heads learn from, with --text-only."""
-    test_scenes: int = 256
+    free_sentences: int = 6000
+    """Sentences about anything that they also learn from, with --text-only."""
+    test_scenes: int = 160
     """Scenes of each validation split, with --text-only."""
-    steps: int = 700
+    steps: int = 600
     """Training steps of 128 sentences, with --text-only."""
     leave_one_out: bool = False
     """Also train without each family of wordings, with --text-only."""
@@ -63,17 +68,17 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     """All cells of heads alone, and the table."""
     text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    training = head_only.scene_sentences("train", options.scenes)
+    training = head_only.scene_sentences("train", options.scenes) + head_only.free_sentences(options.free_sentences)
     tests = {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
-    tests["intent"] = head_only.intent_list()
+    tests |= {"intent": head_only.intent_list("development"), "intent test": head_only.intent_list("test")}
     start = time.monotonic()
     groups = head_only.pad(texts, training.texts)
     padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in tests.items()}
     print(f"{len(texts)} sentences encoded in {time.monotonic() - start:.0f} s", flush=True)
 
+    sentences = sha256("\n".join([*training.texts, *(t for test in tests.values() for t in test.texts)]).encode())
     settings = {
-        "steps": options.steps, "scenes": options.scenes, "test_scenes": options.test_scenes,
-        "model": texts.sha256, "layers": list(text.layers), "intent": len(tests["intent"].texts),
+        "steps": options.steps, "sentences": sentences.hexdigest(), "model": texts.sha256, "layers": list(text.layers),
     }  # fmt: skip
     start, cells = time.monotonic(), []
     for head in options.heads:
@@ -82,7 +87,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
             cell = _finished(path, settings)
             if cell is None:
                 cell = {"head": head, "seed": seed, "settings": settings}
-                cell |= _text_cell(head, seed, options.steps, groups, training, padded)
+                cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["intent"].amodal)
                 path.write_text(json.dumps(cell))
             cells.append(cell)
             shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
@@ -106,13 +111,22 @@ def _finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _text_cell(
-    head: str, seed: int, steps: int, groups: Sequence[Padded], training: Sentences, tests: dict[str, list[Padded]]
-) -> dict[str, Any]:
+    head: str, seed: int, steps: int, groups: Sequence[Padded], training: Sentences, tests: dict[str, list[Padded]],
+    amodal: np.ndarray,
+) -> dict[str, Any]:  # fmt: skip
+    """Trains one head; `amodal` are the labels of the sentences `intent`, which its temperature is fitted on."""
     start = time.monotonic()
     trained = head_only.train_head(head, groups, training.amodal, steps=steps, seed=seed)
     seconds = time.monotonic() - start
-    probabilities = {name: trained.probabilities(padded).round(6).tolist() for name, padded in tests.items()}
-    return {"seconds": seconds, "parameters": trained.parameters, "probabilities": probabilities}
+    logits = {name: trained.logits(padded) for name, padded in tests.items()}
+    temperature = fit_temperature(logits["intent"], amodal)
+    probabilities = {name: sigmoid(x / temperature).round(6).tolist() for name, x in logits.items()}
+    return {
+        "seconds": seconds,
+        "parameters": trained.parameters,
+        "temperature": temperature,
+        "probabilities": probabilities,
+    }
 
 
 def _accuracy(probabilities: Sequence[float], amodal: np.ndarray) -> float:
@@ -164,7 +178,8 @@ def _described(options: Options, training: Sentences) -> str:
     return (
         f"{options.seeds} seeds each, {options.steps} steps of {head_only.BATCH} of {len(training.texts):,} sentences. "
         "Percent, mean ± standard deviation over seeds. `val` has the training wordings, `val_phrasing` and `val_hard` "
-        "others, `intent` is written by hand. `ece`: how far probabilities are from what they say."
+        "others, `intent` is written by hand, `intent test` too and without sight of the grammar. `ece`: how far "
+        "probabilities are from what they say, with the temperature that fits `intent`."
     )
 
 
@@ -197,7 +212,7 @@ def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences
     for name in names[counts >= SMALLEST]:
         rest, tested = training.without(name), training.only(name)
         trained = head_only.train_head(head, head_only.pad(texts, rest.texts), rest.amodal, steps=steps)
-        accuracy = _accuracy(trained.probabilities(head_only.pad(texts, tested.texts)).tolist(), tested.amodal)
+        accuracy = _accuracy(sigmoid(trained.logits(head_only.pad(texts, tested.texts))).tolist(), tested.amodal)
         shares, weights = [*shares, accuracy], [*weights, len(tested.texts)]
         rows.append([name, f"{len(tested.texts)}", percent(accuracy)])
         print(f"without {name}: {accuracy:.3f}", flush=True)

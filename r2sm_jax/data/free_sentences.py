@@ -109,12 +109,13 @@ def write_free_sentences(count: int, *, seed: int) -> list[FreeSentence]:
     found: dict[str, FreeSentence] = {}
     while len(found) < count:
         slots = _slots(rng)
+        wordings: list[tuple[Wording, MaskType]]
         if rng.random() < PAIR_SHARE:  # the same slots with both types, in wordings that differ little
-            pair = pick(rng, book.pairs)
-            wordings = [(pick(rng, side), t) for side, t in zip(pair, ("modal", "amodal"), strict=True) if side]
+            modal, amodal = pick(rng, book.pairs)
+            wordings = [(pick(rng, modal), "modal"), (pick(rng, amodal), "amodal")]
         else:
-            mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-            wordings = [(_wording(rng, book, mask_type), mask_type)]
+            drawn: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+            wordings = [(_wording(rng, book, drawn), drawn)]
         for wording, mask_type in wordings:
             if wording.slots <= slots.keys():
                 text = _finish(rng, _fill(rng, pick(rng, wording.texts).replace("{t}", "{{t}}").format(**slots)))

@@ -145,7 +145,7 @@ class R2SM(nnx.Module):
         """
         states = text[..., -1, :].astype(self.config.dtype)
         masks = self.decoder(tokens, pixels.fine, states, text_mask)
-        if self.decoder_head is not None:
+        if self.decoder_head is not None and masks.type_state is not None:
             return self.decoder_head(masks.type_state), masks
         return self.type_logit(text, text_mask if type_mask is None else type_mask), masks
 

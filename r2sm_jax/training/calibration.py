@@ -5,6 +5,8 @@ the head overconfident on everything else. The sentences written by hand (data/i
 a user's; they need no images, so the fit is done whenever a run is evaluated, for any data source.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,8 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
     def cross_entropy(log_temperature: float) -> float:
         return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
 
-    return float(np.exp(minimize_scalar(cross_entropy, bounds=tuple(np.log(RANGE)), method="bounded").x))
+    found: Any = minimize_scalar(cross_entropy, bounds=tuple(np.log(RANGE)), method="bounded")
+    return float(np.exp(found.x))
 
 
 class Calibration:
@@ -49,6 +52,6 @@ class Calibration:
     def __call__(self, params: nnx.State, constants: nnx.State) -> nnx.State:
         """`constants` with the temperature that fits `params`."""
         temperature = fit_temperature(np.asarray(self._logits(params, constants, self.states, self.mask)), self.amodal)
-        before = constants["type_temperature"]
+        before: Any = constants["type_temperature"]
         value = jax.device_put(jnp.float32(temperature), before[...].sharding)
         return nnx.merge_state(constants, nnx.State({"type_temperature": before.replace(value)}))

@@ -6,7 +6,7 @@ images; `train.py` trains the same head with the same loss and optimizer beside 
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig
+from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.intent import intent_sentences
 from r2sm_jax.data.pipeline import drop_tokens
 from r2sm_jax.data.sources import SceneSource
@@ -45,6 +46,11 @@ class Sentences(NamedTuple):
         """One family."""
         return self.pick([i for i, name in enumerate(self.families) if name == family])
 
+    def __add__(self, other: "Sentences") -> "Sentences":  # type: ignore[override]
+        """Both."""
+        amodal = np.concatenate([self.amodal, other.amodal])
+        return Sentences(self.texts + other.texts, amodal, self.families + other.families)
+
     def pick(self, rows: Sequence[int]) -> "Sentences":
         """Some of them."""
         texts, families = (tuple(values[i] for i in rows) for values in (self.texts, self.families))
@@ -59,9 +65,16 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
     return Sentences(tuple(found), np.array([q.mask_type == "amodal" for q in found.values()]), families)
 
 
-def intent_list() -> Sentences:
+def free_sentences(count: int, *, seed: int = 0) -> Sentences:
+    """Sentences about anything (data/free_sentences.py)."""
+    found = write_free_sentences(count, seed=seed)
+    amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
+    return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
+
+
+def intent_list(purpose: Literal["development", "test"]) -> Sentences:
     """The sentences written by hand (data/intent.py)."""
-    rows = intent_sentences()
+    rows = intent_sentences(purpose)
     return Sentences(
         tuple(row.text for row in rows),
         np.array([row.mask_type == "amodal" for row in rows]),
@@ -104,15 +117,14 @@ class TrainedHead(NamedTuple):
         """Number of trained numbers."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
-    def probabilities(self, groups: Sequence[Padded]) -> Float[np.ndarray, " n"]:
-        """Probability of amodal for every sentence."""
+    def logits(self, groups: Sequence[Padded]) -> Float[np.ndarray, " n"]:
+        """For every sentence; above 0: amodal."""
         found = np.zeros(sum(len(group.rows) for group in groups))
         for group in groups:
             for start in range(0, len(group.rows), BATCH):
                 part = slice(start, start + BATCH)
                 states, mask = (_filled(x[part]) for x in (group.states, group.mask))
-                logits = _apply(self.graphdef, self.params, states, mask)
-                found[group.rows[part]] = jax.nn.sigmoid(logits)[: len(group.rows[part])]
+                found[group.rows[part]] = _apply(self.graphdef, self.params, states, mask)[: len(group.rows[part])]
         return found
 
 
