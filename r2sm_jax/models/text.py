@@ -1,74 +1,27 @@
-"""The frozen language model: a BERT-layout encoder that returns the token states of chosen layers.
+"""The frozen language model, by the layout that its `config.json` names."""
 
-Layout and numerics follow `transformers` (models/bert/modeling_bert.py): post-norm blocks, exact GELU, LayerNorm
-epsilon from the config (1e-12), additive attention mask.
-"""
+from dataclasses import fields
+from pathlib import Path
 
-from dataclasses import dataclass
-
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
 
-from r2sm_jax.models.layers import Linear, attend
-
-
-@dataclass(frozen=True)
-class BertConfig:
-    """The fields of a Hugging Face BERT `config.json` that shape the encoder."""
-
-    vocab_size: int = 30522
-    hidden_size: int = 384
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 12
-    intermediate_size: int = 1536
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    layer_norm_eps: float = 1e-12
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.text_bert import BERT_KEYS, BERT_PREFIX, BERT_UNUSED, BertConfig, BertEncoder
+from r2sm_jax.models.weights import fill, read_config, read_tensors
 
 
-class BertBlock(nnx.Module):
-    """One post-norm transformer layer."""
+def load_text_encoder(folder: Path) -> BertEncoder:
+    """The language model of a Hugging Face folder, in float32.
 
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        d, eps = config.hidden_size, config.layer_norm_eps
-        self.heads = config.num_attention_heads
-        self.query = Linear(d, d, rngs=rngs)
-        self.key = Linear(d, d, rngs=rngs)
-        self.value = Linear(d, d, rngs=rngs)
-        self.out = Linear(d, d, rngs=rngs)
-        self.attention_norm = nnx.LayerNorm(d, epsilon=eps, rngs=rngs)
-        self.up = Linear(d, config.intermediate_size, rngs=rngs)
-        self.down = Linear(config.intermediate_size, d, rngs=rngs)
-        self.output_norm = nnx.LayerNorm(d, epsilon=eps, rngs=rngs)
-
-    def __call__(self, x: Float[Array, "b t e"], mask: Bool[Array, "b t"]) -> Float[Array, "b t e"]:
-        attended = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask)
-        x = self.attention_norm(x + self.out(attended))
-        return self.output_norm(x + self.down(nnx.gelu(self.up(x), approximate=False)))
-
-
-class TextEncoder(nnx.Module):
-    """BERT-layout encoder. All parameters are frozen: nothing trains them, no optimizer sees them."""
-
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        d = config.hidden_size
-        self.config = config
-        self.words = nnx.Embed(config.vocab_size, d, rngs=rngs)
-        self.positions = nnx.Embed(config.max_position_embeddings, d, rngs=rngs)
-        self.token_types = nnx.Embed(config.type_vocab_size, d, rngs=rngs)
-        self.norm = nnx.LayerNorm(d, epsilon=config.layer_norm_eps, rngs=rngs)
-        self.blocks = nnx.List([BertBlock(config, rngs=rngs) for _ in range(config.num_hidden_layers)])
-
-    def __call__(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float[Array, "b t l e"]:
-        """Token states after each of `layers` (0 = the embeddings, counted as `transformers` does).
-
-        `mask` is True on real tokens; states on padding tokens are meaningless.
-        """
-        x = self.words(ids) + self.positions(jnp.arange(ids.shape[1])) + self.token_types(jnp.zeros_like(ids))
-        states = [self.norm(x)]
-        for block in self.blocks:
-            states.append(block(states[-1], mask))
-        return jnp.stack([states[layer] for layer in layers], axis=2)
+    Raises:
+        InputError: a file is missing or unreadable, the architecture is another one, or any key or shape does not
+            match (all of them are listed).
+    """
+    raw = read_config(folder)
+    if raw.get("model_type") != "bert" or raw.get("hidden_act", "gelu") != "gelu":
+        found = f"model_type {raw.get('model_type')!r} with activation {raw.get('hidden_act')!r}"
+        raise InputError(f"{folder / 'config.json'}: {found} is not the BERT layout with exact GELU that can be loaded")
+    config = BertConfig(**{f.name: raw[f.name] for f in fields(BertConfig) if f.name in raw})
+    tensors = read_tensors(folder)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: BertEncoder(config, rngs=nnx.Rngs(0))))
+    return nnx.merge(graphdef, fill(state, tensors, BERT_KEYS, where=folder, prefix=BERT_PREFIX, unused=BERT_UNUSED))

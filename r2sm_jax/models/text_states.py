@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float16, Float32, Int
 from transformers import AutoTokenizer
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.weights import file_sha256, find_language_model, load_bert
+from r2sm_jax.models.text import load_text_encoder
+from r2sm_jax.models.weights import find_language_model, weights_sha256
 
 BATCH_TOKENS = 2048
 LENGTH_STEP = 4
@@ -39,9 +40,9 @@ class TextStates:
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
         folder = find_language_model(name)
         self.folder: Path = folder
-        encoder = load_bert(folder)
+        encoder = load_text_encoder(folder)
         config = encoder.config
-        self.sha256 = file_sha256(folder / "model.safetensors")
+        self.sha256 = weights_sha256(folder)
         if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
             raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
         try:
