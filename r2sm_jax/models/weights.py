@@ -308,13 +308,16 @@ def _from_torch(target: str, value: np.ndarray) -> tuple[str, np.ndarray]:
     return target, value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
 
 
-def place(state: nnx.State, loaded: Mapping[tuple, np.ndarray]) -> nnx.State:
-    """`state` with the loaded values in its leaves' types; leaves without one stay as they are."""
-    flat = [
-        (path, leaf.replace(jnp.asarray(loaded[path]).astype(leaf.dtype)) if path in loaded else leaf)
-        for path, leaf in nnx.to_flat_state(state)
-    ]
-    return nnx.from_flat_state(flat)
+def place(state: nnx.State, loaded: Mapping[tuple, np.ndarray], *, keep_types: bool = False) -> nnx.State:
+    """`state` with the loaded values, in its leaves' types or the file's; leaves without one stay as they are."""
+
+    def placed(path: tuple, leaf: Any) -> Any:
+        if path not in loaded:
+            return leaf
+        value = loaded[path]
+        return leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
+
+    return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
 
 
 def fill(
@@ -326,8 +329,9 @@ def fill(
     unused: str = "",
     prefix: str = "",
     change: Callable[[str, np.ndarray, tuple[int, ...]], np.ndarray] | None = None,
+    keep_types: bool = False,
 ) -> nnx.State:
-    """An abstract state with every leaf loaded; the arguments are those of `match`.
+    """An abstract state with every leaf loaded; the arguments are those of `match` and `place`.
 
     Raises:
         InputError: keys that are unknown, have no place, have another shape or are missing, all at once.
@@ -338,4 +342,4 @@ def fill(
         more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
         file = where if where.suffix else weight_files(where)[0]
         raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:20])}{more}")
-    return place(state, found.loaded)
+    return place(state, found.loaded, keep_types=keep_types)
