@@ -63,6 +63,8 @@ class LoopConfig:
     steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
+    accumulate: int = 1
+    """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
@@ -189,6 +191,7 @@ def check_config(config: Config) -> Config:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
     positive = {
         "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
+        "--train.accumulate": config.train.accumulate,
         "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
         "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
         "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,

@@ -77,7 +77,7 @@ def print_parameters(params: nnx.State, texts: TextStates) -> None:
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
-def make_mesh(batch_size: int) -> jax.sharding.Mesh:
+def make_mesh(batch_size: int, accumulate: int = 1) -> jax.sharding.Mesh:
     """All local devices along one `data` axis.
 
     Raises:
@@ -86,6 +86,11 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
     devices = jax.local_device_count()
     if batch_size % devices:
         raise InputError(f"--train.batch-size {batch_size} is not divisible by the {devices} devices; give a multiple")
+    if batch_size // devices % accumulate:
+        raise InputError(
+            f"--train.accumulate {accumulate}: a device's {batch_size // devices} images (--train.batch-size over "
+            f"{devices} devices) do not divide into so many parts; give a divisor"
+        )
     return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
 
 
@@ -133,7 +138,7 @@ def train(config: Config) -> Path:
         InputError: something that the user can mend, see the message.
     """
     started = time.monotonic()
-    mesh = make_mesh(config.train.batch_size)
+    mesh = make_mesh(config.train.batch_size, config.train.accumulate)
     folder = start_folder(config)
     print(f"run folder {folder}", flush=True)
 
@@ -186,7 +191,7 @@ def train(config: Config) -> Path:
     everywhere = NamedSharding(mesh, PartitionSpec())
     state, constants, names = jax.device_put((state, constants, names), everywhere)
     split_rows = NamedSharding(mesh, PartitionSpec("data"))
-    train_step = make_train_step(graphdef, optimizer, config.loss)
+    train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
     calibration = Calibration(graphdef, texts) if config.model.head in LEARNED else None
 
