@@ -170,21 +170,8 @@ def check_config(config: Config) -> Config:
         InputError: naming the flag and what it may be.
     """
     check_head(config.model.head)
-    vision = config.model.vision
-    if vision.image_size % vision.patch_size:
-        raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of "
-            f"--model.vision.patch-size {vision.patch_size}"
-        )
-    if vision.stem == "conv" and vision.patch_size not in (8, 16):
-        raise InputError(
-            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
-        )
-    for name, dim, heads in (
-        ("vision", vision.dim, vision.heads), ("decoder", config.model.decoder.dim, config.model.decoder.heads)
-    ):  # fmt: skip
-        if dim % heads:
-            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    if config.model.vision.init is None and config.model.vision.name is None:
+        check_sizes(config.model)  # published sizes are known, and checked, when training starts
     if not 0 < config.data.crop <= 1:
         raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
     if not 0 <= config.data.colour_jitter < 1:
@@ -201,6 +188,38 @@ def check_config(config: Config) -> Config:
         if value < 1:
             raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
     return config
+
+
+def check_sizes(model: ModelConfig) -> None:
+    """Refuses sizes of the encoder and the decoder that do not fit together.
+
+    Raises:
+        InputError: naming the flag and what it may be.
+    """
+    vision, decoder = model.vision, model.decoder
+    if vision.image_size % vision.patch_size:
+        raise InputError(
+            f"--model.vision.image-size {vision.image_size} is not a multiple of "
+            f"--model.vision.patch-size {vision.patch_size}"
+        )
+    if vision.stem == "conv" and vision.patch_size not in (8, 16):
+        raise InputError(
+            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
+        )
+    for name, dim, heads in (("vision", vision.dim, vision.heads), ("decoder", decoder.dim, decoder.heads)):
+        if dim % heads:
+            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    if vision.stem == "none" and vision.name is None:
+        raise InputError("--model.vision.stem none leaves no image encoder; give a plain ViT as --model.vision.name")
+    if vision.frozen and vision.init is None:
+        raise InputError("--model.vision.frozen keeps published weights as they are; give them as --model.vision.init")
+    if vision.lora_rank and vision.init is None and vision.name is None:
+        raise InputError("--model.vision.lora-rank adapts published weights; give --model.vision.init or .name")
+    if decoder.kind == "sam" and (decoder.dim != vision.out_dim or decoder.dim % (16 * decoder.heads)):
+        raise InputError(
+            f"--model.decoder.dim {decoder.dim}: SAM's decoder needs --model.vision.out-dim {vision.out_dim}, and a "
+            f"multiple of 16 for each of its {decoder.heads} heads"
+        )
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The whole segmenter: image and text states in, three masks a query and the decision which one was meant out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,6 +22,8 @@ from r2sm_jax.models.decoder import (
     make_kernels,
 )
 from r2sm_jax.models.layers import MLP, Linear
+from r2sm_jax.models.lora import merge_all
+from r2sm_jax.models.sam_decoder import SamMaskDecoder
 from r2sm_jax.models.vision import ConvStem, VisionConfig, VisionEncoder
 from r2sm_jax.models.weights import MINILM
 
@@ -108,7 +110,10 @@ class R2SM(nnx.Module):
         stem = self.vision.stem
         skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
-        self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
+        if decoder.kind == "sam":
+            self.decoder = SamMaskDecoder(decoder, config.text.dim, dtype=dtype, rngs=rngs)
+        else:
+            self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.type_temperature = Buffer(jnp.ones(()))
@@ -178,18 +183,33 @@ class R2SM(nnx.Module):
     ) -> R2SMOutput:
         """Answers k queries about each of b images that `encode_image` has looked at."""
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, masks.canvas(pixels.fine)))
+        iou = jnp.clip(masks.iou, 0, 1)
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             modal[:, :, 0],
             amodal[:, :, 0],
             masks.presence[..., 0],
-            masks.iou[..., 0, :],
+            iou[..., 0, :],
             modal[:, :, 1:],
             amodal[:, :, 1:],
             masks.presence[..., 1:],
-            masks.iou[..., 1:, :],
+            iou[..., 1:, :],
         )
+
+
+def merge_lora(
+    config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State
+) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
+    """The same model without LoRA, for export: each low-rank product is added to its frozen kernel.
+
+    Gives the configuration, graph and weights that belong together; those that came in where there is no LoRA.
+    """
+    if not config.vision.lora_rank:
+        return config, graphdef, weights
+    model = nnx.merge(graphdef, weights)
+    merge_all(model)
+    return replace(config, vision=replace(config.vision, lora_rank=0, frozen=True)), *nnx.split(model)
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

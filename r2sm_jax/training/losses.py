@@ -141,7 +141,7 @@ def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Arra
 
 
 def query_losses(
-    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b h w c"], targets: Targets,
+    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b *_k h w c"], targets: Targets,
     config: LossConfig, *, head: str, threshold: float, mean: Mean = masked_mean,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type;
@@ -193,9 +193,9 @@ def type_loss(
     return mean(optax.sigmoid_binary_cross_entropy(logit, target), valid)
 
 
-def pool_pixels(pixels: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
+def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Half the resolution. A mask drawn from pooled features is the pooled mask, exactly."""
-    return reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
+    return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=2, x=2)
 
 
 def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array, "b m _h _w"]:
@@ -205,7 +205,7 @@ def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array
 
 def slot_losses(
     masks: MaskTokens,
-    pixels: Float[Array, "b h w c"],
+    pixels: Float[Array, "b *_k h w c"],
     targets: Targets,
     config: LossConfig,
     *,

@@ -68,15 +68,14 @@ def compute_losses(
     tokens, pixels = model.encode_image(batch["image"], batch["valid"])
     type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
-    parts = losses.query_losses(
-        masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold, mean=mean
-    )
+    canvas = masks.canvas(pixels.fine)
+    parts = losses.query_losses(masks, type_logit, canvas, targets, config, head=head, threshold=threshold, mean=mean)
     parts["free_type"] = jnp.zeros(())
     if "free_text" in batch:
         amodal = batch["free_amodal"]
         logit = model.type_logit(batch["free_text"], batch["free_mask"])
         parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config, mean=mean)
-    parts |= losses.slot_losses(masks, pixels.fine, targets, config, threshold=threshold, mean=mean)
+    parts |= losses.slot_losses(masks, canvas, targets, config, threshold=threshold, mean=mean)
     kernels = model.instance_kernels(pixels, targets.modal)
     parts |= losses.instance_losses(kernels, pixels.fine, targets, config, mean=mean)
     projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
