@@ -215,10 +215,15 @@ def check_sizes(model: ModelConfig) -> None:
         raise InputError("--model.vision.frozen keeps published weights as they are; give them as --model.vision.init")
     if vision.lora_rank and vision.init is None and vision.name is None:
         raise InputError("--model.vision.lora-rank adapts published weights; give --model.vision.init or .name")
-    if decoder.kind == "sam" and (decoder.dim != vision.out_dim or decoder.dim % (16 * decoder.heads)):
+    if decoder.kind == "sam" and decoder.dim != vision.out_dim:
         raise InputError(
-            f"--model.decoder.dim {decoder.dim}: SAM's decoder needs --model.vision.out-dim {vision.out_dim}, and a "
-            f"multiple of 16 for each of its {decoder.heads} heads"
+            f"--model.decoder.dim {decoder.dim}: SAM's decoder reads image tokens as they are, so it must be equal to "
+            f"--model.vision.out-dim {vision.out_dim}"
+        )
+    if decoder.kind == "sam" and (decoder.dim % 8 or decoder.dim % (2 * decoder.heads)):
+        raise InputError(
+            f"--model.decoder.dim {decoder.dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
+            f"{decoder.heads} heads"
         )
 
 

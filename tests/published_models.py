@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SAM_IMAGE = 80
@@ -67,3 +68,11 @@ def nchw(x: np.ndarray) -> torch.Tensor:
 
 def nhwc(x: torch.Tensor) -> np.ndarray:
     return x.detach().numpy().transpose(0, 2, 3, 1)
+
+
+def load(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def save(tensors: dict[str, np.ndarray], folder: Path) -> None:
+    save_file(tensors, folder / "model.safetensors")

@@ -209,7 +209,8 @@ def merge_lora(
         return config, graphdef, weights
     model = nnx.merge(graphdef, weights)
     merge_all(model)
-    return replace(config, vision=replace(config.vision, lora_rank=0, frozen=True)), *nnx.split(model)
+    vision = replace(config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True)
+    return replace(config, vision=vision), *nnx.split(model)
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -216,9 +216,9 @@ class VisionEncoder(nnx.Module):
                 config.plain.dim, config.out_dim, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
             )
 
-    @classmethod
+    @staticmethod
     def from_pretrained(
-        cls, name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
+        name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
     ) -> "VisionEncoder":
         """SAM's image encoder with published weights: `name` is a folder or a Hugging Face name.
 
@@ -227,7 +227,7 @@ class VisionEncoder(nnx.Module):
         """
         from r2sm_jax.models.vision_weights import load_encoder
 
-        return load_encoder(cls, name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
+        return load_encoder(name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         """`image` is normalised to zero mean and unit scale; padding is zero."""

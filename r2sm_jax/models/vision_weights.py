@@ -217,10 +217,8 @@ def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     published, file = _published(folder), folder / "config.json"
     if published.model_type not in ("sam", "sam_vision_model"):
-        hint = "; pass DINOv2, CLIP and SigLIP as --model.vision.name" if "vision" in str(published) else ""
-        raise InputError(
-            f"{file}: model_type {published.model_type!r} is not SAM, which --model.vision.init needs{hint}"
-        )
+        hint = "; pass DINOv2, CLIP and SigLIP as --model.vision.name"
+        raise InputError(f"{file}: --model.vision.init needs SAM, not model_type {published.model_type!r}{hint}")
     vision = getattr(published, "vision_config", published)
     if (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) != ("gelu", True, True, 3):
         raise InputError(
@@ -348,7 +346,7 @@ def sam_mask(token: int) -> int:
 
 def _fit(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """A value of SAM in the shape that ours has."""
-    value = value.astype(np.float32)
+    value = np.asarray(value, np.float32)
     if path == "vision.positions":
         return resize_grid(value[0], shape[0])
     if "rel_pos" in path:
@@ -375,14 +373,11 @@ def _fit_plain(
     return np.concatenate([table[:first], grid.reshape(size * size, -1)])
 
 
-def load_encoder(cls: type[VisionEncoder], name: str, *, image_size: int | None, frozen: bool, dtype: jnp.dtype) -> Any:
+def load_encoder(name: str, *, image_size: int | None, frozen: bool, dtype: jnp.dtype) -> VisionEncoder:
     """`VisionEncoder.from_pretrained`."""
-    folder = _folder(name, "--model.vision.init")
-    published = _published(folder)
+    published = _published(_folder(name, "--model.vision.init"))
     size = image_size or getattr(published, "vision_config", published).image_size
     config = with_published_sizes(ModelConfig(vision=VisionConfig(init=name, image_size=size, frozen=frozen)))
-    encoder = nnx.eval_shape(lambda: cls(config.vision, dtype=dtype, rngs=nnx.Rngs(0)))
-    graphdef, params, constants = nnx.split(encoder, nnx.Param, ...)
-    wrapped = [nnx.State({"vision": part}) for part in (params, constants)]
-    params, constants, _ = load_published(config, *wrapped)
-    return nnx.merge(graphdef, *(part.get("vision", nnx.State({})) for part in (params, constants)))
+    graphdef, params, constants = nnx.split(VisionEncoder(config.vision, dtype=dtype, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    parts = load_published(config, nnx.State({"vision": params}), nnx.State({"vision": constants}))[:2]
+    return nnx.merge(graphdef, *(part["vision"] for part in parts if part))
