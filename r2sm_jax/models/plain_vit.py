@@ -96,12 +96,12 @@ class PlainViT(nnx.Module):
     """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
 
     def __init__(
-        self, config: PlainViTConfig, grid: int, *, lora: tuple[int, float] = (0, 0.0), dtype: jnp.dtype,
-        rngs: nnx.Rngs,
+        self, config: PlainViTConfig, grid: int, *, lora: tuple[int, float] = (0, 0.0), remat: bool = False,
+        dtype: jnp.dtype, rngs: nnx.Rngs,
     ):  # fmt: skip
-        """`grid` tokens each way; `lora` is rank and alpha, rank 0 is none."""
+        """`grid` tokens each way; `lora` is rank and alpha, rank 0 is none; `remat` as in `VisionConfig`."""
         d, patch = config.dim, (config.patch_size, config.patch_size)
-        self.config, self.grid = config, grid
+        self.config, self.grid, self.remat = config, grid, remat
         use_bias = config.family != "clip"
         self.patches = nnx.Conv(
             3, d, patch, strides=patch, padding="VALID", use_bias=use_bias, dtype=dtype, rngs=rngs
@@ -128,7 +128,7 @@ class PlainViT(nnx.Module):
         if self.norm_before is not None:
             x = self.norm_before(x)
         for block in self.blocks:
-            x = block(x)
+            x = jax.checkpoint(block)(x) if self.remat else block(x)
         if self.norm_after is not None:
             x = self.norm_after(x)
         return rearrange(x[:, -(self.grid**2) :], "b (h w) d -> b h w d", h=self.grid)

@@ -207,7 +207,8 @@ class VisionEncoder(nnx.Module):
         if config.plain.family == "none":
             self.plain = None
         else:
-            self.plain = PlainViT(config.plain, config.name_grid or config.grid, lora=lora, dtype=dtype, rngs=rngs)
+            grid = config.name_grid or config.grid
+            self.plain = PlainViT(config.plain, grid, lora=lora, remat=config.remat, dtype=dtype, rngs=rngs)
             if config.name_frozen or config.lora_rank:
                 freeze(self.plain, but=("lora_in", "lora_out"))
             # Beside published weights the plain ViT starts without a say, so that they start as they were published.
