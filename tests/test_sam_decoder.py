@@ -12,7 +12,7 @@ from r2sm_jax.data.transforms import Letterbox
 from r2sm_jax.models.decoder import DecoderConfig, draw_masks
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig
-from r2sm_jax.models.vision_weights import load_published, with_published_sizes
+from r2sm_jax.models.vision_weights import load_published, match_sam, with_published_sizes
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
 CONFIG = ModelConfig(
@@ -155,3 +155,37 @@ def test_more_slots_than_sam_has_masks_start_as_copies(sam, tmp_path):
     for made in (model.decoder.modal[2], model.decoder.modal[5], model.decoder.occluded[5]):
         np.testing.assert_array_equal(made.layers[2].kernel[...], kernel)
     assert report.copied["decoder.modal.5.layers.2.kernel"] == "decoder.modal.2.layers.2.kernel"
+
+
+def test_spare_masks_of_sam_are_left_out_where_there_are_fewer_slots(sam, tmp_path):
+    sam[0].save_pretrained(tmp_path)
+    model, report = load(tmp_path, slots=1)
+    assert len(model.decoder.modal) == 2 and model.decoder.mask_tokens.shape == (2, 16)
+    assert "mask_decoder.output_hypernetworks_mlps.3.proj_in.bias" in report.unused
+
+
+FULL = {
+    "base": {}, "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                          "global_attn_indexes": [5, 11, 17, 23]},
+    "huge": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16,
+             "global_attn_indexes": [7, 15, 23, 31]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", FULL)
+def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
+    """Keys and shapes only: torch makes them without memory, and all values are one zero."""
+    config = published.transformers.SamConfig(vision_config=FULL[size])
+    with torch.device("meta"):
+        theirs = published.transformers.SamModel(config).state_dict()
+    tensors = {key: np.broadcast_to(np.float32(0), tuple(value.shape)) for key, value in theirs.items()}
+    config.save_pretrained(tmp_path)
+    vision = VisionConfig(image_size=1024, init=str(tmp_path))
+    ours = with_published_sizes(ModelConfig(vision, decoder=DecoderConfig("sam")))
+    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, rngs=nnx.Rngs(0))))
+    values, report = match_sam(ours, state, tensors, tmp_path)
+    assert set(report.loaded.values()) | set(report.unused) == set(tensors)
+    assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8
+    assert all(dict(nnx.to_flat_state(state))[path].shape == value.shape for path, value in values.items())
+    if size == "base":
+        assert (len(report.loaded), len(report.unused)) == (299, 16)

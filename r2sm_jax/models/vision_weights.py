@@ -281,18 +281,32 @@ def load_published(
 def _load_sam(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.ndarray], Report]:
     assert config.vision.init is not None
     source = _find(config.vision.init, "--model.vision.init")
-    tensors = sam_names(read_tensors(source))
+    return match_sam(config, state, read_tensors(source), source)
+
+
+def match_sam(
+    config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
+) -> tuple[dict[tuple, np.ndarray], Report]:
+    """Values by path for the image encoder of a state, and for its decoder if that is SAM's.
+
+    Raises:
+        InputError: as `load_published`; it names `source`.
+    """
     decoder = config.decoder.kind == "sam" and "decoder" in state
+    spare = "|".join(map(str, range(1 + config.decoder.slots, SAM_MASKS)))
+    unused = rf"{PROMPTS}|mask_decoder\.output_hypernetworks_mlps\.(?:{spare or '-'})\..*" if decoder else NO_DECODER
     table = VISION_KEYS + DECODER_KEYS if decoder else VISION_KEYS
-    found = match(state, tensors, table, unused=PROMPTS if decoder else NO_DECODER, change=_fit)
-    copies = {}
+    found = match(state, sam_names(tensors), table, unused=unused, change=_fit)
+    loaded, copies = {".".join(map(str, path)) for path in found.loaded}, {}
     for path in found.missing:
-        if made := re.fullmatch(r"decoder\.(modal|occluded)\.(\d+)\.(.*)", path):
-            copies[path] = f"decoder.modal.{sam_mask(int(made[2]))}.{made[3]}"
+        made = re.fullmatch(r"decoder\.(modal|occluded)\.(\d+)\.(.*)", path)
+        other = f"decoder.modal.{sam_mask(int(made[2]))}.{made[3]}" if made else ""
+        if other in loaded:
+            copies[path] = other
     own = r"decoder\.(?:text|text_norm|presence)\..*" if decoder else r"decoder\..*"
     own += r"|vision\.(?:plain|join)\..*|.*\.lora_(?:in|out)|(?!vision|decoder).*"
     concerned = r"(?:vision|decoder)\..*" if decoder else r"vision\..*"
-    return _finish(config.vision.init, source, found, copies, own, concerned)
+    return _finish(config.vision.init or "", source, found, copies, own, concerned)
 
 
 def _load_plain(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.ndarray], Report]:
