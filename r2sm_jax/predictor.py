@@ -192,7 +192,9 @@ class Predictor:
         """
         check_query(query)
         if self.config.head not in heads.LEARNED:
-            raise InputError(f"this run's head, {self.config.head}, has learned nothing that could be explained")
+            raise InputError(
+                f"this run's head, {self.config.head}, does not decide from the words alone: no explanation"
+            )
         words = words_of(query)
         text, mask = self.texts.now([query])
         word_of = np.full(mask.shape[1], -1)

@@ -185,7 +185,8 @@ def train(config: Config) -> Path:
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}")
-    free = write_free_sentences(config.data.free_sentences, seed=config.data.seed)
+    from_words = config.model.head in LEARNED
+    free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
     texts.add([sentence.text for sentence in free])
     free_tokens = texts.longest
     texts.add(all_texts(prepared))
@@ -221,7 +222,7 @@ def train(config: Config) -> Path:
     split_rows = NamedSharding(mesh, PartitionSpec("data"))
     train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
-    calibration = Calibration(graphdef, texts) if config.model.head in LEARNED else None
+    calibration = Calibration(graphdef, texts) if from_words else None
 
     # loop
     logs = Logs(folder, config, start=int(state.step))

@@ -276,6 +276,21 @@ def test_learned_heads_give_one_logit_and_ignore_padding(name):
     np.testing.assert_allclose(head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5)
 
 
+def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
+    model = R2SM(replace(CONFIG, head=heads.DECODER_HEAD), rngs=nnx.Rngs(0))
+    inputs, other = (jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1))
+    logit = model(**inputs).type_logit
+    assert logit.shape == (2, 3) and np.unique(logit).size == 6
+    assert np.abs(logit - model(**inputs | {"image": other["image"]}).type_logit).min() > 0
+    assert np.abs(logit - model(**inputs | {"text": other["text"]}).type_logit).min() > 0
+    rubbish = jnp.where(inputs["text_mask"][..., None, None], inputs["text"], jnp.float16(77))
+    np.testing.assert_allclose(model(**inputs | {"text": rubbish}).type_logit, logit, atol=1e-5)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    grads = jax.grad(lambda p: (nnx.merge(graphdef, p, rest)(**inputs).type_logit ** 2).sum())(params)
+    for module in ("decoder_head", "decoder", "vision"):
+        assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[module])), module
+
+
 @pytest.mark.parametrize("name", [*heads.REFERENCES, heads.NO_HEAD])
 def test_heads_that_learn_nothing_have_no_parameters(name):
     model = nnx.eval_shape(lambda: R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0)))

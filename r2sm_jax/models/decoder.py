@@ -182,6 +182,8 @@ class MaskTokens(NamedTuple):
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
     """Predicted IoU of the modal and the amodal mask; in 0..1 unless SAM's decoder, which is linear here, errs."""
+    type_state: Float[Array, "b k d"] | None = None
+    """The type token, for the `decoder` mask-type head."""
     pixels: Float[Array, "b k h w c"] | None = None
     """What each query's masks are drawn on, where it is not the image's pixel features."""
 
@@ -194,11 +196,21 @@ class MaskDecoder(nnx.Module):
     """Text and image -> kernels of the fused mask and of N instance slots."""
 
     def __init__(
-        self, config: DecoderConfig, image_dim: int, text_dim: int, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        config: DecoderConfig,
+        image_dim: int,
+        text_dim: int,
+        grid: int,
+        *,
+        type_token: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
     ):
+        """`type_token`: one more token, which draws no mask, for the `decoder` mask-type head."""
         d = config.dim
         init = nnx.initializers.truncated_normal(1.0)
-        self.output_tokens = nnx.Param(init(rngs.params(), (1 + config.slots, d)))
+        self.masks, self.type_token = 1 + config.slots, type_token
+        self.output_tokens = nnx.Param(init(rngs.params(), (self.masks + type_token, d)))
         self.positions = Buffer(fourier_positions(grid, d, rngs.params()))
         self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
         self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
@@ -229,11 +241,14 @@ class MaskDecoder(nnx.Module):
         focus = None
         for block in self.blocks:
             tokens = block(tokens, words, text_mask, keys, positions, focus)
-            drawn.append(self._kernels(self.norm(tokens)))
+            drawn.append(self._kernels(self.norm(tokens[:, :, : self.masks])))
             seen = draw_masks(drawn[-1], grid).max(3)
             focus = rearrange(jax.lax.stop_gradient(jnp.clip(seen, -FOCUS, FOCUS)), "b k q h w -> b k q (h w)")
-        scores = self.scores(self.norm(tokens)).astype(jnp.float32)
-        return MaskTokens(drawn[-1], tuple(drawn[:-1]), scores[..., 0], jax.nn.sigmoid(scores[..., 1:]))
+            focus = jnp.pad(focus, ((0, 0), (0, 0), (0, int(self.type_token)), (0, 0)))
+        tokens = self.norm(tokens)
+        scores = self.scores(tokens[:, :, : self.masks]).astype(jnp.float32)
+        iou, state = jax.nn.sigmoid(scores[..., 1:]), tokens[:, :, -1] if self.type_token else None
+        return MaskTokens(drawn[-1], tuple(drawn[:-1]), scores[..., 0], iou, state)
 
     def _kernels(self, tokens: Float[Array, "b k q d"]) -> Kernels:
         out = jnp.concatenate([self.fused(tokens[:, :, :1]), self.slots(tokens[:, :, 1:])], axis=2)

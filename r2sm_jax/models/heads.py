@@ -1,6 +1,7 @@
 """Mask-type heads: from the frozen language model's token states to the probability that amodal is meant.
 
 A learned head is a module `(states, mask) -> logit`; register it in `LEARNED` and `--model.head NAME` finds it.
+`decoder` stands apart: it reads a token of the mask decoder, which also sees the image.
 References learn nothing: they read the sentence (or the truth) on the host and stand beside learned heads in
 every report. `none` makes no decision at all: one mask for whatever was asked, as the R2SM paper's baselines do.
 """
@@ -97,9 +98,22 @@ class LayersHead(nnx.Module):
         return self.reader(jnp.asarray(mixed)[..., None, :], mask)
 
 
+class DecoderHead(nnx.Module):
+    """Two layers on the state of the mask decoder's type token, which has read the words and looked at the image."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.mlp = MLP((dim, dim, 1), dtype=jnp.dtype("float32"), rngs=rngs)
+
+    def __call__(self, state: Float[Array, "b k d"]) -> Float[Array, "b k"]:
+        return self.mlp(state.astype(jnp.float32))[..., 0]
+
+
 LEARNED: dict[str, Callable[..., Any]] = {
     "linear": LinearHead, "mlp": MLPHead, "layers": LayersHead, "attention": AttentionHead,
 }  # fmt: skip
+"""Heads that decide from the words alone."""
+
+DECODER_HEAD = "decoder"
 
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "keyword": lambda text, truth: keyword_mask_type(text),
@@ -113,7 +127,7 @@ NO_HEAD = "none"
 
 def check_head(name: str) -> None:
     """Raises InputError for an unknown head, offering the nearest name."""
-    names = [*LEARNED, *REFERENCES, NO_HEAD]
+    names = [*LEARNED, DECODER_HEAD, *REFERENCES, NO_HEAD]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

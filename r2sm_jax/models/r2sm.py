@@ -53,7 +53,8 @@ class ModelConfig:
     text: TextConfig = field(default_factory=TextConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     head: str = "attention"
-    """Mask-type head: linear, mlp, attention; keyword, always_modal, always_amodal, oracle; none."""
+    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the references keyword,
+    always_modal, always_amodal, oracle; none."""
     mask_threshold: float = -0.6
     """Logit above which a pixel is mask. Below 0, since leaving out a pixel that is as likely in as out costs more IoU
     than taking it in; `R2SMOutput` is shifted by it, so that 0 decides there."""
@@ -110,12 +111,15 @@ class R2SM(nnx.Module):
         stem = self.vision.stem
         skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
+        type_token, options = config.head == heads.DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
         if decoder.kind == "sam":
-            self.decoder = SamMaskDecoder(decoder, config.text.dim, dtype=dtype, rngs=rngs)
+            self.decoder = SamMaskDecoder(decoder, config.text.dim, type_token=type_token, **options)
         else:
-            self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, vision.grid, dtype=dtype, rngs=rngs)
+            grid = vision.grid
+            self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, grid, type_token=type_token, **options)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
+        self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if type_token else None
         self.type_temperature = Buffer(jnp.ones(()))
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
         channels = decoder.kernel_dim
@@ -143,9 +147,11 @@ class R2SM(nnx.Module):
 
         `type_mask`: the tokens that the mask-type head sees in training; all of `text_mask` otherwise.
         """
-        logit = self.type_logit(text, text_mask if type_mask is None else type_mask)
         states = text[..., -1, :].astype(self.config.dtype)
-        return logit, self.decoder(tokens, pixels.fine, states, text_mask)
+        masks = self.decoder(tokens, pixels.fine, states, text_mask)
+        if self.decoder_head is not None:
+            return self.decoder_head(masks.type_state), masks
+        return self.type_logit(text, text_mask if type_mask is None else type_mask), masks
 
     def type_logit(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
         """What the mask-type head says of the tokens that it sees, not calibrated; 0 where no head is learned."""

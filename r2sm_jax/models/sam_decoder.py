@@ -70,11 +70,15 @@ class SamUpscale(nnx.Module):
 class SamMaskDecoder(nnx.Module):
     """Text and image -> kernels of the fused mask and of N instance slots, and the pixel features of each query."""
 
-    def __init__(self, config: DecoderConfig, text_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, config: DecoderConfig, text_dim: int, *, type_token: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        """`type_token`: one more token, from which the `decoder` head reads the mask type."""
         d, masks = config.dim, 1 + config.slots
         init = nnx.initializers.truncated_normal(1.0)
         self.iou_token = nnx.Param(init(rngs.params(), (1, d)))
         self.mask_tokens = nnx.Param(init(rngs.params(), (masks, d)))
+        self.type_token = nnx.Param(init(rngs.params(), (1, d))) if type_token else None
         self.no_mask = nnx.Param(jnp.zeros((1, d)))
         self.frequencies = Buffer(jax.random.normal(rngs.params(), (2, d // 2)))
         self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
@@ -106,7 +110,8 @@ class SamMaskDecoder(nnx.Module):
         b, k, _, d = prompts.shape
         h, w = image.shape[1:3]
         masks = len(self.modal)
-        own = jnp.concatenate([self.iou_token[...], self.mask_tokens[...]]).astype(prompts.dtype)
+        learned = [self.iou_token, self.mask_tokens, *([] if self.type_token is None else [self.type_token])]
+        own = jnp.concatenate([tokens[...] for tokens in learned]).astype(prompts.dtype)
         tokens = jnp.concatenate([jnp.broadcast_to(own, (b, k, *own.shape)), prompts], axis=2)
         seen = jnp.concatenate([jnp.ones((b, k, len(own)), bool), seen], axis=2)
         tokens, seen = (rearrange(x, "b k ... -> (b k) ...") for x in (tokens, seen))
@@ -131,5 +136,6 @@ class SamMaskDecoder(nnx.Module):
             (),
             self.presence(drawn)[..., 0].astype(jnp.float32),
             rearrange(iou, "(b k) (two q) -> b k q two", b=b, two=2),
+            None if self.type_token is None else tokens[:, 1 + masks].reshape(b, k, d),
             features,
         )

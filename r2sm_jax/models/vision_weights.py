@@ -303,7 +303,7 @@ def match_sam(
         other = f"decoder.modal.{sam_mask(int(made[2]))}.{made[3]}" if made else ""
         if other in loaded:
             copies[path] = other
-    own = r"decoder\.(?:text|text_norm|presence)\..*" if decoder else r"decoder\..*"
+    own = r"decoder\.(?:text\..*|text_norm\..*|presence\..*|type_token)" if decoder else r"decoder\..*"
     own += r"|vision\.(?:plain|join)\..*|.*\.lora_(?:in|out)|(?!vision|decoder).*"
     concerned = r"(?:vision|decoder)\..*" if decoder else r"vision\..*"
     return _finish(config.vision.init or "", source, found, copies, own, concerned)

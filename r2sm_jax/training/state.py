@@ -71,7 +71,7 @@ def compute_losses(
     canvas = masks.canvas(pixels.fine)
     parts = losses.query_losses(masks, type_logit, canvas, targets, config, head=head, threshold=threshold, mean=mean)
     parts["free_type"] = jnp.zeros(())
-    if "free_text" in batch:
+    if "free_text" in batch and model.head is not None:
         amodal = batch["free_amodal"]
         logit = model.type_logit(batch["free_text"], batch["free_mask"])
         parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config, mean=mean)
