@@ -63,6 +63,8 @@ class LoopConfig:
     steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
+    accumulate: int = 1
+    """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
@@ -168,27 +170,15 @@ def check_config(config: Config) -> Config:
         InputError: naming the flag and what it may be.
     """
     check_head(config.model.head)
-    vision = config.model.vision
-    if vision.image_size % vision.patch_size:
-        raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of "
-            f"--model.vision.patch-size {vision.patch_size}"
-        )
-    if vision.stem == "conv" and vision.patch_size not in (8, 16):
-        raise InputError(
-            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
-        )
-    for name, dim, heads in (
-        ("vision", vision.dim, vision.heads), ("decoder", config.model.decoder.dim, config.model.decoder.heads)
-    ):  # fmt: skip
-        if dim % heads:
-            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    if config.model.vision.init is None and config.model.vision.name is None:
+        check_sizes(config.model)  # published sizes are known, and checked, when training starts
     if not 0 < config.data.crop <= 1:
         raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
     if not 0 <= config.data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
     positive = {
         "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
+        "--train.accumulate": config.train.accumulate,
         "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
         "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
         "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,
@@ -198,6 +188,43 @@ def check_config(config: Config) -> Config:
         if value < 1:
             raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
     return config
+
+
+def check_sizes(model: ModelConfig) -> None:
+    """Refuses sizes of the encoder and the decoder that do not fit together.
+
+    Raises:
+        InputError: naming the flag and what it may be.
+    """
+    vision, decoder = model.vision, model.decoder
+    if vision.image_size % vision.patch_size:
+        raise InputError(
+            f"--model.vision.image-size {vision.image_size} is not a multiple of "
+            f"--model.vision.patch-size {vision.patch_size}"
+        )
+    if vision.stem == "conv" and vision.patch_size not in (8, 16):
+        raise InputError(
+            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
+        )
+    for name, dim, heads in (("vision", vision.dim, vision.heads), ("decoder", decoder.dim, decoder.heads)):
+        if dim % heads:
+            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
+    if vision.stem == "none" and vision.name is None:
+        raise InputError("--model.vision.stem none leaves no image encoder; give a plain ViT as --model.vision.name")
+    if vision.frozen and vision.init is None:
+        raise InputError("--model.vision.frozen keeps published weights as they are; give them as --model.vision.init")
+    if vision.lora_rank and vision.init is None and vision.name is None:
+        raise InputError("--model.vision.lora-rank adapts published weights; give --model.vision.init or .name")
+    if decoder.kind == "sam" and decoder.dim != vision.out_dim:
+        raise InputError(
+            f"--model.decoder.dim {decoder.dim}: SAM's decoder reads image tokens as they are, so it must be equal to "
+            f"--model.vision.out-dim {vision.out_dim}"
+        )
+    if decoder.kind == "sam" and (decoder.dim % 8 or decoder.dim % (2 * decoder.heads)):
+        raise InputError(
+            f"--model.decoder.dim {decoder.dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
+            f"{decoder.heads} heads"
+        )
 
 
 def to_json(config: Any) -> dict[str, Any]:

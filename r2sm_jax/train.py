@@ -7,6 +7,7 @@ its last checkpoint to bit-identical parameters.
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, parse_config
+from r2sm_jax.config import Config, check_sizes, parse_config
 from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sheet import save_sheet
@@ -30,6 +31,7 @@ from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.vision_weights import load_published, with_published_sizes
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
 from r2sm_jax.training.calibration import Calibration
@@ -62,7 +64,7 @@ def all_texts(source: PreparedSource) -> list[str]:
     return [text for index in range(len(source)) for text in source.texts(index)]
 
 
-def print_parameters(params: nnx.State, texts: TextStates) -> None:
+def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
     """The table of what is trained and what is frozen."""
     table = Table("module", "parameters", title="parameters", title_justify="left")
 
@@ -73,11 +75,13 @@ def print_parameters(params: nnx.State, texts: TextStates) -> None:
         table.add_row(str(name), f"{count(part):,}")
     table.add_section()
     table.add_row("trainable", f"{count(params):,}")
+    if frozen := count(constants.get("vision", {})):
+        table.add_row("frozen: vision", f"{frozen:,}")
     table.add_row(f"frozen: {texts.folder.name}", f"{count(texts.weights):,}")
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
-def make_mesh(batch_size: int) -> jax.sharding.Mesh:
+def make_mesh(batch_size: int, accumulate: int = 1) -> jax.sharding.Mesh:
     """All local devices along one `data` axis.
 
     Raises:
@@ -86,16 +90,44 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
     devices = jax.local_device_count()
     if batch_size % devices:
         raise InputError(f"--train.batch-size {batch_size} is not divisible by the {devices} devices; give a multiple")
+    if batch_size // devices % accumulate:
+        raise InputError(
+            f"--train.accumulate {accumulate}: a device's {batch_size // devices} images (--train.batch-size over "
+            f"{devices} devices) do not divide into so many parts; give a divisor"
+        )
     return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def load_initial(config: Config, params: nnx.State, constants: nnx.State) -> tuple[nnx.State, nnx.State]:
-    """Weights of another run as the starting point (`--init RUN`).
+def with_sizes(config: Config) -> Config:
+    """The configuration with the sizes of the published weights that it names; from the run that is resumed or
+    started from, if there is one that has them.
 
     Raises:
-        InputError: the run has another architecture.
+        InputError: the weights cannot be had, or the sizes contradict one another.
+    """
+    if config.model.vision.init is None and config.model.vision.name is None:
+        return config
+    run = resumed_folder(config) if config.resume else Path(config.init) if config.init else None
+    config = replace(config, model=with_published_sizes(config.model, read_config(run).model if run else None))
+    check_sizes(config.model)
+    return config
+
+
+def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder: Path) -> tuple[nnx.State, nnx.State]:
+    """Published weights, or those of another run (`--init RUN`), as the starting point.
+
+    What became of each published key is said, and written to `published_weights.txt` in the run folder.
+
+    Raises:
+        InputError: the run has another architecture, or the published weights do not fit.
     """
     if config.init is None:
+        params, constants, reports = load_published(config.model, params, constants)
+        for report in reports:
+            print(report, flush=True)
+        if reports:
+            lines = [line for report in reports for line in (f"# {report.name}", *report.lines())]
+            (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
         return params, constants
     other = read_config(Path(config.init))
     if other.model != config.model:
@@ -133,7 +165,8 @@ def train(config: Config) -> Path:
         InputError: something that the user can mend, see the message.
     """
     started = time.monotonic()
-    mesh = make_mesh(config.train.batch_size)
+    config = with_sizes(config)
+    mesh = make_mesh(config.train.batch_size, config.train.accumulate)
     folder = start_folder(config)
     print(f"run folder {folder}", flush=True)
 
@@ -175,19 +208,19 @@ def train(config: Config) -> Path:
 
     # model
     graphdef, params, constants = split_model(config.model, config.train.seed)
-    print_parameters(params, texts)
+    print_parameters(params, constants, texts)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     checkpoints = Checkpoints(folder)
     if config.resume and checkpoints.steps:
         state, constants = checkpoints.restore(init_state(params, optimizer), constants, batches)
         print(f"resumed at step {int(state.step)}", flush=True)
     else:
-        params, constants = load_initial(config, params, constants)
+        params, constants = load_initial(config, params, constants, folder)
         state = init_state(params, optimizer)
     everywhere = NamedSharding(mesh, PartitionSpec())
     state, constants, names = jax.device_put((state, constants, names), everywhere)
     split_rows = NamedSharding(mesh, PartitionSpec("data"))
-    train_step = make_train_step(graphdef, optimizer, config.loss)
+    train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
     calibration = Calibration(graphdef, texts) if from_words else None
 

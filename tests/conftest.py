@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -151,6 +152,40 @@ def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
         tensors[f"{name}.weight"] = rng.uniform(0.8, 1.2, d).astype(np.float32)
         tensors[f"{name}.bias"] = rng.normal(scale=0.1, size=d).astype(np.float32)
     return tensors
+
+
+def write_llama(folder: Path, bert_folder: Path) -> Path:
+    """A random Llama in bfloat16 with as many words and layers; its tokenizer has no padding token."""
+    import ml_dtypes
+
+    folder.mkdir(parents=True)
+    shutil.copy(bert_folder / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
+    config = {
+        "model_type": "llama", "vocab_size": vocabulary, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (vocabulary, WIDTH), "model.norm.weight": (WIDTH,)}
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.{n}_layernorm.weight": (WIDTH,) for n in ("input", "post_attention")}
+        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (WIDTH, WIDTH) for n in "qo"}
+        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (WIDTH // 2, WIDTH) for n in "kv"}
+        shapes |= {f"{layer}.mlp.{n}_proj.weight": (48, WIDTH) for n in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj.weight"] = (WIDTH, 48)
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(scale=0.3, size=shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_folder(bert_folder, tmp_path_factory) -> Path:
+    """A tiny decoder-only model."""
+    return write_llama(tmp_path_factory.mktemp("llama") / "llama", bert_folder)
 
 
 @pytest.fixture(scope="session")

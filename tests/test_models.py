@@ -1,3 +1,4 @@
+import hashlib
 from dataclasses import replace
 
 import jax
@@ -186,6 +187,16 @@ def test_masks_are_dot_products_of_kernels_and_pixels():
     out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
     wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, pixels) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
+
+
+def test_the_default_encoder_is_what_it_was_before_published_weights_could_be_loaded():
+    """Names, shapes and the draw of each parameter, which depends on all that are drawn before it."""
+    state = nnx.to_flat_state(nnx.state(VisionEncoder(VisionConfig(), dtype=FLOAT32, rngs=nnx.Rngs(0))))
+    names = "".join(f"{'.'.join(map(str, path))}{leaf.shape}" for path, leaf in state)
+    assert hashlib.sha256(names.encode()).hexdigest()[:16] == "d9bdf13119fa278b" and len(state) == 57
+    assert all(type(leaf) is nnx.Param for _, leaf in state)
+    sums = {path[0]: float(jnp.abs(leaf[...]).sum()) for path, leaf in state if path[0] in ("positions", "neck2")}
+    assert sums == pytest.approx({"positions": 398.61572, "neck2": 3572.4138}, rel=1e-5)
 
 
 # Promises.

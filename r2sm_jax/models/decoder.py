@@ -7,7 +7,7 @@ pixel features that are computed once per image, where SAM updates image tokens 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from einops import rearrange, reduce
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.models.layers import MLP, Linear, attend
+from r2sm_jax.models.layers import MLP, Buffer, Linear, attend
 from r2sm_jax.models.vision import ConvBlock, VisionFeatures
 
 
@@ -23,6 +23,9 @@ from r2sm_jax.models.vision import ConvBlock, VisionFeatures
 class DecoderConfig:
     """Sizes of the pixel and mask decoders."""
 
+    kind: Literal["shared", "sam"] = "shared"
+    """`shared`: ours, where all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
+    (sam_decoder.py), which takes its sizes and weights from `--model.vision.init` if that is given."""
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3
@@ -47,10 +50,6 @@ PRIOR = -3.0
 """Initial mask logit: a mask fills about a twentieth of the image."""
 FOCUS = 3.0
 """Largest pull, in logits, of a block's mask on the attention of the next (after Mask2Former's masked attention)."""
-
-
-class Buffer(nnx.Variable):
-    """A constant that belongs to the weights: saved and exported, never trained."""
 
 
 class PixelFeatures(NamedTuple):
@@ -109,12 +108,14 @@ def places(size: int) -> Float[Array, "h w 4"]:
 class CrossAttention(nnx.Module):
     """Attention whose keys and values are projected apart, so that queries of one image share them."""
 
-    def __init__(self, dim: int, heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, dim: int, heads: int, *, inner: int | None = None, dtype: jnp.dtype, rngs: nnx.Rngs):
+        """`inner` channels of all heads together; as many as `dim` unless given."""
+        inner = inner or dim
         self.heads = heads
-        self.query = Linear(dim, dim, dtype=dtype, rngs=rngs)
-        self.key = Linear(dim, dim, dtype=dtype, rngs=rngs)
-        self.value = Linear(dim, dim, dtype=dtype, rngs=rngs)
-        self.out = Linear(dim, dim, dtype=dtype, rngs=rngs)
+        self.query = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.key = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.value = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.out = Linear(inner, dim, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -180,9 +181,15 @@ class MaskTokens(NamedTuple):
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
-    """Predicted IoU of the modal and the amodal mask, in 0..1."""
+    """Predicted IoU of the modal and the amodal mask; in 0..1 unless SAM's decoder, which is linear here, errs."""
     type_state: Float[Array, "b k d"] | None = None
     """The type token, for the `decoder` mask-type head."""
+    pixels: Float[Array, "b k h w c"] | None = None
+    """What each query's masks are drawn on, where it is not the image's pixel features."""
+
+    def canvas(self, pixels: Float[Array, "b h w c"]) -> Float[Array, "b *k _h _w _c"]:
+        """What the kernels are multiplied with: `pixels` of the image, or the queries' own."""
+        return pixels if self.pixels is None else self.pixels
 
 
 class MaskDecoder(nnx.Module):
@@ -257,22 +264,34 @@ def make_kernels(out: Float[Array, "b k q _o"]) -> Kernels:
 
 def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"]:
     """SAM's random Fourier features of the cell centres (prompt_encoder.py, PositionEmbeddingRandom)."""
+    return fourier_features(grid_centres(grid), jax.random.normal(key, (2, dim // 2)))
+
+
+def grid_centres(grid: int) -> Float[Array, "n 2"]:
+    """x and y of the cell centres of a square, row by row, in -1..1."""
     centres = (jnp.arange(grid) + 0.5) / grid * 2 - 1
-    points = jnp.stack(jnp.meshgrid(centres, centres, indexing="xy"), axis=-1).reshape(-1, 2)
-    angles = 2 * jnp.pi * points @ jax.random.normal(key, (2, dim // 2))
+    return jnp.stack(jnp.meshgrid(centres, centres, indexing="xy"), axis=-1).reshape(-1, 2)
+
+
+def fourier_features(points: Float[Array, "n 2"], frequencies: Float[Array, "2 _f"]) -> Float[Array, "n _d"]:
+    """Sines, then cosines, of points in -1..1 at random frequencies."""
+    angles = 2 * jnp.pi * points @ frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def draw_masks(kernels: Kernels, pixels: Float[Array, "b h w c"]) -> Float[Array, "b k q 2 h w"]:
-    """Mask logits in float32: every kernel times every pixel."""
+def draw_masks(kernels: Kernels, pixels: Float[Array, "b *k h w c"]) -> Float[Array, "b k q 2 h w"]:
+    """Mask logits in float32: every kernel times every pixel, of the image or of its own query."""
     b, k, q, two, _ = kernels.weights.shape
+    if pixels.ndim == 5:
+        logits = jnp.einsum("bkqtc,bkhwc->bkqthw", kernels.weights, pixels.astype(jnp.float32))
+        return logits + kernels.biases[..., None, None]
     flat = rearrange(kernels.weights, "b k q two c -> b (k q two) c")
     logits = jnp.einsum("bqc,bhwc->bqhw", flat, pixels.astype(flat.dtype))
     return logits.reshape(b, k, q, two, *pixels.shape[1:3]) + kernels.biases[..., None, None]
 
 
 def draw_pair(
-    kernels: Kernels, pixels: Float[Array, "b h w c"]
+    kernels: Kernels, pixels: Float[Array, "b *k h w c"]
 ) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
     """Modal and amodal logits: the amodal one is the larger of modal and completing, so modal ⊆ amodal."""
     logits = draw_masks(kernels, pixels)

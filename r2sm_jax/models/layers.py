@@ -1,5 +1,6 @@
 """Layers that every module shares: attention, MLP, and a dense layer that is fast on CPU too."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import jax
@@ -8,6 +9,28 @@ from einops import rearrange
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
+    "gelu": lambda x: nnx.gelu(x, approximate=False),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": nnx.relu,
+}
+"""Ours from scratch is `gelu_tanh`; the others are those of published weights, of which `gelu` is the exact one."""
+
+
+class Buffer(nnx.Variable):
+    """A constant that belongs to the weights: saved and exported, never trained."""
+
+
+def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
+    """Turns all parameters of a module, except those named `but`, into constants: no gradient, no optimizer state, no
+    decay; still saved."""
+    for _, part in nnx.iter_graph(module):
+        if isinstance(part, nnx.Module):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, nnx.Param) and name not in but:
+                    setattr(part, name, Buffer(value[...]))
 
 
 class Linear(nnx.Linear):
@@ -23,14 +46,15 @@ class Linear(nnx.Linear):
 
 
 class MLP(nnx.Module):
-    """Dense layers with GELU between them."""
+    """Dense layers with an activation between them."""
 
-    def __init__(self, dims: tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, dims: tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs, activation: str = "gelu_tanh"):
+        self.activation = activation
         self.layers = nnx.List([Linear(i, o, dtype=dtype, rngs=rngs) for i, o in pairwise(dims)])
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         for layer in self.layers[:-1]:
-            x = nnx.gelu(layer(x), approximate=True)
+            x = ACTIVATIONS[self.activation](layer(x))
         return self.layers[-1](x)
 
 

@@ -1,6 +1,6 @@
 """The whole segmenter: image and text states in, three masks a query and the decision which one was meant out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,6 +22,8 @@ from r2sm_jax.models.decoder import (
     make_kernels,
 )
 from r2sm_jax.models.layers import MLP, Linear
+from r2sm_jax.models.lora import merge_all
+from r2sm_jax.models.sam_decoder import SamMaskDecoder
 from r2sm_jax.models.vision import ConvStem, VisionConfig, VisionEncoder
 from r2sm_jax.models.weights import MINILM
 
@@ -109,10 +111,12 @@ class R2SM(nnx.Module):
         stem = self.vision.stem
         skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
-        type_token = config.head == heads.DECODER_HEAD
-        self.decoder = MaskDecoder(
-            decoder, vision.out_dim, config.text.dim, vision.grid, type_token=type_token, dtype=dtype, rngs=rngs
-        )
+        type_token, options = config.head == heads.DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
+        if decoder.kind == "sam":
+            self.decoder = SamMaskDecoder(decoder, config.text.dim, type_token=type_token, **options)
+        else:
+            grid = vision.grid
+            self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, grid, type_token=type_token, **options)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if type_token else None
@@ -185,18 +189,34 @@ class R2SM(nnx.Module):
     ) -> R2SMOutput:
         """Answers k queries about each of b images that `encode_image` has looked at."""
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, pixels.fine))
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, masks.canvas(pixels.fine)))
+        iou = jnp.clip(masks.iou, 0, 1)
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             modal[:, :, 0],
             amodal[:, :, 0],
             masks.presence[..., 0],
-            masks.iou[..., 0, :],
+            iou[..., 0, :],
             modal[:, :, 1:],
             amodal[:, :, 1:],
             masks.presence[..., 1:],
-            masks.iou[..., 1:, :],
+            iou[..., 1:, :],
         )
+
+
+def merge_lora(
+    config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State
+) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
+    """The same model without LoRA, for export: each low-rank product is added to its frozen kernel.
+
+    Gives the configuration, graph and weights that belong together; those that came in where there is no LoRA.
+    """
+    if not config.vision.lora_rank:
+        return config, graphdef, weights
+    model = nnx.merge(graphdef, weights)
+    merge_all(model)
+    vision = replace(config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True)
+    return replace(config, vision=vision), *nnx.split(model)
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,74 +1,70 @@
-"""The frozen language model: a BERT-layout encoder that returns the token states of chosen layers.
+"""The frozen language model of a folder, by the layout that its `config.json` names: three, and no more."""
 
-Layout and numerics follow `transformers` (models/bert/modeling_bert.py): post-norm blocks, exact GELU, LayerNorm
-epsilon from the config (1e-12), additive attention mask.
-"""
+from pathlib import Path
 
-from dataclasses import dataclass
-
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from transformers import AutoConfig
 
-from r2sm_jax.models.layers import Linear, attend
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.text_bert import BertEncoder
+from r2sm_jax.models.text_clip import ClipTextEncoder
+from r2sm_jax.models.text_decoder import DecoderEncoder
+from r2sm_jax.models.text_encoder import TextEncoder
+from r2sm_jax.models.weights import fill, read_config, read_tensors
 
+Layout = type[BertEncoder] | type[ClipTextEncoder] | type[DecoderEncoder]
 
-@dataclass(frozen=True)
-class BertConfig:
-    """The fields of a Hugging Face BERT `config.json` that shape the encoder."""
-
-    vocab_size: int = 30522
-    hidden_size: int = 384
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 12
-    intermediate_size: int = 1536
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
-    layer_norm_eps: float = 1e-12
-
-
-class BertBlock(nnx.Module):
-    """One post-norm transformer layer."""
-
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        d, eps = config.hidden_size, config.layer_norm_eps
-        self.heads = config.num_attention_heads
-        self.query = Linear(d, d, rngs=rngs)
-        self.key = Linear(d, d, rngs=rngs)
-        self.value = Linear(d, d, rngs=rngs)
-        self.out = Linear(d, d, rngs=rngs)
-        self.attention_norm = nnx.LayerNorm(d, epsilon=eps, rngs=rngs)
-        self.up = Linear(d, config.intermediate_size, rngs=rngs)
-        self.down = Linear(config.intermediate_size, d, rngs=rngs)
-        self.output_norm = nnx.LayerNorm(d, epsilon=eps, rngs=rngs)
-
-    def __call__(self, x: Float[Array, "b t e"], mask: Bool[Array, "b t"]) -> Float[Array, "b t e"]:
-        attended = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, mask=mask)
-        x = self.attention_norm(x + self.out(attended))
-        return self.output_norm(x + self.down(nnx.gelu(self.up(x), approximate=False)))
+LAYOUTS: dict[str, tuple[Layout, tuple[str, ...]]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), (BertEncoder, ("gelu",))),
+    **dict.fromkeys(
+        ("clip", "clip_text_model", "siglip", "siglip_text_model"),
+        (ClipTextEncoder, ("gelu", "quick_gelu", "gelu_pytorch_tanh")),
+    ),
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), (DecoderEncoder, ("silu",))),
+}
+"""`model_type` -> the layout and the activations that it may have."""
 
 
-class TextEncoder(nnx.Module):
-    """BERT-layout encoder. All parameters are frozen: nothing trains them, no optimizer sees them."""
+def abstract_text_encoder(folder: Path) -> TextEncoder:
+    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`.
 
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        d = config.hidden_size
-        self.config = config
-        self.words = nnx.Embed(config.vocab_size, d, rngs=rngs)
-        self.positions = nnx.Embed(config.max_position_embeddings, d, rngs=rngs)
-        self.token_types = nnx.Embed(config.type_vocab_size, d, rngs=rngs)
-        self.norm = nnx.LayerNorm(d, epsilon=config.layer_norm_eps, rngs=rngs)
-        self.blocks = nnx.List([BertBlock(config, rngs=rngs) for _ in range(config.num_hidden_layers)])
+    Raises:
+        InputError: the file is missing or unreadable, or the architecture is another one.
+    """
+    path, raw = folder / "config.json", read_config(folder)
+    name = raw.get("model_type")
+    if name not in LAYOUTS:
+        known = ", ".join(LAYOUTS)
+        raise InputError(f"{path}: model_type {name!r} is not a language model that can be loaded; these are: {known}")
+    layout, activations = LAYOUTS[name]
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        config = getattr(config, "text_config", config)
+        activation = config.hidden_act
+        encoder = nnx.eval_shape(lambda: layout(config, rngs=nnx.Rngs(0))) if activation in activations else None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except Exception as error:  # whatever `transformers` or strange values raise
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(f"{path}: not a readable configuration of {name} ({type(error).__name__}: {line})") from None
+    if encoder is None:
+        raise InputError(
+            f"{path}: activation {activation!r} is not one that {name} can be loaded with: {', '.join(activations)}"
+        )
+    return encoder
 
-    def __call__(
-        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
-    ) -> Float[Array, "b t l e"]:
-        """Token states after each of `layers` (0 = the embeddings, counted as `transformers` does).
 
-        `mask` is True on real tokens; states on padding tokens are meaningless.
-        """
-        x = self.words(ids) + self.positions(jnp.arange(ids.shape[1])) + self.token_types(jnp.zeros_like(ids))
-        states = [self.norm(x)]
-        for block in self.blocks:
-            states.append(block(states[-1], mask))
-        return jnp.stack([states[layer] for layer in layers], axis=2)
+def load_text_encoder(folder: Path) -> TextEncoder:
+    """The language model of a Hugging Face folder, with weights in the type that the file has.
+
+    Raises:
+        InputError: as `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
+            (all of them are listed).
+    """
+    encoder = abstract_text_encoder(folder)
+    graphdef, state = nnx.split(encoder)
+    filled = fill(
+        state, read_tensors(folder), encoder.KEYS, where=folder, prefix=encoder.PREFIX, unused=encoder.UNUSED,
+        keep_types=True,
+    )  # fmt: skip
+    return nnx.merge(graphdef, filled)

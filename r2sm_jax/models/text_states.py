@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.weights import file_sha256, find_language_model, load_bert
+from r2sm_jax.models.text import load_text_encoder
+from r2sm_jax.models.text_encoder import TextEncoder
+from r2sm_jax.models.weights import find_language_model, weights_sha256
 
 BATCH_TOKENS = 2048
 LENGTH_STEP = 4
@@ -25,6 +27,14 @@ NOW_LENGTHS = (16, 32)
 """Sentences that somebody waits for are padded to one of these, or to the token limit."""
 NOW_KEPT = 1024
 """How many of them are remembered, so that a server's memory does not grow."""
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
 
 Batch = tuple[list[tuple[str, list[int]]], jax.Array]
 """Sentences with their tokens, and their states [b t l e] as they will be."""
@@ -33,30 +43,41 @@ Batch = tuple[list[tuple[str, list[int]]], jax.Array]
 class TextStates:
     """`states, mask = texts(["...", ...])`; new sentences are encoded, known ones looked up.
 
-    States are float16 [t l e], stored without padding. Threads may share it.
+    States are float16 [t l e], stored without padding. Where hidden layers are raw residual sums (CLIP, SigLIP,
+    decoder-only), each token state is divided by its root mean square: some are in the thousands, which neither
+    float16 nor the heads could take beside the others.
+
+    The tokenizer needs no padding token: what pads a batch is masked, or comes after everything that is read. Only
+    SigLIP was trained to read its padding; its states are those of the sentence and, behind it, that of the last
+    padding token, which is the one that it pools.
+
+    Threads may share it.
     """
 
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
         folder = find_language_model(name)
         self.folder: Path = folder
-        encoder = load_bert(folder)
-        config = encoder.config
-        self.sha256 = file_sha256(folder / "model.safetensors")
-        if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
-            raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{folder}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from None
-        if not all(0 <= layer <= config.num_hidden_layers for layer in layers):
-            raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {config.num_hidden_layers}")
-        self.layers, self.dim = layers, config.hidden_size
+        encoder = load_text_encoder(folder)
+        self.sha256 = weights_sha256(folder)
+        self.tokenizer = load_tokenizer(folder, encoder)
+        if not all(0 <= layer <= encoder.depth for layer in layers):
+            raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {encoder.depth}")
+        if max_tokens > encoder.max_tokens:
+            raise InputError(f"--model.text.max-tokens {max_tokens}: {name} reads at most {encoder.max_tokens} tokens")
+        self.layers, self.dim, self.pool = layers, encoder.dim, encoder.POOL
         self.max_tokens = max_tokens
+        ending = self.tokenizer("a")["input_ids"][-1:]  # a cut sentence gets it too
+        self._ending: list[int] = ending if ending[0] in self.tokenizer.all_special_ids else []
+        self._whole: int = encoder.max_tokens if encoder.reads_padding else 0
+        self._words = max_tokens - len(self._ending) - encoder.reads_padding
         graphdef, self.weights = nnx.split(encoder)
 
         @jax.jit
         def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array) -> jax.Array:
-            return nnx.merge(graphdef, weights)(ids, mask, layers).astype(jnp.float16)
+            states = nnx.merge(graphdef, weights)(ids, mask, layers)
+            if encoder.PRE_NORM:
+                states = states * jax.lax.rsqrt(jnp.square(states).mean(-1, keepdims=True) + 1e-12)
+            return states.astype(jnp.float16)
 
         self._encode = encode
         self._states: dict[str, np.ndarray] = {}
@@ -77,7 +98,7 @@ class TextStates:
             new = self._new(sentences)
             by_length: dict[int, list[tuple[str, list[int]]]] = {}
             for sentence, ids in new:
-                by_length.setdefault(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
+                by_length.setdefault(-(-max(len(ids), 1) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
             before: Batch | None = None
             for length, group in sorted(by_length.items()):
                 rows = max(1, BATCH_TOKENS // length)
@@ -117,15 +138,16 @@ class TextStates:
         new = [s for s in dict.fromkeys(sentences) if s not in self._states]
         if not new:
             return []
-        encoded = self.tokenizer(new, add_special_tokens=True)["input_ids"]
-        self.truncated |= {s for s, ids in zip(new, encoded, strict=True) if len(ids) > self.max_tokens}
-        limit, end = self.max_tokens, self.tokenizer.sep_token_id
-        cut = (ids if len(ids) <= limit else [*ids[: limit - 1], end] for ids in encoded)
+        encoded = self.tokenizer(new)["input_ids"]
+        limit = self._words + len(self._ending)
+        self.truncated |= {s for s, ids in zip(new, encoded, strict=True) if len(ids) > limit}
+        cut = (ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded)
         return list(zip(new, cut, strict=True))
 
     def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> Batch:
-        ids = np.zeros((rows, length), np.int32)
-        mask = np.zeros((rows, length), bool)
+        length = self._whole or length
+        ids = np.full((rows, length), self.tokenizer.pad_token_id or 0, np.int32)
+        mask = np.full((rows, length), bool(self._whole))
         mask[:, 0] = True
         for row, (_, tokens) in enumerate(group):
             ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
@@ -135,7 +157,9 @@ class TextStates:
         if batch is not None:
             group, states = batch[0], np.asarray(batch[1])
             for row, (sentence, tokens) in enumerate(group):
-                self._states[sentence] = states[row, : len(tokens)].copy()
+                # A sentence without tokens (decoder-only models add none) is its first padding token.
+                kept = states[row, : max(len(tokens), 1)]
+                self._states[sentence] = np.concatenate([kept, states[row, -1:]]) if self._whole else kept.copy()
 
     def __call__(
         self, sentences: list[str], tokens: int | None = None
@@ -161,20 +185,25 @@ class TextStates:
         return max(map(len, self._states.values()), default=1)
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
-        """Mean last-layer state of each name, relative to the others: centred, unit variance.
+        """One last-layer state of each name, relative to the others: centred, unit variance.
 
-        A language model's states share a large common part; without it names are told apart from the first steps.
+        It is the mean over the tokens, or the last token's where only that has read the whole name. A language
+        model's states share a large common part; without it names are told apart from the first steps.
         """
         self.add(names)
-        means = np.stack([self._states[name][:, -1].astype(np.float32).mean(0) for name in names])
-        centred = means - means.mean(0)
+        states = [self._states[name][:, -1].astype(np.float32) for name in names]
+        pooled = np.stack([state.mean(0) if self.pool == "mean" else state[-1] for state in states])
+        centred = pooled - pooled.mean(0)
         return centred / max(float(centred.std()), 1e-6)
 
     def word_of_tokens(self, sentence: str, words: Sequence[Sequence[int]]) -> Int[np.ndarray, " t"]:
         """For each token that is read, the word whose characters `start, end` hold its middle; -1 for special ones."""
-        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
-        if len(spans) > self.max_tokens:
-            spans = [*spans[: self.max_tokens - 1], (0, 0)]
+        with self._lock:
+            spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"] or [(0, 0)]
+        if len(spans) > self._words + len(self._ending):
+            spans = [*spans[: self._words], *[(0, 0)] * len(self._ending)]
+        if self._whole:
+            spans = [*spans, (0, 0)]
         found = np.full(len(spans), -1)
         for row, (start, end) in enumerate(spans):
             for word, (first, last) in enumerate(words):
@@ -186,9 +215,10 @@ class TextStates:
         """The words at the end of a sentence that lie beyond the token limit, the first of them maybe in part."""
         with self._lock:
             spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
-        if len(spans) <= self.max_tokens:
+        if len(spans) <= self._words + len(self._ending):
             return ""
-        start = spans[self.max_tokens - 1][0]
+        start = spans[self._words][0]
+        start += sentence[start] == " "  # some tokens begin with the space before the word
         return sentence[sentence.rfind(" ", 0, start) + 1 :]
 
     def said_of_truncation(self) -> str:
@@ -197,3 +227,30 @@ class TextStates:
         return (
             f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"
         )
+
+
+def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder.
+
+    Raises:
+        InputError: it is missing or unreadable, has no padding token where the model reads one, or has ids that the
+            model has no embedding of.
+    """
+    if not any((folder / name).exists() for name in VOCABULARIES):
+        raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # whatever the many tokenizers raise on a damaged file
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None
+    if not tokenizer.is_fast:
+        raise InputError(f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add the file")
+    if encoder.reads_padding and tokenizer.pad_token_id is None:
+        raise InputError(f"{folder}: its tokenizer has no padding token, which this model reads; restore pad_token")
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= encoder.vocab_size:
+        raise InputError(
+            f"{folder}: its tokenizer has ids up to {largest}, the model {encoder.vocab_size} embeddings; "
+            "take the tokenizer that belongs to the model"
+        )
+    return tokenizer

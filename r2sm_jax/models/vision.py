@@ -2,10 +2,11 @@
 
 Layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
 attention, decomposed relative positions, a two-convolution neck. The `conv` stem is ours: overlapping strided
-convolutions whose stride-2 and stride-4 features are handed to the pixel decoder.
+convolutions whose stride-2 and stride-4 features are handed to the pixel decoder. A published plain ViT (plain_vit.py)
+may stand beside it, or in its place: their tokens are joined at the neck.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,7 +15,9 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.models.layers import MLP, Linear
+from r2sm_jax.models.layers import MLP, Linear, freeze
+from r2sm_jax.models.lora import projection
+from r2sm_jax.models.plain_vit import PlainViT, PlainViTConfig, resize
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,9 @@ class VisionConfig:
     """Pixels of the square input."""
     patch_size: int = 8
     """Pixels a token, each way."""
-    stem: Literal["conv", "patch"] = "conv"
-    """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding."""
+    stem: Literal["conv", "patch", "none"] = "conv"
+    """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding; `none`: no encoder of this
+    layout at all, `name` stands alone."""
     stem_depth: int = 1
     """Residual convolutions at each stride of the `conv` stem."""
     dim: int = 192
@@ -41,6 +45,27 @@ class VisionConfig:
     """SAM's decomposed relative positions."""
     out_dim: int = 128
     """Channels after the neck."""
+    remat: bool = False
+    """Compute the insides of every block anew in the backward pass: less memory, a third more time."""
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    """`gelu` is the exact one, of published weights."""
+    init: str | None = None
+    """Published SAM weights, a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
+    sizes above but `image_size` then come from its config.json; giving another one is an error."""
+    frozen: bool = False
+    """The weights of `init` are not trained."""
+    name: str | None = None
+    """A published plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or a
+    Hugging Face name such as facebook/dinov2-small."""
+    name_frozen: bool = True
+    """The weights of `name` are not trained."""
+    name_grid: int = 0
+    """Tokens each way of `name`, resized to the grid of this encoder; 0 = as many as it has."""
+    lora_rank: int = 0
+    """Low-rank adaptation of the attention projections of `init` and `name`, whose own weights are frozen then."""
+    lora_alpha: float = 16.0
+    plain: PlainViTConfig = field(default_factory=PlainViTConfig)
+    """Sizes of `name`, from its config.json."""
 
     @property
     def grid(self) -> int:
@@ -97,8 +122,9 @@ class Attention(nnx.Module):
     def __init__(self, config: VisionConfig, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         head_dim = config.dim // config.heads
         self.heads = config.heads
-        self.qkv = Linear(config.dim, 3 * config.dim, dtype=dtype, rngs=rngs)
-        self.out = Linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
+        rank, alpha = (config.lora_rank, config.lora_alpha) if config.init else (0, 0.0)
+        self.qkv = projection(config.dim, 3 * config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
+        self.out = projection(config.dim, config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
         table = jnp.zeros((2 * grid - 1, head_dim))
         self.rel_pos_h = nnx.Param(table) if config.relative_positions else None
         self.rel_pos_w = nnx.Param(table) if config.relative_positions else None
@@ -130,10 +156,12 @@ class Block(nnx.Module):
 
     def __init__(self, config: VisionConfig, window: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.window = window
-        self.norm1 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        fast = config.init is None  # published ViTs have channels far from zero
+        self.norm1 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, use_fast_variance=fast, rngs=rngs)
         self.attention = Attention(config, window or config.grid, dtype=dtype, rngs=rngs)
-        self.norm2 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((config.dim, config.mlp_dim, config.dim), dtype=dtype, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, use_fast_variance=fast, rngs=rngs)
+        dims = (config.dim, config.mlp_dim, config.dim)
+        self.mlp = MLP(dims, dtype=dtype, rngs=rngs, activation=config.activation)
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         normed = self.norm1(x)
@@ -159,24 +187,63 @@ class VisionEncoder(nnx.Module):
         self.config = config
         if config.stem == "conv":
             self.stem = ConvStem(config, dtype=dtype, rngs=rngs)
-        else:
+        elif config.stem == "patch":
             size = (config.patch_size, config.patch_size)
             self.stem = nnx.Conv(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
-        init = nnx.initializers.truncated_normal(0.02)
-        self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
-        windows = [0 if i in config.global_blocks else config.window_size for i in range(config.depth)]
-        self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
-        self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        else:
+            self.stem = None
+        if self.stem is not None:
+            init = nnx.initializers.truncated_normal(0.02)
+            self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
+            windows = [0 if i in config.global_blocks else config.window_size for i in range(config.depth)]
+            self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
+            self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.neck2 = nnx.Conv(config.out_dim, config.out_dim, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        lora = config.lora_rank, config.lora_alpha
+        if config.init and (config.frozen or config.lora_rank):
+            freeze(self, but=("lora_in", "lora_out"))
+        if config.plain.family == "none":
+            self.plain = None
+        else:
+            grid = config.name_grid or config.grid
+            self.plain = PlainViT(config.plain, grid, lora=lora, remat=config.remat, dtype=dtype, rngs=rngs)
+            if config.name_frozen or config.lora_rank:
+                freeze(self.plain, but=("lora_in", "lora_out"))
+            # Beside published weights the plain ViT starts without a say, so that they start as they were published.
+            init = nnx.initializers.zeros_init() if config.init else nnx.initializers.lecun_normal()
+            self.join = Linear(
+                config.plain.dim, config.out_dim, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
+            )
+
+    @staticmethod
+    def from_pretrained(
+        name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
+    ) -> "VisionEncoder":
+        """SAM's image encoder with published weights: `name` is a folder or a Hugging Face name.
+
+        Positions are interpolated to `image_size` pixels; None = the published size. Raises InputError as
+        `vision_weights.load_published`.
+        """
+        from r2sm_jax.models.vision_weights import load_encoder
+
+        return load_encoder(name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         """`image` is normalised to zero mean and unit scale; padding is zero."""
+        x, skips = self._trunk(image) if self.stem is not None else (None, ())
+        if self.plain is not None:
+            joined = self.join(resize(self.plain(image), self.config.grid))
+            x = joined if x is None else x + joined
+        assert x is not None  # for the type checker: check_config asks for one of the two
+        return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
+
+    def _trunk(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b h w d"], tuple[jax.Array, ...]]:
+        assert self.stem is not None
         stem = self.stem(image)
         x, skips = stem if isinstance(stem, tuple) else (stem, ())
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
-            x = block(x)
-        x = self.neck_norm2(self.neck2(self.neck_norm1(self.neck1(x))))
-        return VisionFeatures(x, skips)
+            x = jax.checkpoint(block)(x) if self.config.remat else block(x)
+        return self.neck1(x), skips

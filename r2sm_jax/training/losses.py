@@ -1,5 +1,6 @@
 """Losses. Everything is float32, reduced per mask first and then over the valid masks, never over the flat batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -61,8 +62,28 @@ class Targets(NamedTuple):
 
 def masked_mean(values: Float[Array, "*n"], valid: Float[Array, "*n"] | Bool[Array, "*n"]) -> Float[Array, ""]:
     """Mean over the valid entries; 0 where there is none."""
-    weights = valid.astype(values.dtype)
-    return (values * weights).sum() / jnp.maximum(weights.sum(), 1)
+    return SharedMeans()(values, valid)
+
+
+class SharedMeans:
+    """`masked_mean` for a batch that is worked off in parts: the shares of its parts add up to its means.
+
+    How many entries count depends on the truth alone. So a first pass over all parts reads `counts`, one for each call
+    in their order, and a second divides by their `totals`.
+    """
+
+    def __init__(self, totals: list[Float[Array, ""]] | None = None):
+        self.totals = totals
+        self.counts: list[Float[Array, ""]] = []
+
+    def __call__(self, values: Float[Array, "*n"], valid: Float[Array, "*n"] | Bool[Array, "*n"]) -> Float[Array, ""]:
+        weights = valid.astype(values.dtype)
+        self.counts.append(weights.sum())
+        total = self.counts[-1] if self.totals is None else self.totals[len(self.counts) - 1]
+        return (values * weights).sum() / jnp.maximum(total, 1)
+
+
+Mean = Callable[[Array, Array], Array]
 
 
 def dice_loss(
@@ -120,8 +141,8 @@ def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Arra
 
 
 def query_losses(
-    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b h w c"], targets: Targets,
-    config: LossConfig, *, head: str, threshold: float,
+    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b *_k h w c"], targets: Targets,
+    config: LossConfig, *, head: str, threshold: float, mean: Mean = masked_mean,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type;
     `threshold` is the logit above which a pixel is mask."""
@@ -147,29 +168,34 @@ def query_losses(
         for kernels in masks.early:
             pair = (x[:, :, 0] for x in draw_pair(kernels.of(FUSED), pixels_coarse))
             for logits, target, counts in zip(pair, targets_coarse, (modal_valid, amodal_valid), strict=True):
-                early += masked_mean(mask_loss(logits, target, area_coarse, config.masks), counts)
+                early += mean(mask_loss(logits, target, area_coarse, config.masks), counts)
         early /= len(masks.early)
     return {
         "early": early,
-        "modal": masked_mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
-        "amodal": masked_mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "type": type_loss(type_logit, wants, valid, config),
-        "presence": masked_mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
-        "iou": masked_mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
+        "modal": mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
+        "amodal": mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
+        "type": type_loss(type_logit, wants, valid, config, mean=mean),
+        "presence": mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
+        "iou": mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
     }
 
 
 def type_loss(
-    logit: Float[Array, "b k"], wants_amodal: Bool[Array, "b k"], valid: Bool[Array, "b k"], config: LossConfig
+    logit: Float[Array, "b k"],
+    wants_amodal: Bool[Array, "b k"],
+    valid: Bool[Array, "b k"],
+    config: LossConfig,
+    *,
+    mean: Mean = masked_mean,
 ) -> Float[Array, ""]:
     """Cross entropy of the mask type, with smoothed labels."""
     target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
-    return masked_mean(optax.sigmoid_binary_cross_entropy(logit, target), valid)
+    return mean(optax.sigmoid_binary_cross_entropy(logit, target), valid)
 
 
-def pool_pixels(pixels: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
+def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Half the resolution. A mask drawn from pooled features is the pooled mask, exactly."""
-    return reduce(pixels, "b (h y) (w x) c -> b h w c", "mean", y=2, x=2)
+    return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=2, x=2)
 
 
 def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array, "b m _h _w"]:
@@ -178,7 +204,13 @@ def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array
 
 
 def slot_losses(
-    masks: MaskTokens, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig, *, threshold: float
+    masks: MaskTokens,
+    pixels: Float[Array, "b *_k h w c"],
+    targets: Targets,
+    config: LossConfig,
+    *,
+    threshold: float,
+    mean: Mean = masked_mean,
 ) -> dict[str, Float[Array, ""]]:
     """Instance masks: slots are matched to the query's instances (Hungarian), unmatched slots learn absence.
 
@@ -214,9 +246,9 @@ def slot_losses(
     )
     presence = optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 1:], filled)
     return {
-        "slots": masked_mean(losses, exists) + masked_mean(amodal_losses, known),
-        "slot_presence": masked_mean(presence, jnp.broadcast_to(targets.query_valid[..., None], filled.shape)),
-        "slot_iou": masked_mean(iou_error, jnp.stack([exists, known], -1)),
+        "slots": mean(losses, exists) + mean(amodal_losses, known),
+        "slot_presence": mean(presence, jnp.broadcast_to(targets.query_valid[..., None], filled.shape)),
+        "slot_iou": mean(iou_error, jnp.stack([exists, known], -1)),
     }
 
 
@@ -227,7 +259,7 @@ def _match(cost: Float[Array, "q r"]) -> Int[Array, " r"]:
 
 
 def dense_losses(
-    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets
+    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets, *, mean: Mean = masked_mean
 ) -> dict[str, Float[Array, ""]]:
     """What every pixel knows of the object that it lies on: names, hidden categories, amodal box.
 
@@ -245,32 +277,37 @@ def dense_losses(
         label = pick(targets.labels[group], index)
         logits = jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(label, 0))
-        losses[f"dense_{group}"] = masked_mean(loss, on_object & (label >= 0))
+        losses[f"dense_{group}"] = mean(loss, on_object & (label >= 0))
     if "category" in names:
         embeddings, label = names["category"], targets.labels["category"]
         one_hot = jax.nn.one_hot(label, embeddings.shape[0]) * targets.amodal_known[..., None]
         hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
         logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
         loss = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
-        losses["dense_hidden"] = masked_mean(loss, counts)
+        losses["dense_hidden"] = mean(loss, counts)
     size = dense.box.shape[1]
     centre = (jnp.arange(size) + 0.5) / size
     here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
     distances = pick(targets.boxes, index) - jnp.concatenate([here, here], -1)
     box_known = on_object & pick(targets.amodal_known, index)
-    losses["dense_box"] = 4 * masked_mean(jnp.abs(dense.box - distances).mean(-1), box_known)
+    losses["dense_box"] = 4 * mean(jnp.abs(dense.box - distances).mean(-1), box_known)
     return losses
 
 
 def instance_losses(
-    kernels: Kernels, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+    kernels: Kernels,
+    pixels: Float[Array, "b h w c"],
+    targets: Targets,
+    config: LossConfig,
+    *,
+    mean: Mean = masked_mean,
 ) -> dict[str, Float[Array, ""]]:
     """Masks of every instance from kernels [b 1 m] that were made from its own pixels, whatever the queries ask."""
     modal, amodal = (x[:, 0] for x in draw_pair(kernels, pixels))
     exists, area = targets.modal.any((-2, -1)), targets.valid[:, None]
-    losses = masked_mean(mask_loss(modal, targets.modal, area, config.masks), exists)
+    losses = mean(mask_loss(modal, targets.modal, area, config.masks), exists)
     known = exists & targets.amodal_known
-    return {"instance": losses + masked_mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
+    return {"instance": losses + mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
 
 
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:

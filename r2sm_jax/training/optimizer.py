@@ -35,7 +35,10 @@ class OptimizerConfig:
 POLAR_STEPS = ((8.385, -24.7754, 18.3653), (4.0435, -3.0115, 0.5695), (3.5055, -2.6266, 0.5257))
 """Coefficients of x, x³, x⁵ in Muon's three steps, each the best for the interval that the one before leaves (Polar
 Express, arXiv 2505.16932, section 3): singular values between 0.003 and 1 end between 0.35 and 1.65."""
-NOT_MATRICES = ("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding")
+NOT_MATRICES = (
+    *("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding"),
+    *("class_token", "registers", "iou_token", "mask_tokens", "type_token", "no_mask"),
+)
 """Parameters that look like matrices and are tables."""
 NOT_MUON = ("dense_names",)
 """Modules that learn quickly anyway; orthogonalising their updates would only cost time."""

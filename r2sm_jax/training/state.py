@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
 from r2sm_jax.training import losses
-from r2sm_jax.training.losses import LossConfig, Targets
+from r2sm_jax.training.losses import LossConfig, Mean, SharedMeans, Targets, masked_mean
 
 Names = dict[str, Float[Array, "_v e"]]
 Logs = dict[str, Float[Array, ""]]
@@ -60,37 +60,69 @@ def make_targets(batch: dict[str, Any]) -> Targets:
     )
 
 
-def compute_losses(model: R2SM, batch: dict[str, Any], names: Names, config: LossConfig) -> tuple[Array, Logs]:
+def compute_losses(
+    model: R2SM, batch: dict[str, Any], names: Names, config: LossConfig, mean: Mean = masked_mean
+) -> tuple[Array, Logs]:
     """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
     targets = make_targets(batch)
     tokens, pixels = model.encode_image(batch["image"], batch["valid"])
     type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
-    parts = losses.query_losses(masks, type_logit, pixels.fine, targets, config, head=head, threshold=threshold)
+    canvas = masks.canvas(pixels.fine)
+    parts = losses.query_losses(masks, type_logit, canvas, targets, config, head=head, threshold=threshold, mean=mean)
     parts["free_type"] = jnp.zeros(())
     if "free_text" in batch and model.head is not None:
         amodal = batch["free_amodal"]
         logit = model.type_logit(batch["free_text"], batch["free_mask"])
-        parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config)
-    parts |= losses.slot_losses(masks, pixels.fine, targets, config, threshold=threshold)
+        parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config, mean=mean)
+    parts |= losses.slot_losses(masks, canvas, targets, config, threshold=threshold, mean=mean)
     kernels = model.instance_kernels(pixels, targets.modal)
-    parts |= losses.instance_losses(kernels, pixels.fine, targets, config)
+    parts |= losses.instance_losses(kernels, pixels.fine, targets, config, mean=mean)
     projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
-    parts |= losses.dense_losses(model.dense_output(pixels), projected, targets)
+    parts |= losses.dense_losses(model.dense_output(pixels), projected, targets, mean=mean)
     return losses.total_loss(parts, config), parts
 
 
 def make_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: LossConfig
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: LossConfig, accumulate: int = 1
 ) -> Callable[[TrainState, nnx.State, dict[str, Any], Names], tuple[TrainState, Logs]]:
-    """The jitted step `(state, constants, batch, names) -> (state, logs)`; the state's memory is reused."""
+    """The jitted step `(state, constants, batch, names) -> (state, logs)`; the state's memory is reused.
+
+    With `accumulate` parts the batch is worked off one part after the other, which takes the memory of one: losses and
+    gradients are those of the whole batch, as every mean is taken over the valid entries of all parts.
+    """
+
+    def gradients(params: nnx.State, constants: nnx.State, batch: dict[str, Any], names: Names, mean: Mean):
+        def loss_fn(params):
+            return compute_losses(nnx.merge(graphdef, params, constants), batch, names, config, mean)
+
+        return jax.value_and_grad(loss_fn, has_aux=True)(params)
+
+    def accumulated(params: nnx.State, constants: nnx.State, batch: dict[str, Any], names: Names):
+        # Rows of a part lie `accumulate` apart, so that every device keeps an equal share of each part.
+        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), batch)
+
+        def counts(part: dict[str, Any]) -> list[Array]:
+            means = SharedMeans()
+            compute_losses(nnx.merge(graphdef, params, constants), part, names, config, means)
+            return means.counts  # of the truth alone: the model is not run for them
+
+        totals = [count.sum(0) for count in jax.lax.map(counts, parts)]
+
+        def add(sums: Any, part: dict[str, Any]):
+            return jax.tree.map(jnp.add, sums, gradients(params, constants, part, names, SharedMeans(totals))), None
+
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(lambda: gradients(params, constants, first, names, SharedMeans(totals)))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, parts)[0]
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, constants: nnx.State, batch: dict[str, Any], names: Names):
-        def loss_fn(params):
-            return compute_losses(nnx.merge(graphdef, params, constants), batch, names, config)
-
-        (loss, logs), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        if accumulate == 1:
+            (loss, logs), grads = gradients(state.params, constants, batch, names, masked_mean)
+        else:
+            (loss, logs), grads = accumulated(state.params, constants, batch, names)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
         logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}

@@ -1,0 +1,105 @@
+"""DINOv2, CLIP and SigLIP image encoders: the same tokens as torch `transformers`, small and with random weights."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, PlainViTConfig, resize
+from r2sm_jax.models.r2sm import ModelConfig
+from r2sm_jax.models.vision import VisionConfig, VisionEncoder
+from r2sm_jax.models.vision_weights import load_published, with_published_sizes
+
+PLAIN = PlainViTConfig("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
+SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
+FLOAT32 = jnp.dtype("float32")
+
+
+@nnx.jit
+def run(module, x):
+    return module(x)
+
+
+def kinds(module) -> set[str]:
+    """Top-level parts that have trained parameters."""
+    return {str(path[0]) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+
+
+def test_beside_the_encoder_from_scratch_and_alone():
+    beside = replace(SMALL, plain=PLAIN, name="x")
+    alone = replace(beside, stem="none")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), jnp.float32)
+    for config, skips in ((beside, 2), (alone, 0)):
+        encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+        out = run(encoder, x)
+        assert out.tokens.shape == (2, 4, 4, 24) and len(out.skips) == skips
+        assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
+    assert kinds(encoder) == {"join", "neck2", "neck_norm1", "neck_norm2"}
+    trained = VisionEncoder(replace(alone, name_frozen=False), dtype=FLOAT32, rngs=nnx.Rngs(0))
+    assert kinds(trained) == kinds(encoder) | {"plain"}
+
+
+def test_its_own_grid_is_resized_to_the_encoders():
+    config = replace(SMALL, stem="none", plain=PLAIN, name="x", name_grid=3)
+    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    assert encoder.plain is not None and encoder.plain.positions.shape == (10, 16)
+    assert run(encoder, jnp.zeros((1, 32, 32, 3))).tokens.shape == (1, 4, 4, 24)
+    constant = resize(jnp.ones((1, 3, 3, 2)), 5)
+    assert constant.shape == (1, 5, 5, 2) and np.allclose(constant, 1)
+
+
+torch = pytest.importorskip("torch")
+import published_models as published  # noqa: E402
+
+FAMILIES = ("dinov2", "dinov2_with_registers", "clip_vision_model", "siglip_vision_model", "clip", "siglip")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return published.write(published.plain_config(request.param), folder), folder
+
+
+def load(folder, size: int) -> VisionEncoder:
+    config = with_published_sizes(
+        ModelConfig(vision=VisionConfig(image_size=size, patch_size=12, stem="none", out_dim=16, name=str(folder)))
+    )
+    encoder = VisionEncoder(config.vision, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    graphdef, *parts = nnx.split(encoder, nnx.Param, ...)
+    params, constants, (report,) = load_published(config, *(nnx.State({"vision": part}) for part in parts))
+    assert set(report.initialised) == {"vision.join.kernel"}
+    return nnx.merge(graphdef, params["vision"], constants["vision"])
+
+
+@pytest.mark.parametrize("size", [48, 36, 84])
+def test_tokens_are_those_of_transformers(family, size):
+    """48 pixels is the published size; at 36 and 84 positions are interpolated."""
+    model, folder = family
+    kind = model.config.model_type
+    ours = load(folder, size).plain
+    assert ours is not None
+    x = np.random.default_rng(size).normal(size=(2, size, size, 3)).astype(np.float32)
+    mean, std = NORMALISATION[ours.config.family]
+    theirs_in = published.nchw(((x * IMAGENET[1] + IMAGENET[0] - mean) / std).astype(np.float32))
+    tower = model.vision_model if kind in ("clip", "siglip") else model
+    options = {} if kind.startswith("dinov2") else {"interpolate_pos_encoding": True}
+    wanted = tower(theirs_in, **options).last_hidden_state[:, -((size // 12) ** 2) :].detach().numpy()
+    tokens = np.asarray(run(ours, x)).reshape(wanted.shape)
+    assert 0.1 < wanted.std() < 20 and np.abs(tokens - wanted).max() < 1e-4
+
+
+def test_pixels_are_normalised_as_the_published_preprocessors_do():
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    for name, processor in (("clip", CLIPImageProcessorPil()), ("siglip", SiglipImageProcessorPil())):
+        np.testing.assert_allclose((processor.image_mean, processor.image_std), NORMALISATION[name], rtol=1e-6)
+
+
+def test_another_architecture_is_refused(tmp_path):
+    published.write(published.sam_config(), tmp_path)
+    with pytest.raises(InputError, match=r"config\.json: --model\.vision\.name cannot load it: .*'sam'.*vision\.init"):
+        load(tmp_path, 48)

@@ -1,0 +1,191 @@
+"""SAM's decoder: the same masks and IoUs as torch `transformers`, and text in place of points and boxes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from r2sm_jax.data.transforms import Letterbox
+from r2sm_jax.models.decoder import DecoderConfig, draw_masks
+from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
+from r2sm_jax.models.vision import VisionConfig
+from r2sm_jax.models.vision_weights import load_published, match_sam, with_published_sizes
+
+VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
+CONFIG = ModelConfig(
+    VISION, TextConfig(layers=(1, 2), max_tokens=10, dim=20), DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2)
+)
+
+
+def test_the_output_has_the_same_structure_as_with_the_shared_decoder():
+    model = nnx.eval_shape(lambda: R2SM(CONFIG, rngs=nnx.Rngs(0)))
+    out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 2, 5))
+    shared = replace(CONFIG, decoder=replace(CONFIG.decoder, kind="shared"))
+    other = nnx.eval_shape(lambda: R2SM(shared, rngs=nnx.Rngs(0)))
+    wanted = nnx.eval_shape(lambda m, i: m(**i), other, input_spec(shared, 2, 5))
+    assert [(x.shape, x.dtype) for x in out] == [(x.shape, x.dtype) for x in wanted]
+
+
+def test_answers_depend_on_their_own_query_and_its_real_tokens_only():
+    graphdef, state = nnx.split(R2SM(CONFIG, rngs=nnx.Rngs(0)))
+    answer = jax.jit(lambda s, i: nnx.merge(graphdef, s)(**i))
+    inputs = fake_inputs(CONFIG, 2, 3)
+    other = {name: value.copy() for name, value in inputs.items()}
+    other["text"][:, 1:] = fake_inputs(CONFIG, 2, 3, seed=9)["text"][:, 1:]
+    other["text"][:, 0] = np.where(inputs["text_mask"][:, 0, :, None, None], inputs["text"][:, 0], np.float16(77))
+    one, two = answer(state, inputs), answer(state, other)
+    for name, a, b in zip(R2SMOutput._fields, one, two, strict=True):
+        np.testing.assert_allclose(a[:, 0], b[:, 0], atol=2e-5, rtol=1e-4, err_msg=name)
+    assert np.abs(np.asarray(one.modal[:, 1] - two.modal[:, 1])).max() > 1e-3
+    assert (one.amodal >= one.modal).all() and ((one.iou >= 0) & (one.iou <= 1)).all()
+
+
+torch = pytest.importorskip("torch")
+import published_models as published  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def sam(tmp_path_factory):
+    """A published SAM, ours with its weights and as many slots as it has spare masks, and the report."""
+    folder = tmp_path_factory.mktemp("sam")
+    theirs = published.write(published.sam_config(), folder)
+    return theirs, *load(folder, slots=3)
+
+
+def load(folder, slots: int):
+    vision = VisionConfig(image_size=published.SAM_IMAGE, init=str(folder))
+    config = ModelConfig(vision, TextConfig(layers=(1, 2), max_tokens=6, dim=20), DecoderConfig("sam", slots=slots))
+    config = with_published_sizes(config)
+    graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    params, constants, reports = load_published(config, params, constants)
+    return nnx.merge(graphdef, params, constants), reports[0]
+
+
+def prompts(theirs, kind: str, batch: int):
+    """Sparse prompts [b k t d] of SAM's own prompt encoder, or random ones, and the dense prompt."""
+    rng = np.random.default_rng(0)
+    points = torch.tensor(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), dtype=torch.float32)
+    labels = torch.tensor(rng.integers(0, 2, (batch, 3, 2)))
+    boxes = torch.tensor(np.sort(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), axis=2), dtype=torch.float32)
+    given = {
+        "points": (points, labels, None), "boxes": (None, None, boxes.reshape(batch, 3, 4)),
+        "both": (points, labels, boxes.reshape(batch, 3, 4)), "random": (points, labels, None),
+    }[kind]  # fmt: skip
+    sparse, dense = theirs.prompt_encoder(*given, None)
+    if kind == "random":
+        sparse = torch.tensor(rng.normal(size=(batch, 4, 7, 16)), dtype=torch.float32)
+    return sparse, dense
+
+
+@nnx.jit
+def decode(model, image, sparse):
+    out = model.decoder.prompted(image, sparse, jnp.ones(sparse.shape[:3], bool))
+    return draw_masks(out.kernels, out.pixels)[:, :, :, 0], out.iou
+
+
+def reference(theirs, image, sparse, dense):
+    positions = theirs.get_image_wide_positional_embeddings().repeat(len(image), 1, 1, 1)
+    single, several = (
+        theirs.mask_decoder(published.nchw(image), positions, sparse, dense, multimask_output=m) for m in (False, True)
+    )
+    return [torch.cat([a, b], 2).detach().numpy() for a, b in zip(single, several, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["points", "boxes", "both", "random"])
+def test_masks_and_ious_are_those_of_sam(sam, kind):
+    theirs, model, _ = sam
+    image = np.random.default_rng(1).normal(size=(2, 5, 5, 16)).astype(np.float32)
+    sparse, dense = prompts(theirs, kind, batch=2)
+    masks, iou = decode(model, image, sparse.detach().numpy())
+    wanted, wanted_iou = reference(theirs, image, sparse, dense)
+    assert masks.shape == wanted.shape and wanted.std() > 0.05 and wanted_iou.std() > 0.01
+    assert np.abs(np.asarray(masks) - wanted).max() < 1e-4 and np.abs(np.asarray(iou[..., 0]) - wanted_iou).max() < 1e-4
+    both, either = (op(np.asarray(masks) > 0, wanted > 0).sum() for op in (np.logical_and, np.logical_or))
+    assert 0 < either < wanted.size and both / either >= 0.999
+    np.testing.assert_array_equal(iou[..., 0], iou[..., 1])  # the amodal mask starts as the modal one
+
+
+def test_from_pixels_to_masks(sam):
+    theirs, model, _ = sam
+    x = np.random.default_rng(2).normal(size=(2, 80, 80, 3)).astype(np.float32)
+    sparse, dense = prompts(theirs, "both", batch=2)
+    tokens = published.nhwc(theirs.vision_encoder(published.nchw(x))[0])
+    masks, _ = decode(model, nnx.jit(lambda m, x: m(x).tokens)(model.vision, x), sparse.detach().numpy())
+    assert np.abs(np.asarray(masks) - reference(theirs, tokens, sparse, dense)[0]).max() < 1e-4
+
+
+@pytest.mark.parametrize("size", [(480, 640), (640, 480), (77, 31), (1024, 1024), (3, 200)])
+def test_masks_come_back_to_the_image_as_in_sam(size):
+    from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
+
+    logits = np.random.default_rng(0).normal(size=(2, 1, 64, 64)).astype(np.float32)
+    box = Letterbox(*size, 256)
+    undo = SamImageProcessorPil().post_process_masks
+    pad = {"height": 256, "width": 256}
+    theirs = undo(torch.tensor(logits), [size] * 2, [box.resized] * 2, binarize=False, pad_size=pad)
+    ours = box.undo(logits)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == tuple(b.shape) and np.abs(a - b.numpy()).max() < 1e-4
+        assert ((a > 0) & (b.numpy() > 0)).sum() >= 0.999 * ((a > 0) | (b.numpy() > 0)).sum()
+
+
+def test_what_became_of_every_key(sam, tmp_path):
+    theirs, _, report = sam
+    keys = theirs.state_dict().keys() - {"prompt_encoder.shared_embedding.positional_embedding"}
+    unused = {k for k in keys if k.startswith(("prompt_encoder.mask_embed", "prompt_encoder.point_embed"))}
+    unused |= {"prompt_encoder.not_a_point_embed.weight"}
+    assert set(report.unused) == unused and set(report.loaded.values()) == keys - unused
+    assert all(path.startswith("decoder.occluded.") for path in report.copied) and len(report.copied) == 4 * 6
+    fresh = {".".join(path.split(".")[:2]) for path in report.initialised}
+    assert fresh == {"decoder.text", "decoder.text_norm", "decoder.presence"}
+    assert f"{len(report.loaded)} loaded, 24 copied" in str(report) and "decoder.text (2)" in str(report)
+    assert len(report.lines()) == sum(map(len, report[1:]))
+
+
+def test_more_slots_than_sam_has_masks_start_as_copies(sam, tmp_path):
+    theirs, _, _ = sam
+    theirs.save_pretrained(tmp_path)
+    model, report = load(tmp_path, slots=5)
+    tokens, source = np.asarray(model.decoder.mask_tokens[...]), theirs.mask_decoder.mask_tokens.weight.detach().numpy()
+    np.testing.assert_array_equal(tokens, source[[0, 1, 2, 3, 1, 2]])
+    kernel = theirs.mask_decoder.output_hypernetworks_mlps[2].proj_out.weight.detach().numpy().T
+    for made in (model.decoder.modal[2], model.decoder.modal[5], model.decoder.occluded[5]):
+        np.testing.assert_array_equal(made.layers[2].kernel[...], kernel)
+    assert report.copied["decoder.modal.5.layers.2.kernel"] == "decoder.modal.2.layers.2.kernel"
+
+
+def test_spare_masks_of_sam_are_left_out_where_there_are_fewer_slots(sam, tmp_path):
+    sam[0].save_pretrained(tmp_path)
+    model, report = load(tmp_path, slots=1)
+    assert len(model.decoder.modal) == 2 and model.decoder.mask_tokens.shape == (2, 16)
+    assert "mask_decoder.output_hypernetworks_mlps.3.proj_in.bias" in report.unused
+
+
+FULL = {
+    "base": {}, "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                          "global_attn_indexes": [5, 11, 17, 23]},
+    "huge": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16,
+             "global_attn_indexes": [7, 15, 23, 31]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", FULL)
+def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
+    """Keys and shapes only: torch makes them without memory, and all values are one zero."""
+    config = published.transformers.SamConfig(vision_config=FULL[size])
+    with torch.device("meta"):
+        theirs = published.transformers.SamModel(config).state_dict()
+    tensors = {key: np.broadcast_to(np.float32(0), tuple(value.shape)) for key, value in theirs.items()}
+    config.save_pretrained(tmp_path)
+    vision = VisionConfig(image_size=1024, init=str(tmp_path))
+    ours = with_published_sizes(ModelConfig(vision, decoder=DecoderConfig("sam")))
+    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, rngs=nnx.Rngs(0))))
+    values, report = match_sam(ours, state, tensors, tmp_path)
+    assert set(report.loaded.values()) | set(report.unused) == set(tensors)
+    assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8
+    assert all(dict(nnx.to_flat_state(state))[path].shape == value.shape for path, value in values.items())
+    if size == "base":
+        assert (len(report.loaded), len(report.unused)) == (299, 16)

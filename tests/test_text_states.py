@@ -1,0 +1,182 @@
+"""Token states by layout: what is padded, cut, pooled and refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import LAYERS, WIDTH
+from safetensors.numpy import load_file, save_file
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.text import load_text_encoder
+from r2sm_jax.models.text_states import TextStates
+
+SENTENCES = ["the red mug", "what holds coffee, including its hidden part?", "mug", "the red mug behind the book"]
+
+
+def write_text_tower(folder: Path, bert_folder: Path, kind: str) -> Path:
+    """A tiny random CLIP or SigLIP text model that has the words of the tiny BERT."""
+    folder.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bert_folder / file, folder)
+    vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
+    config = {
+        "model_type": f"{kind}_text_model", "vocab_size": vocabulary, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 24, "eos_token_id": 3,
+        "bos_token_id": 2, "pad_token_id": 0, "hidden_act": "quick_gelu" if kind == "clip" else "gelu_pytorch_tanh",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {
+        "text_model.embeddings.token_embedding.weight": (vocabulary, WIDTH),
+        "text_model.embeddings.position_embedding.weight": (24, WIDTH),
+    }
+    for i in range(LAYERS):
+        layer = f"text_model.encoder.layers.{i}"
+        dense = {f"self_attn.{n}_proj": (WIDTH, WIDTH) for n in ("q", "k", "v", "out")}
+        dense |= {"mlp.fc1": (48, WIDTH), "mlp.fc2": (WIDTH, 48), "layer_norm1": (WIDTH,), "layer_norm2": (WIDTH,)}
+        for name, shape in dense.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(bert_folder, llama_folder, tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("towers")
+    towers = {kind: write_text_tower(root / kind, bert_folder, kind) for kind in ("clip", "siglip")}
+    return {"bert": bert_folder, "llama": llama_folder} | towers
+
+
+def tokens_of(texts: TextStates, sentence: str) -> list[int]:
+    return texts.tokenizer(sentence)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["bert", "clip", "llama"])
+def test_states_do_not_depend_on_what_pads_them(kind, folders):
+    """Without a padding token (llama) as with one."""
+    together = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
+    together.add(SENTENCES)
+    for sentence in SENTENCES:
+        alone = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
+        alone.add([sentence])
+        np.testing.assert_allclose(alone.known(sentence), together.known(sentence), atol=2e-3)
+        ids = tokens_of(alone, sentence)
+        assert len(alone.known(sentence)) == len(ids)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("bert", None), ("clip", 1.0), ("siglip", 1.0), ("llama", 1.0)])
+def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, size, folders):
+    texts = TextStates(str(folders[kind]), layers=(1,), max_tokens=20)
+    ids = np.array([tokens_of(texts, SENTENCES[1])])
+    mask = np.ones(ids.shape, bool)
+    if kind == "siglip":  # reads the padding up to its full length
+        ids = np.pad(ids, ((0, 0), (0, 24 - ids.shape[1])), constant_values=texts.tokenizer.pad_token_id)
+        mask = np.ones(ids.shape, bool)
+    direct = np.asarray(load_text_encoder(folders[kind])(jnp.asarray(ids), jnp.asarray(mask), (1,)))[0, :, 0]
+    if size is not None:
+        direct = direct / np.sqrt((direct**2).mean(-1, keepdims=True))
+    kept = texts([SENTENCES[1]])[0][0, : len(texts.known(SENTENCES[1])), 0]
+    if kind == "siglip":
+        words = len(tokens_of(texts, SENTENCES[1]))
+        assert len(kept) == words + 1
+        direct = np.concatenate([direct[:words], direct[-1:]])
+    np.testing.assert_allclose(kept, direct, atol=5e-3)
+
+
+def test_one_vector_is_the_mean_or_the_last_token(folders):
+    names = ("red mug", "book", "what holds coffee")
+    for kind, pick in (("bert", lambda s: s.mean(0)), ("llama", lambda s: s[-1]), ("siglip", lambda s: s[-1])):
+        texts = TextStates(str(folders[kind]), layers=(1, 2), max_tokens=20)
+        vectors = texts.embeddings(names)
+        states = np.stack([pick(texts.known(name)[:, -1].astype(np.float32)) for name in names])
+        centred = states - states.mean(0)
+        np.testing.assert_allclose(vectors, centred / centred.std(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "clip", "siglip", "llama"])
+def test_long_sentences_are_cut_and_what_is_left_fits(kind, folders):
+    long = "the red mug behind the book " * 4 + "including the hidden part"
+    texts = TextStates(str(folders[kind]), layers=(1,), max_tokens=12)
+    states, mask = texts([long])
+    assert mask.sum() == 12 and long in texts.truncated and np.isfinite(states).all()
+    cut = texts.cut_off(long)
+    assert long.endswith(cut) and cut and texts.cut_off(long.removesuffix(cut).strip()) == ""
+    assert texts.cut_off(long.removesuffix(cut) + cut.split()[0]) != ""
+
+
+def test_a_sentence_without_tokens_is_one_token(folders, tmp_path):
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "bare"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    texts = TextStates(str(folder), layers=(1, 2), max_tokens=8)
+    assert tokens_of(texts, "") == []
+    states, mask = texts(["", "the red mug"])
+    assert mask.sum(1).tolist() == [1, 3] and np.isfinite(states).all()
+    long = "the red mug behind the book and the other red mug"
+    assert len(TextStates(str(folder), layers=(1,), max_tokens=4)([long])[1][0].nonzero()[0]) == 4
+
+
+def test_a_token_that_is_all_in_one_channel_stays_finite(folders, tmp_path):
+    """Decoder-only models keep sums in the ten thousands, beyond float16, at the first token."""
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "large"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][:, 3] = 3e5
+    save_file(tensors, folder / "model.safetensors")
+    states, mask = TextStates(str(folder), layers=(0, 1, 2), max_tokens=8)(["the red mug"])
+    assert np.isfinite(states).all() and np.abs(states[mask]).max() <= WIDTH**0.5 + 1e-2
+
+
+# Bad input.
+
+
+def test_more_tokens_than_the_model_reads_are_refused(folders):
+    with pytest.raises(InputError, match=r"--model\.text\.max-tokens 64: .* reads at most 24 tokens"):
+        TextStates(str(folders["clip"]), layers=(1,), max_tokens=64)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(kind, folders, tmp_path):
+    folder = Path(shutil.copytree(folders[kind], tmp_path / "other"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["unheard"] = len(vocabulary)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match=r"ids up to \d+, the model \d+ embeddings; take the tokenizer that belongs"):
+        TextStates(str(folder), layers=(1,), max_tokens=8)
+
+
+def test_siglip_needs_its_padding_token(folders, tmp_path):
+    folder = Path(shutil.copytree(folders["siglip"], tmp_path / "bare"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    with pytest.raises(InputError, match="its tokenizer has no padding token, which this model reads"):
+        TextStates(str(folder), layers=(1,), max_tokens=8)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": 3}'])
+def test_a_damaged_tokenizer_is_named(content, folders, tmp_path):
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "damaged"))
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match="its tokenizer cannot be read") as caught:
+        TextStates(str(folder), layers=(1,), max_tokens=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary scaling 'yarn' cannot be loaded"),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"num_attention_heads": 5}, "not a readable configuration of llama"),
+    ],
+)
+def test_variants_of_a_layout_that_cannot_be_loaded_are_named(change, said, folders, tmp_path):
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "variant"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InputError, match=rf"config\.json: {said}"):
+        load_text_encoder(folder)
