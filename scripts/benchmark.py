@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.config import Config, parse_config
+from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.queries import write_queries
 from r2sm_jax.data.scenes import draw_scene
@@ -66,6 +67,9 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
         texts.add(f"{sentence} {number}" for sentence in sentences)
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
+    free = write_free_sentences(min(200, config.data.free_sentences), seed=0)
+    texts.add([sentence.text for sentence in free])
+    free_tokens = texts.longest
     texts.add(sentences)
 
     graphdef, params, constants = split_model(config.model, 0)
@@ -73,7 +77,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     state = init_state(params, optimizer)
     assemble = Assemble(
         text_states=texts, tokens=texts.longest, queries=config.data.queries, instances=config.data.instances,
-        slots=config.model.decoder.slots, mirror=True,
+        slots=config.model.decoder.slots, mirror=True, free=free, free_tokens=free_tokens,
     )  # fmt: skip
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
