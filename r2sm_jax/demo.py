@@ -6,8 +6,10 @@ folder of this process and nowhere else is read.
 
 import os
 import secrets
+import socket
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,19 +21,23 @@ from PIL import Image
 from r2sm_jax.config import parse_flags
 from r2sm_jax.demo_answers import (
     Answer,
-    Answerer,
     Example,
+    Photo,
+    ask,
     decision_html,
     error_html,
     facts_html,
     hint_html,
     instance_choices,
     make_examples,
+    open_photo,
     read_photo,
     view,
     write_files,
 )
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.models.heads import NO_HEAD
+from r2sm_jax.predictor import CutQuery, Predictor
 from r2sm_jax.runs import open_run
 
 SESSIONS, SESSION_SECONDS = 64, 3600
@@ -72,8 +78,11 @@ def import_gradio() -> Any:
 class Page:
     """The events of the page. Photos and answers live in the browser session's state."""
 
-    def __init__(self, answerer: Answerer, examples: list[Example], files: Path):
-        self.gr, self.answerer, self.examples, self.files = import_gradio(), answerer, examples, files
+    def __init__(self, predictor: Predictor, examples: list[Example], files: Path):
+        self.gr, self.predictor, self.examples, self.files = import_gradio(), predictor, examples, files
+        self.example_files = [files / f"example{number + 1}.png" for number in range(len(examples))]
+        for example, file in zip(examples, self.example_files, strict=True):
+            Image.fromarray(example.image).save(file)
 
     def build(self) -> Any:
         """The page as gradio Blocks."""
@@ -91,7 +100,10 @@ class Page:
                 with gr.Column(scale=4, min_width=300):
                     upload = gr.File(label="Image", file_types=["image"], height=130, elem_id="upload")
                     with gr.Row(elem_id="examples"):
-                        thumbnails = [self._thumbnail(number) for number in range(len(self.examples))]
+                        thumbnails = [
+                            gr.Button(f"Example {number}", icon=file, min_width=40, elem_classes="thumbnail")
+                            for number, file in enumerate(self.example_files, start=1)
+                        ]
                     query = gr.Textbox(label="What do you want?", placeholder="the red mug, hidden parts included",
                                        lines=1, max_lines=4, elem_id="query")  # fmt: skip
                     with gr.Column(elem_id="sentences", visible=False) as suggestions:
@@ -125,80 +137,72 @@ class Page:
             for button in sentences:
                 chosen = button.click(lambda text: text, button, query, **quiet)
                 chosen.then(self.ask, asked, result, **quiet).then(js=SCROLL)
-            threshold.release(self.decide, [photo, answer, threshold], result, **quiet)
+            moved = [photo, answer, threshold]
+            threshold.input(self.decide, moved, result, trigger_mode="always_last", **quiet)
             gr.on([shown.input, instance.input], self.look, [photo, answer, shown, instance], stage, **quiet)
         return page
-
-    def _thumbnail(self, number: int) -> Any:
-        """A button that shows an example and is called by a name."""
-        path = self.files / f"example{number}.png"
-        Image.fromarray(self.examples[number].image).save(path)
-        return self.gr.Button(f"Example {number + 1}", icon=path, min_width=40, elem_classes="thumbnail")
 
     def take(self, path: str) -> list[Any]:
         """A photo was uploaded."""
         try:
-            image = read_photo(path)
+            photo = open_photo(self.predictor, Path(path))
         except InputError as error:
             return [None, self.gr.update(visible=False), *self._nothing(error_html(error))]
-        return [path, self.gr.update(visible=False), *self._photo(image)]
+        return [photo, self.gr.update(visible=False), *self._chosen(photo)]
 
     def take_example(self, index: int) -> list[Any]:
         """An example was chosen."""
-        example = self.examples[index]
-        texts = [*example.sentences, *[""] * SENTENCES][:SENTENCES]
+        photo = open_photo(self.predictor, self.example_files[index])
+        texts = [*self.examples[index].sentences, *[""] * SENTENCES][:SENTENCES]
         buttons = [self.gr.update(value=text, visible=bool(text)) for text in texts]
-        return [index, self.gr.update(visible=True), *self._photo(example.image), None, "", *buttons]
+        return [photo, self.gr.update(visible=True), *self._chosen(photo), None, "", *buttons]
 
     def clear(self) -> list[Any]:
         """The photo was taken away."""
         return [None, self.gr.update(visible=False), *self._nothing(hint_html(START))]
 
-    def ask(self, photo: str | int | None, query: str, threshold: float) -> list[Any]:
+    def ask(self, photo: Photo | None, query: str, threshold: float) -> list[Any]:
         """A sentence was sent."""
         try:
             if photo is None:
                 raise InputError("there is no image yet; choose one or an example")
-            image = self._open(photo)
-            answer = self.answerer.ask(image, query)
+            return self._result(photo, ask(self.predictor, photo, query), threshold)
         except InputError as error:
-            keep = [self.gr.skip()] * 9
-            return [self.gr.skip(), error_html(error), *keep[1:]]
-        return self._result(image, answer, threshold)
+            return [self.gr.skip(), error_html(error), *[self.gr.skip()] * 8]
 
-    def decide(self, photo: str | int | None, answer: Answer | None, threshold: float) -> list[Any]:
+    def decide(self, photo: Photo | None, answer: Answer | None, threshold: float) -> list[Any]:
         """The threshold was moved."""
         if photo is None or answer is None:
             return [self.gr.skip()] * 10
-        return self._result(self._open(photo), answer, threshold)
+        try:
+            return self._result(photo, answer, threshold)
+        except InputError as error:
+            return self._nothing(error_html(error))
 
-    def look(self, photo: str | int | None, answer: Answer | None, shown: str, instance: int) -> Any:
+    def look(self, photo: Photo | None, answer: Answer | None, shown: str, instance: int) -> Any:
         """Another mask or instance is to be shown."""
-        if photo is None or answer is None:
+        if photo is None or answer is None or not photo.file.exists():
             return self.gr.skip()
-        return view(self._open(photo), answer, shown, None if instance < 0 else instance)
-
-    def _open(self, photo: str | int):
-        return self.examples[photo].image if isinstance(photo, int) else read_photo(photo)
+        return view(read_photo(photo.file), answer, shown, None if instance < 0 else instance)
 
     def _nothing(self, html: str) -> list[Any]:
         hidden = self.gr.update(visible=False)
         return [None, html, hidden, self.gr.skip(), hidden, hidden, hidden, "", None, None]
 
-    def _photo(self, image) -> list[Any]:
+    def _chosen(self, photo: Photo) -> list[Any]:
         found = self._nothing(hint_html("Now say what you want, in a few words."))
-        found[5] = self.gr.update(value=view(image, None), visible=True)
+        found[5] = self.gr.update(value=view(read_photo(photo.file), None), visible=True)
         return found
 
-    def _result(self, image, answer: Answer, threshold: float) -> list[Any]:
-        gr, decided = self.gr, answer.decision(threshold)
-        choices = instance_choices(answer, threshold)
-        archive, record = write_files(self.files / secrets.token_hex(8), image, answer, threshold)
+    def _result(self, photo: Photo, answer: Answer, threshold: float) -> list[Any]:
+        gr, decided, pixels = self.gr, answer.decision(threshold), read_photo(photo.file)
+        choices = instance_choices(answer)
+        archive, record = write_files(self.files / secrets.token_hex(8), pixels, answer, threshold)
         return [
             answer, decision_html(answer, threshold), gr.update(visible=True), decided,
             gr.update(choices=choices, value=-1, visible=len(choices) > 2),
-            gr.update(value=view(image, answer, decided), visible=True), gr.update(visible=True),
-            facts_html(image, answer, threshold), str(archive), str(record),
+            gr.update(value=view(pixels, answer, decided), visible=True), gr.update(visible=True),
+            facts_html(photo, answer, threshold), str(archive), str(record),
         ]  # fmt: skip
 
 
@@ -211,29 +215,43 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
-    answerer, examples = Answerer(predictor), make_examples()
-    answerer.ask(examples[0].image, examples[0].sentences[0])  # compiled before the first visitor comes
-    page = Page(answerer, examples, folder).build()
+    if predictor.config.head in (NO_HEAD, "oracle"):
+        raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
+    warnings.simplefilter("ignore", CutQuery)  # the page says it
+    page = Page(predictor, make_examples(), folder)
+    page.take_example(0)  # compiled before the first visitor comes
+    page = page.build()
     page.queue(max_size=32, api_open=False)
     ink = gr.themes.colors.neutral
     sans = ["system-ui", "-apple-system", "Segoe UI", "Helvetica", "Arial", "sans-serif"]
     mono = ["ui-monospace", "Consolas", "monospace"]
-    page.launch(
-        server_name=args.host, server_port=args.port, max_file_size=f"{args.max_upload_mb}mb", allowed_paths=[],
-        theme=gr.themes.Default(primary_hue=ink, secondary_hue=ink, neutral_hue=ink, font=sans, font_mono=mono),
-        css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False,
-        pwa=False, mcp_server=False, run_history=False, enable_monitoring=False, show_error=False, quiet=True,
-        state_session_capacity=SESSIONS, prevent_thread_lock=True,
-    )  # fmt: skip
+    try:
+        page.launch(
+            server_name=args.host, server_port=args.port or _free_port(args.host), allowed_paths=[], quiet=True,
+            max_file_size=f"{args.max_upload_mb}mb", state_session_capacity=SESSIONS, prevent_thread_lock=True,
+            theme=gr.themes.Default(primary_hue=ink, secondary_hue=ink, neutral_hue=ink, font=sans, font_mono=mono),
+            css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
+            mcp_server=False, run_history=False, enable_monitoring=False, show_error=False,
+        )  # fmt: skip
+    except OSError:
+        raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None
     print(f"http://{args.host}:{page.server_port}", flush=True)
     if block:
         page.block_thread()
     return page
 
 
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
 def main() -> None:
     """Command line."""
     args = parse_flags(DemoConfig, sys.argv[1:], prog="python -m r2sm_jax.demo")
+    if args.max_upload_mb < 1 or not 0 <= args.port < 65536:
+        raise InputError("--max-upload-mb is at least 1, and --port between 0 and 65535; mend what is not")
     with tempfile.TemporaryDirectory(prefix="r2sm_jax_demo_") as folder:
         launch(args, Path(folder))
 

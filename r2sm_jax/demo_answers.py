@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool, UInt8
 from PIL import Image
@@ -26,11 +26,11 @@ from r2sm_jax.data.sources import SceneSource
 from r2sm_jax.data.transforms import open_image
 from r2sm_jax.errors import InputError
 from r2sm_jax.predict import MASKS, to_json
-from r2sm_jax.predictor import Predictor, check_query
+from r2sm_jax.predictor import EncodedImage, Predictor, check_query
 
 VIEW_SIDE = 960
 """Pixels of the longer side of what the page shows, whatever the photo has."""
-MAX_CHARACTERS = 100_000
+MAX_CHARACTERS, MAX_WORDS = 100_000, 80
 EXAMPLES, EXAMPLE_SIDE = 5, 480
 HIDDEN = 0.3, 0.65
 """Share that is hidden of the object that an example asks for: much, but not beyond recognition."""
@@ -45,15 +45,25 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Photo:
+    """An image that somebody chose. Its pixels are read again when they are needed: a session stays small."""
+
+    file: Path
+    encoded: EncodedImage
+    seconds: float
+    """That encoding took."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """One sentence about one photo."""
 
     query: str
     by_type: dict[MaskType, dict[str, Any]]
     """What `predict --json` prints with that `--mask-type`."""
-    words: list[tuple[str, float]]
-    """The sentence's words with their share in the decision."""
-    cut: str
+    words: Sequence[tuple[str, float]]
+    """The sentence's words with what they add to the decision: above 0 for amodal, below for modal."""
+    unread: str
     """The end of the sentence that was too long to be read."""
     seconds: float
 
@@ -72,8 +82,9 @@ def make_examples(seed: int = 0) -> list[Example]:
     found: list[Example] = []
     source = SceneSource("val", 1000, seed=seed, size=EXAMPLE_SIDE)
     for index in range(len(source)):
-        if sentences := _sentences(source[index]):
-            found.append(Example(source[index].image, sentences))
+        sample = source[index]
+        if sentences := _sentences(sample):
+            found.append(Example(sample.image, sentences))
         if len(found) == EXAMPLES:
             break
     return found
@@ -90,45 +101,47 @@ def _sentences(sample: Sample) -> tuple[str, ...]:
     return (f"the {name}", f"the complete shape of the {name}, hidden parts included", *harder[:1])
 
 
-def read_photo(path: str | Path) -> UInt8[np.ndarray, "H W 3"]:
-    """An uploaded photo. Raises InputError that names the file and not the folder where the server keeps it."""
+def open_photo(predictor: Predictor, file: Path) -> Photo:
+    """Looks at a photo once. Raises InputError that names the file and not the folder where the server keeps it."""
+    pixels = read_photo(file)
+    started = time.perf_counter()
+    encoded = jax.block_until_ready(predictor.encode(pixels))
+    return Photo(file, encoded, time.perf_counter() - started)
+
+
+def read_photo(file: Path) -> UInt8[np.ndarray, "H W 3"]:
+    """The pixels of an uploaded photo. Raises InputError like `open_photo`."""
     try:
-        content = Path(path).read_bytes()
+        content = file.read_bytes()
     except OSError:
-        raise InputError(f"{Path(path).name}: the server no longer has this image; choose it again") from None
-    return open_image(Path(path).name, content)
+        raise InputError(f"{file.name}: the server no longer has this image; choose it again") from None
+    return open_image(file.name, content)
 
 
-class Answerer:
-    """Answers one question at a time; safe to call from several threads."""
-
-    def __init__(self, predictor: Predictor):
-        self.predictor, self._lock = predictor, Lock()
-
-    def ask(self, photo: UInt8[np.ndarray, "H W 3"], query: str) -> Answer:
-        """Asks for both mask types. Raises InputError for a sentence that cannot be used."""
-        check_query(query)
-        if len(query) > MAX_CHARACTERS:
-            raise InputError(f"the sentence has {len(query):,} characters; use {MAX_CHARACTERS:,} at most")
-        with self._lock:
-            started = time.perf_counter()
-            self.predictor.set_image(photo)
-            modal, amodal = (self.predictor.predict([query], kind)[0] for kind in ("modal", "amodal"))
-            seconds = time.perf_counter() - started
-        return Answer(query, {"modal": to_json(modal), "amodal": to_json(amodal)}, [],
-                      self.predictor.texts.cut_off(query), seconds)  # fmt: skip
+def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
+    """Asks for both mask types. Raises InputError for a sentence that cannot be used."""
+    check_query(query)
+    if len(query) > MAX_CHARACTERS:
+        raise InputError(f"the sentence has {len(query):,} characters; use {MAX_CHARACTERS:,} at most")
+    started = time.perf_counter()
+    modal, amodal = (predictor.predict([query], kind, photo.encoded)[0] for kind in ("modal", "amodal"))
+    seconds = time.perf_counter() - started
+    by_type: dict[MaskType, dict[str, Any]] = {"modal": to_json(modal), "amodal": to_json(amodal)}
+    words = predictor.explain(query) if hasattr(predictor, "explain") else [(w, 0.0) for w in query.split()]
+    return Answer(query, by_type, words, modal.unread, seconds)
 
 
 def view(
-    photo: UInt8[np.ndarray, "H W 3"], answer: Answer | None, shown: str = "", instance: int | None = None
+    pixels: UInt8[np.ndarray, "H W 3"], answer: Answer | None, shown: str = "", instance: int | None = None
 ) -> UInt8[np.ndarray, "h w 3"]:
     """The photo at `VIEW_SIDE` with the "modal", "amodal" or "occluded" mask of everything, or of one instance."""
-    scale = VIEW_SIDE / max(photo.shape[:2])
-    size = tuple(max(1, round(side * scale)) for side in photo.shape[1::-1])
-    small = np.asarray(Image.fromarray(photo).resize(size, Image.Resampling.BICUBIC))
+    height, width = pixels.shape[:2]
+    scale = VIEW_SIDE / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    small = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
     if answer is None:
         return small
-    entry = answer.by_type["modal"]
+    entry = answer.by_type["amodal"]
     entry = entry if instance is None else entry["instances"][instance]
     modal, amodal = (_resized(masks.expand(entry[name]), size) for name in ("modal", "amodal"))
     nothing = np.zeros_like(modal)
@@ -139,16 +152,18 @@ def view(
     return overlay(small, modal, amodal & ~modal, "amodal")
 
 
-def _resized(mask: Bool[np.ndarray, "H W"], size: tuple[int, ...]) -> Bool[np.ndarray, "h w"]:
-    return np.asarray(Image.fromarray(mask).resize((size[0], size[1]), Image.Resampling.NEAREST))
+def _resized(mask: Bool[np.ndarray, "H W"], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    return np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
 
 
-def write_files(folder: Path, photo: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float) -> tuple[Path, Path]:
+def write_files(
+    folder: Path, pixels: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float
+) -> tuple[Path, Path]:
     """Writes `masks.zip` (masks at the photo's own resolution, overlay) and `prediction.json`."""
     decided = answer.decision(threshold)
     text = json.dumps(answer.by_type[decided] | {"threshold": threshold}) + "\n"
     pictures = {name: np.where(masks.expand(answer.by_type[decided][name]), 255, 0).astype(np.uint8) for name in MASKS}
-    pictures["overlay"] = view(photo, answer, decided)
+    pictures["overlay"] = view(pixels, answer, decided)
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
         for name, picture in pictures.items():
@@ -162,37 +177,37 @@ def write_files(folder: Path, photo: UInt8[np.ndarray, "H W 3"], answer: Answer,
 
 def decision_html(answer: Answer, threshold: float) -> str:
     """The decision with its probability and the words that drove it. Everything from outside is escaped."""
-    decided = answer.decision(threshold)
+    decided, p = answer.decision(threshold), answer.probability
     meaning = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}[decided]
-    p = answer.probability
-    most = max((share for _, share in answer.words), default=0.0)
+    most = max((abs(share) for _, share in answer.words), default=0.0) or 1.0
     words = " ".join(
-        f'<span class="word" style="--share:{max(0.0, share) / most if most > 0 else 0:.2f}">{escape(word)}</span>'
-        for word, share in answer.words
+        f'<span class="word {"for-amodal" if share > 0 else "for-modal"}" style="--share:{abs(share) / most:.2f}">'
+        f"{escape(_short(word, 40))}</span>"
+        for word, share in answer.words[:MAX_WORDS]
     )
-    cut = f'<p class="note">Too long: not read was “{escape(_short(answer.cut))}”.</p>' if answer.cut else ""
+    words += " …" if len(answer.words) > MAX_WORDS else ""
+    unread = f'<p class="note">Too long; not read: “{escape(_short(answer.unread, 80))}”</p>' if answer.unread else ""
     return (
         f'<section class="decision {decided}" aria-live="polite"><p class="verdict"><strong>{decided.capitalize()}'
         f"</strong> <span>{meaning}</span> <b>{p if decided == 'amodal' else 1 - p:.0%}</b></p>"
         f'<div class="scale" role="img" aria-label="probability of amodal {p:.2f}, threshold {threshold:.2f}">'
         f'<i class="fill" style="width:{p:.1%}"></i><i class="tick" style="left:{threshold:.1%}"></i></div>'
         f'<p class="ends"><span>modal</span><span>P(amodal) {p:.3f}</span><span>amodal</span></p>'
-        + (f'<p class="words">{words}</p>' if words else f'<p class="words">{escape(_short(answer.query))}</p>')
-        + f"{cut}</section>"
+        f'<p class="words">{words}</p>{unread}</section>'
     )
 
 
-def facts_html(photo: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float) -> str:
-    """One quiet line: predicted IoU, instances, size, time."""
+def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
+    """Legend, and one quiet line: how much, how sure, how many, how large, how long."""
     entry = answer.by_type[answer.decision(threshold)]
-    count = len(entry["instances"])
-    covered = masks.areas([entry["mask"]])[0] / (photo.shape[0] * photo.shape[1])
+    count, (height, width) = len(entry["instances"]), entry["size"]
+    covered = masks.areas([entry["mask"]])[0] / (height * width)
     said = [
         f"{covered:.1%} of the image" if covered else "nothing was found",
         f"predicted IoU {entry['score']:.2f}",
         f"{count} instance{'' if count == 1 else 's'}",
-        f"{photo.shape[1]} × {photo.shape[0]} px",
-        f"{1000 * answer.seconds:.0f} ms",
+        f"{width} × {height} px",
+        f"image {1000 * photo.seconds:.0f} ms, sentence {1000 * answer.seconds:.0f} ms",
     ]
     legend = '<i class="visible"></i>visible <i class="hidden"></i>hidden'
     return f'<p class="facts legend">{legend}</p><p class="facts">{" · ".join(said)}</p>'
@@ -209,11 +224,11 @@ def hint_html(text: str) -> str:
     return f'<section class="decision hint" aria-live="polite"><p>{escape(text)}</p></section>'
 
 
-def instance_choices(answer: Answer, threshold: float) -> Sequence[tuple[str, int]]:
+def instance_choices(answer: Answer) -> list[tuple[str, int]]:
     """Labels of the instances with their presence, most certain first; -1 is everything."""
-    found = answer.by_type[answer.decision(threshold)]["instances"]
-    return [("All", -1), *((f"{n + 1} · {i['score']:.2f}", n) for n, i in enumerate(found))]
+    found = enumerate(answer.by_type["amodal"]["instances"])
+    return [("All", -1), *((f"{number + 1} · {instance['score']:.2f}", number) for number, instance in found)]
 
 
-def _short(text: str, most: int = 160) -> str:
+def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

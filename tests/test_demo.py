@@ -1,0 +1,364 @@
+"""The page of `demo.py`, by its functions, over HTTP, and in a real browser at two widths."""
+
+import io
+import json
+import re
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax import demo, demo_answers as answers
+from r2sm_jax.data import masks
+from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
+from r2sm_jax.errors import InputError
+from r2sm_jax.runs import open_run
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+SECRET = "only the server may read this"
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run):
+    return open_run(tiny_run).predictor
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory, predictor) -> answers.Photo:
+    file = tmp_path_factory.mktemp("photo") / "photo.png"
+    Image.fromarray(answers.make_examples()[0].image[:300, :400]).save(file)
+    return answers.open_photo(predictor, file)
+
+
+@pytest.fixture(scope="module")
+def answer(predictor, photo) -> answers.Answer:
+    return answers.ask(predictor, photo, "the complete shape of the red mug")
+
+
+def drawn(answer: answers.Answer) -> answers.Answer:
+    """The same with masks that are known: visible is the left half, hidden the quarter beside it."""
+    height, width = answer.by_type["modal"]["size"]
+    modal, amodal = np.zeros((2, height, width), bool)
+    modal[:, : width // 2], amodal[:, : 3 * width // 4] = True, True
+    rles = {"modal": masks.encode(modal), "amodal": masks.encode(amodal), "occluded": masks.encode(amodal & ~modal)}
+    instance = {"score": 0.9, **{name: masks.encode(m[:, ::-1]) for name, m in (("modal", modal), ("amodal", amodal))}}
+    return replace(
+        answer,
+        by_type={
+            kind: entry | rles | {"mask": rles[kind], "instances": [instance, instance]}
+            for kind, entry in answer.by_type.items()
+        },
+    )
+
+
+def test_examples_are_drawn_with_a_plain_and_a_complete_wording_of_something_hidden():
+    found = answers.make_examples()
+    assert len(found) == answers.EXAMPLES
+    for example in found:
+        plain, complete, *_ = example.sentences
+        assert complete == f"the complete shape of {plain}, hidden parts included"
+        assert example.image.shape == (480, 480, 3)
+
+
+def test_the_threshold_decides_and_the_model_is_not_asked_again(answer):
+    p = answer.probability
+    assert 0 < p < 1 and answer.by_type["amodal"]["amodal_probability"] == p
+    assert answer.decision(p - 1e-6) == "amodal" and answer.decision(p) == "modal"
+    assert answer.by_type["modal"]["mask"] == answer.by_type["modal"]["modal"]
+    assert answer.by_type["amodal"]["mask"] == answer.by_type["amodal"]["amodal"]
+
+
+def test_the_decision_is_shown_with_its_probability_and_its_words(answer):
+    words = [("the", 0.0), ("complete", 1.5), ("mug", -0.75)]
+    answer = replace(answer, words=words)
+    shown = answers.decision_html(answer, answer.probability - 0.01)
+    assert "Amodal" in shown and f"{answer.probability:.3f}" in shown and f"<b>{answer.probability:.0%}</b>" in shown
+    shares = re.findall(r'class="word (for-\w+)" style="--share:([\d.]+)">(\w+)<', shown)
+    assert shares == [("for-modal", "0.00", "the"), ("for-amodal", "1.00", "complete"), ("for-modal", "0.50", "mug")]
+    shown = answers.decision_html(answer, answer.probability + 0.01)
+    assert "Modal" in shown and f"<b>{1 - answer.probability:.0%}</b>" in shown
+
+
+def test_what_people_write_is_text_and_not_markup(answer):
+    evil = "<script>alert(1)</script>"
+    shown = answers.decision_html(replace(answer, words=[(evil, 1.0)], unread=evil), 0.5)
+    shown += answers.error_html(InputError(f"{evil}: no")) + answers.hint_html(evil)
+    assert "<script" not in shown and shown.count("&lt;script&gt;") == 4
+
+
+@pytest.mark.parametrize(("shown", "visible", "hidden"), [("modal", True, False), ("amodal", True, True),
+                                                          ("occluded", False, True)])  # fmt: skip
+def test_each_view_tints_the_parts_that_it_shows(answer, photo, shown, visible, hidden):
+    pixels = np.full((300, 400, 3), 255, np.uint8)
+    for instance, order in ((None, 1), (0, -1)):
+        picture = answers.view(pixels, drawn(answer), shown, instance)[:, ::order].astype(int)
+        assert picture.shape == (720, 960, 3)
+        left, beside, right = picture[360, 100:400], picture[360, 520:680], picture[360, 760:]
+        blue, orange = np.subtract(VISIBLE, 255), np.subtract(OCCLUDED, 255)
+        assert (np.abs((left - 255) @ blue).mean() > 5000) == visible
+        assert (np.abs((beside - 255) @ orange).mean() > 5000) == hidden
+        assert np.ptp(right, axis=0).max() == 0
+    assert answers.view(pixels, None).min() == 255
+
+
+def test_files_to_take_away_hold_the_masks_of_the_decision(answer, photo, tmp_path):
+    pixels, answer = answers.read_photo(photo.file), drawn(answer)
+    for threshold, kind in ((0.0, "amodal"), (1.0, "modal")):
+        archive, record = answers.write_files(tmp_path / kind, pixels, answer, threshold)
+        written = json.loads(record.read_text())
+        assert written["mask_type"] == kind and written["threshold"] == threshold
+        with zipfile.ZipFile(archive) as files:
+            pictures = {f"{name}.png" for name in (*answers.MASKS, "overlay")}
+            assert set(files.namelist()) == pictures | {"prediction.json"}
+            assert json.loads(files.read("prediction.json")) == written
+            for name in answers.MASKS:
+                mask = np.asarray(Image.open(io.BytesIO(files.read(f"{name}.png"))))
+                assert np.array_equal(mask > 0, masks.decode(written[name])) and mask.shape == (300, 400)
+
+
+def test_a_long_sentence_is_answered_with_what_was_not_read(predictor, photo):
+    answer = answers.ask(predictor, photo, "the red mug " * 3333 + "unread")
+    assert answer.unread.endswith("unread")
+    shown = answers.decision_html(answer, 0.5)
+    assert "Too long" in shown and len(shown) < 20_000
+
+
+@pytest.mark.parametrize(("query", "reason"), [(" ", "empty"), ("mug " * 40_000, "160,000 characters")])
+def test_a_sentence_that_cannot_be_used_is_one_sentence(query, reason, predictor, photo):
+    with pytest.raises(InputError, match=reason):
+        answers.ask(predictor, photo, query)
+
+
+def test_a_photo_that_is_gone_or_bad_is_named_without_the_servers_folder(predictor, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    for name, reason in (("gone.png", "choose it again"), ("bad.png", "not an image")):
+        with pytest.raises(InputError, match=reason) as raised:
+            answers.open_photo(predictor, tmp_path / name)
+        assert name in str(raised.value) and str(tmp_path) not in str(raised.value)
+
+
+def test_bad_arguments_are_one_sentence(tmp_path, refused):
+    assert "--max-upload-mb" in refused(demo.main, tmp_path, "--max-upload-mb", 0)
+    assert "no such run folder" in refused(demo.main, tmp_path / "nowhere")
+
+
+# Over HTTP.
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run, tmp_path_factory):
+    """The page's address; uploads are limited to 1 MB."""
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    folder = tmp_path_factory.mktemp("served")
+    page = demo.launch(demo.DemoConfig(str(tiny_run), port=0, max_upload_mb=1), folder, block=False)
+    yield f"http://127.0.0.1:{page.server_port}"
+    page.close()
+
+
+def status(url: str, data: bytes | None = None, headers: dict | None = None) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers or {}), timeout=30) as answer:
+            return answer.status, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode("utf-8", "replace")
+
+
+def upload(server: str, name: str, content: bytes) -> tuple[int, str]:
+    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    body = head + content + b"\r\n--x--\r\n"
+    return status(f"{server}/gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"})
+
+
+def test_only_loopback_listens(server):
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("who listens is read from /proc, which is Linux")
+    rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    port = f"{int(server.rsplit(':', 1)[1]):04X}"
+    listening = {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"}
+    assert listening == {"0100007F"}
+
+
+def test_no_file_of_the_server_is_served(server, tmp_path, tiny_run):
+    (tmp_path / "secret.txt").write_text(SECRET)
+    for file in (tmp_path / "secret.txt", tiny_run / "config.json", "/etc/passwd", Path(__file__), "pyproject.toml"):
+        for path in (f"file={file}", f"file=../{file}", f"file/{file}"):
+            code, text = status(f"{server}/gradio_api/{path}")
+            assert code in (403, 404) and SECRET not in text, (path, code)
+
+
+def test_an_event_cannot_name_a_file_of_the_server(server, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "private.png")
+    config = json.loads(status(f"{server}/config")[1])
+    taken = next(d["id"] for d in config["dependencies"] if d["targets"] and d["targets"][0][1] == "upload")
+    for file in ({"path": str(tmp_path / "private.png")}, {"path": "x.png", "url": f"file://{tmp_path}/private.png"}):
+        data = {"data": [file | {"meta": {"_type": "gradio.FileData"}}], "fn_index": taken, "session_hash": "s"}
+        code, text = status(
+            f"{server}/gradio_api/queue/join", json.dumps(data).encode(), {"Content-Type": "application/json"}
+        )
+        if code == 200:
+            code, text = status(f"{server}/gradio_api/queue/data?session_hash=s")
+            assert '"success": false' in text or '"success":false' in text, text
+        assert "private" not in text.replace(str(tmp_path), "") or '"success":true' not in text.replace(" ", "")
+    assert status(server)[0] == 200
+
+
+def test_uploads_are_limited_and_the_rest_is_closed(server):
+    assert upload(server, "small.png", b"x" * 1000)[0] == 200
+    code, text = upload(server, "large.png", b"x" * 1_200_000)
+    assert code == 413 and "maximum allowed size" in text
+    api = json.loads(status(f"{server}/gradio_api/info")[1])
+    assert api == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    for closed in ("monitoring/summary", "gradio_api/runs", "gradio_api/mcp/sse", "gradio_api/vibe-code"):
+        assert status(f"{server}/{closed}")[0] in (403, 404, 405), closed
+    config = json.loads(status(f"{server}/config")[1])
+    assert config["analytics_enabled"] is False
+
+
+def test_the_page_names_no_other_host_to_load_from(server):
+    _, page = status(server)
+    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//([^/"]+)', page)
+    assert loaded == [], loaded
+    assert "fonts.googleapis" not in page
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: .[browser]")
+    if not BROWSER:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=list(WIDTHS))
+def page(request, browser, server):
+    """The page at one width. At the end nothing was asked of another host, no script failed, nothing sticks out."""
+    width, height = WIDTHS[request.param]
+    opened = browser.new_page(viewport={"width": width, "height": height})
+    opened.set_default_timeout(60_000)
+    elsewhere, failed = [], []
+    opened.on("request", lambda r: elsewhere.append(r.url) if not r.url.startswith((server, "data:", "blob:")) else 0)
+    opened.on("pageerror", lambda error: failed.append(str(error)))
+    opened.goto(server)
+    opened.wait_for_selector("#ask")
+    yield opened
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    assert not elsewhere and not failed, (elsewhere, failed)
+    opened.close()
+
+
+def verdict(page) -> str:
+    page.wait_for_selector("#decision .verdict strong")
+    return page.inner_text("#decision .verdict strong")
+
+
+def stage(page, other_than: str = "") -> str:
+    """The address of the picture that is shown, once it is another one."""
+    page.wait_for_function(
+        "old => { const i = document.querySelector('#stage img'); return i && i.src !== old && i.complete }",
+        arg=other_than,
+    )
+    return page.get_attribute("#stage img", "src")
+
+
+def choose_example(page, number: int = 1) -> str:
+    page.click(f"#examples .thumbnail >> nth={number}")
+    page.wait_for_selector(".sentence:visible")
+    return stage(page)
+
+
+def test_an_example_is_asked_and_its_masks_are_looked_at_and_taken_away(page, tmp_path):
+    before = choose_example(page)
+    page.click(".sentence >> nth=1")
+    said = verdict(page)
+    assert said in ("Modal", "Amodal")
+    assert page.input_value("#query textarea").startswith("the complete shape of the ")
+    picture = stage(page, before)
+    assert page.is_checked(f"#shown input[value={said.lower()}]")
+    shown = {picture}
+    for name in ("Occluded", "Modal", "Amodal"):
+        if not page.get_by_label(name, exact=True).is_checked():
+            page.get_by_label(name, exact=True).check()
+            picture = stage(page, picture)
+        shown.add(picture)
+    assert len(shown) >= 2
+    assert re.search(r"instances?.*480 × 480 px.*ms", page.inner_text("#facts"), re.S)
+    with page.expect_download() as download:
+        page.click("#zip")
+    download.value.save_as(tmp_path / "masks.zip")
+    with page.expect_download() as download:
+        page.click("#json")
+    download.value.save_as(tmp_path / "prediction.json")
+    record = json.loads((tmp_path / "prediction.json").read_text())
+    with zipfile.ZipFile(tmp_path / "masks.zip") as files:
+        assert json.loads(files.read("prediction.json")) == record
+    assert record["mask_type"] == said.lower() and record["size"] == [480, 480]
+    assert f"{record['amodal_probability']:.3f}" in page.inner_text("#decision .ends")
+
+
+def test_the_keyboard_is_enough(page):
+    """Tab to an example, Enter, a sentence, Enter, the threshold by arrow keys: the decision turns over."""
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.innerText") == "Example 1":
+            break
+    page.keyboard.press("Enter")
+    before = stage(page)
+    page.focus("#query textarea")
+    page.keyboard.type("the red mug")
+    page.keyboard.press("Enter")
+    first = verdict(page)
+    stage(page, before)
+    page.focus("#threshold input[type=range]")
+    page.keyboard.press("End" if first == "Amodal" else "Home")
+    page.wait_for_function(f"document.querySelector('#decision .verdict strong').innerText !== '{first}'")
+    assert {first, verdict(page)} == {"Modal", "Amodal"}
+
+
+def test_errors_are_said_on_the_page_and_the_next_question_is_answered(page, tmp_path, photo):
+    def alert() -> str:
+        page.wait_for_selector("#decision [role=alert]")
+        return page.inner_text("#decision [role=alert]")
+
+    page.click("#ask")
+    assert "no image yet" in alert()
+    (tmp_path / "fake.png").write_text("no image")
+    page.set_input_files("#upload input[type=file]", tmp_path / "fake.png")
+    page.wait_for_function("document.querySelector('#decision').innerText.includes('fake.png')")
+    assert "not an image" in alert() and str(tmp_path) not in alert() and "/" not in alert()
+    page.reload()
+    page.wait_for_selector("#ask")
+    page.set_input_files("#upload input[type=file]", photo.file)
+    before = stage(page)
+    page.click("#ask")
+    assert "query is empty" in alert()
+    page.fill("#query textarea", "<b>the mug</b> " + "very " * 10_000 + "old")
+    page.click("#ask")
+    assert verdict(page) in ("Modal", "Amodal")
+    stage(page, before)
+    assert "Too long" in page.inner_text("#decision") and page.locator("#decision .words b").count() == 0
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it(page):
+    choose_example(page)
+    page.click(".sentence >> nth=0")
+    verdict(page)
+    unnamed = page.evaluate("""() => [...document.querySelectorAll('button, input, textarea, a')]
+        .filter(e => e.offsetParent && e.type !== 'file' && !(e.innerText.trim() || e.ariaLabel || e.title ||
+                     (e.labels && [...e.labels].some(l => l.innerText.trim()))))
+        .map(e => e.outerHTML.slice(0, 120))""")
+    assert unnamed == []
+    assert page.get_attribute("#decision .decision", "aria-live") == "polite"
