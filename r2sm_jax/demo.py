@@ -23,6 +23,7 @@ from r2sm_jax.demo_answers import (
     Answer,
     Example,
     Photo,
+    alt_text,
     ask,
     decision_html,
     error_html,
@@ -183,15 +184,18 @@ class Page:
         """Another mask or instance is to be shown."""
         if photo is None or answer is None or not photo.file.exists():
             return self.gr.skip()
-        return view(read_photo(photo.file), answer, shown, None if instance < 0 else instance)
+        picture = view(read_photo(photo.file), answer, shown, None if instance < 0 else instance)
+        return self.gr.update(value=picture, alt_text=alt_text(answer, shown))
 
     def _nothing(self, html: str) -> list[Any]:
         hidden = self.gr.update(visible=False)
         return [None, html, hidden, self.gr.skip(), hidden, hidden, hidden, "", None, None]
 
     def _chosen(self, photo: Photo) -> list[Any]:
-        found = self._nothing(hint_html("Now say what you want, in a few words."))
-        found[5] = self.gr.update(value=view(read_photo(photo.file), None), visible=True)
+        first = f"It has {photo.frames} frames; the first one is used. " if photo.frames > 1 else ""
+        found = self._nothing(hint_html(f"{first}Now say what you want, in a few words."))
+        alt = f"The image {photo.file.name}"
+        found[5] = self.gr.update(value=view(read_photo(photo.file), None), visible=True, alt_text=alt)
         return found
 
     def _result(self, photo: Photo, answer: Answer, threshold: float) -> list[Any]:
@@ -201,7 +205,8 @@ class Page:
         return [
             answer, decision_html(answer, threshold), gr.update(visible=True), decided,
             gr.update(choices=choices, value=-1, visible=len(choices) > 2),
-            gr.update(value=view(pixels, answer, decided), visible=True), gr.update(visible=True),
+            gr.update(value=view(pixels, answer, decided), visible=True, alt_text=alt_text(answer, decided)),
+            gr.update(visible=True),
             facts_html(photo, answer, threshold), str(archive), str(record),
         ]  # fmt: skip
 
@@ -219,7 +224,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
     warnings.simplefilter("ignore", CutQuery)  # the page says it
     page = Page(predictor, make_examples(), folder)
-    page.take_example(0)  # compiled before the first visitor comes
+    predictor.warm_up()
     page = page.build()
     page.queue(max_size=32, api_open=False)
     ink = gr.themes.colors.neutral

@@ -23,8 +23,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.schema import MaskType, Sample
 from r2sm_jax.data.sheet import overlay
 from r2sm_jax.data.sources import SceneSource
-from r2sm_jax.data.transforms import open_image
+from r2sm_jax.data.transforms import frames, open_image
 from r2sm_jax.errors import InputError
+from r2sm_jax.models import heads
 from r2sm_jax.predict import MASKS, to_json
 from r2sm_jax.predictor import EncodedImage, Predictor, check_query
 
@@ -52,6 +53,8 @@ class Photo:
     encoded: EncodedImage
     seconds: float
     """That encoding took."""
+    frames: int
+    """Of an animation, whose first one is looked at."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def open_photo(predictor: Predictor, file: Path) -> Photo:
     pixels = read_photo(file)
     started = time.perf_counter()
     encoded = jax.block_until_ready(predictor.encode(pixels))
-    return Photo(file, encoded, time.perf_counter() - started)
+    return Photo(file, encoded, time.perf_counter() - started, frames(file))
 
 
 def read_photo(file: Path) -> UInt8[np.ndarray, "H W 3"]:
@@ -127,8 +130,13 @@ def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     modal, amodal = (predictor.predict([query], kind, photo.encoded)[0] for kind in ("modal", "amodal"))
     seconds = time.perf_counter() - started
     by_type: dict[MaskType, dict[str, Any]] = {"modal": to_json(modal), "amodal": to_json(amodal)}
-    words = predictor.explain(query) if hasattr(predictor, "explain") else [(w, 0.0) for w in query.split()]
-    return Answer(query, by_type, words, modal.unread, seconds)
+    return Answer(query, by_type, _words(predictor, query.removesuffix(modal.unread)), modal.unread, seconds)
+
+
+def _words(predictor: Predictor, read: str) -> Sequence[tuple[str, float]]:
+    if predictor.config.head in heads.LEARNED and read.strip():
+        return predictor.explain(read)
+    return [(word, 0.0) for word in read.split()]
 
 
 def view(
@@ -215,13 +223,22 @@ def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
 
 def error_html(error: InputError) -> str:
     """The sentence of an error, where the decision would stand."""
-    text = str(error)
-    return f'<section class="decision error" role="alert"><p>{escape(text[:1].upper() + text[1:])}.</p></section>'
+    return (
+        f'<section class="decision error" role="alert"><p>{escape(str(error))}.</p></section>'
+    )
 
 
 def hint_html(text: str) -> str:
     """What to do next, where the decision will stand."""
     return f'<section class="decision hint" aria-live="polite"><p>{escape(text)}</p></section>'
+
+
+def alt_text(answer: Answer, shown: str) -> str:
+    """What the picture shows, for those who do not see it."""
+    entry = answer.by_type["amodal"]
+    height, width = entry["size"]
+    share = masks.areas([entry[shown]])[0] / (height * width)
+    return f"The {shown} mask of “{_short(answer.query, 80)}” over the image: {share:.1%} of it"
 
 
 def instance_choices(answer: Answer) -> list[tuple[str, int]]:

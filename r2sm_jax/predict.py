@@ -19,7 +19,7 @@ from r2sm_jax.config import parse_flags
 from r2sm_jax.data import masks
 from r2sm_jax.data.schema import refuse_overwrite
 from r2sm_jax.data.sheet import overlay, with_words
-from r2sm_jax.data.transforms import open_image
+from r2sm_jax.data.transforms import frames, open_image
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.models.explain import WordShare
 from r2sm_jax.predict_many import predict_many
@@ -154,6 +154,8 @@ def _predict_one(args: PredictConfig, query: str) -> None:
         for name in FILES:
             refuse_overwrite(out / name, args.overwrite)
     image = open_image(args.image)
+    if (count := frames(args.image)) > 1:
+        print(f"warning: {args.image}: it has {count} frames; the first one is looked at", file=sys.stderr)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
     (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)

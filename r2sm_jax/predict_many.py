@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.schema import refuse_overwrite
-from r2sm_jax.data.transforms import Letterbox, open_image
+from r2sm_jax.data.transforms import Letterbox, frames, open_image
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.free_running import ranked_slots
 from r2sm_jax.models.heads import NO_HEAD
@@ -125,7 +125,10 @@ def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_t
                     read.append((task, _read(task), stamp))
                 except InputError as error:
                     failed[str(task.path)] = str(error)
-                    progress.console.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+                    _say(progress, f"skipped: {error}")
+                    continue
+                if (count := frames(task.path)) > 1:
+                    _say(progress, f"warning: {task.path}: it has {count} frames; the first one is looked at")
             found = _answer_part(predictor, [(task, image) for task, image, _ in read], mask_type)
             for (task, _, stamp), answers in zip(read, found, strict=True):
                 lines.write(json.dumps({"image": str(task.path), "stamp": stamp, "answers": answers}) + "\n")
@@ -133,6 +136,10 @@ def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_t
             os.fsync(lines.fileno())
             progress.update(bar, advance=len(part))
     return failed
+
+
+def _say(progress: Progress, text: str) -> None:
+    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _read(task: Task) -> UInt8[np.ndarray, "H W 3"]:

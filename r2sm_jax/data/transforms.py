@@ -78,6 +78,17 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
         return (width, height) if sideways else (height, width)
 
 
+def frames(path: str | PathLike[str], content: bytes | None = None) -> int:
+    """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a plain image.
+    Raises InputError like it."""
+    path = Path(path)
+    with closing(_open(path, content)) as image:
+        try:
+            return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # cameras put previews into MPO
+        except Exception:  # damaged; decoding will tell
+            return 1
+
+
 @dataclass(frozen=True)
 class Letterbox:
     """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to it, the
