@@ -41,6 +41,8 @@ from r2sm_jax.models.heads import NO_HEAD
 from r2sm_jax.predictor import CutQuery, Predictor
 from r2sm_jax.runs import open_run
 
+Changes = dict[Any, Any]
+"""New values of components of the page; others stay."""
 SESSIONS, SESSION_SECONDS = 64, 3600
 SENTENCES = 3
 MASK_VIEWS = [("Modal", "modal"), ("Amodal", "amodal"), ("Occluded", "occluded")]
@@ -77,7 +79,8 @@ def import_gradio() -> Any:
 
 
 class Page:
-    """The events of the page. Photos and answers live in the browser session's state."""
+    """The page and its events. An event returns what changes, by component; photos and answers live in the browser
+    session's state."""
 
     def __init__(self, predictor: Predictor, examples: list[Example], files: Path):
         self.gr, self.predictor, self.examples, self.files = import_gradio(), predictor, examples, files
@@ -88,127 +91,146 @@ class Page:
     def build(self) -> Any:
         """The page as gradio Blocks."""
         gr = self.gr
-        with gr.Blocks(
-            title="Which mask do you mean?", analytics_enabled=False, delete_cache=(600, SESSION_SECONDS)
-        ) as page:
-            photo = gr.State(None, time_to_live=SESSION_SECONDS)
-            answer = gr.State(None, time_to_live=SESSION_SECONDS)
+        cleaning = (600, SESSION_SECONDS)
+        with gr.Blocks(title="Which mask do you mean?", analytics_enabled=False, delete_cache=cleaning) as page:
+            self.photo = gr.State(None, time_to_live=SESSION_SECONDS)
+            self.answer = gr.State(None, time_to_live=SESSION_SECONDS)
             gr.Markdown(
                 "# Which mask do you mean?\nThe words decide: the visible part of a thing, or its complete shape.",
                 elem_id="title",
             )
             with gr.Row():
                 with gr.Column(scale=4, min_width=300):
-                    upload = gr.File(label="Image", file_types=["image"], height=130, elem_id="upload")
-                    with gr.Row(elem_id="examples"):
-                        thumbnails = [
-                            gr.Button(f"Example {number}", icon=file, min_width=40, elem_classes="thumbnail")
-                            for number, file in enumerate(self.example_files, start=1)
-                        ]
-                    query = gr.Textbox(label="What do you want?", placeholder="the red mug, hidden parts included",
-                                       lines=1, max_lines=4, elem_id="query")  # fmt: skip
-                    with gr.Column(elem_id="sentences", visible=False) as suggestions:
-                        sentences = [gr.Button(size="sm", elem_classes="sentence") for _ in range(SENTENCES)]
-                    ask = gr.Button("Segment", variant="primary", elem_id="ask")
+                    self._build_question()
                 with gr.Column(scale=7, min_width=300):
-                    decision = gr.HTML(hint_html(START), elem_id="decision", padding=False)
-                    with gr.Group(visible=False) as controls:
-                        shown = gr.Radio(MASK_VIEWS, value="modal", label="Mask", elem_id="shown")
-                        instance = gr.Radio(
-                            [("All", -1)], value=-1, label="Instance", visible=False, elem_id="instance"
-                        )
-                    stage = gr.Image(show_label=False, interactive=False, format="webp", visible=False, elem_id="stage",
-                                     buttons=["fullscreen"])  # fmt: skip
-                    with gr.Column(visible=False) as after:
-                        facts = gr.HTML(elem_id="facts", padding=False)
-                        threshold = gr.Slider(0, 1, 0.5, step=0.01, label="Decision threshold: amodal above",
-                                              elem_id="threshold")  # fmt: skip
-                        with gr.Row():
-                            archive = gr.DownloadButton("Download masks (ZIP)", size="sm", elem_id="zip")
-                            record = gr.DownloadButton("Download JSON", size="sm", elem_id="json")
-            result = [answer, decision, controls, shown, instance, stage, after, facts, archive, record]
-            quiet = {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": decision}
-            upload.upload(self.take, upload, [photo, suggestions, *result], **quiet)
-            upload.clear(self.clear, None, [photo, suggestions, *result], **quiet)
-            for number, button in enumerate(thumbnails):
-                chosen = [photo, suggestions, *result, upload, query, *sentences]
-                button.click(partial(self.take_example, number), None, chosen, **quiet)
-            asked = [photo, query, threshold]
-            gr.on([ask.click, query.submit], self.ask, asked, result, **quiet).then(js=SCROLL)
-            for button in sentences:
-                chosen = button.click(lambda text: text, button, query, **quiet)
-                chosen.then(self.ask, asked, result, **quiet).then(js=SCROLL)
-            moved = [photo, answer, threshold]
-            threshold.input(self.decide, moved, result, trigger_mode="always_last", **quiet)
-            gr.on([shown.input, instance.input], self.look, [photo, answer, shown, instance], stage, **quiet)
+                    self._build_answer()
+            self._connect()
         return page
 
-    def take(self, path: str) -> list[Any]:
+    def _build_question(self) -> None:
+        gr = self.gr
+        self.upload = gr.File(label="Image", file_types=["image"], height=130, elem_id="upload")
+        with gr.Row(elem_id="examples"):
+            self.thumbnails = [
+                gr.Button(f"Example {number}", icon=file, min_width=40, elem_classes="thumbnail")
+                for number, file in enumerate(self.example_files, start=1)
+            ]
+        self.query = gr.Textbox(
+            label="What do you want?", placeholder="the red mug, hidden parts included", lines=1, max_lines=4,
+            elem_id="query",
+        )  # fmt: skip
+        with gr.Column(elem_id="sentences", visible=False) as self.suggestions:
+            self.sentences = [gr.Button(size="sm", elem_classes="sentence") for _ in range(SENTENCES)]
+        self.send = gr.Button("Segment", variant="primary", elem_id="ask")
+
+    def _build_answer(self) -> None:
+        gr = self.gr
+        self.decision = gr.HTML(hint_html(START), elem_id="decision", padding=False)
+        self.shown = gr.Radio(MASK_VIEWS, value="modal", label="Mask", visible=False, elem_id="shown")
+        self.stage = gr.Image(
+            show_label=False, interactive=False, format="webp", visible=False, buttons=["fullscreen"], elem_id="stage"
+        )
+        with gr.Column(visible=False) as self.after:
+            self.instance = gr.Radio([("All", -1)], value=-1, label="Instance", visible=False, elem_id="instance")
+            self.facts = gr.HTML(elem_id="facts", padding=False)
+            self.threshold = gr.Slider(
+                0, 1, 0.5, step=0.01, label="Decision threshold: amodal above", elem_id="threshold"
+            )
+            with gr.Row():
+                self.archive = gr.DownloadButton("Download masks (ZIP)", size="sm", elem_id="zip")
+                self.record = gr.DownloadButton("Download JSON", size="sm", elem_id="json")
+
+    def _connect(self) -> None:
+        quiet = {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": self.decision}
+        answered = [self.answer, self.decision, self.shown, self.instance, self.stage, self.after, self.facts,
+                    self.archive, self.record]  # fmt: skip
+        chosen = [self.photo, self.suggestions, self.upload, self.query, *self.sentences, *answered]
+        asked = [self.photo, self.query, self.threshold]
+        self.upload.upload(self.take, self.upload, chosen, **quiet)
+        self.upload.clear(self.clear, None, chosen, **quiet)
+        for number, button in enumerate(self.thumbnails):
+            button.click(partial(self.take_example, number), None, chosen, **quiet)
+        self.gr.on([self.send.click, self.query.submit], self.ask, asked, answered, **quiet).then(js=SCROLL)
+        for button in self.sentences:
+            written = button.click(lambda text: text, button, self.query, **quiet)
+            written.then(self.ask, asked, answered, **quiet).then(js=SCROLL)
+        moved = [self.photo, self.answer, self.threshold]
+        self.threshold.input(self.decide, moved, answered, trigger_mode="always_last", **quiet)
+        looked = [self.photo, self.answer, self.shown, self.instance]
+        self.gr.on([self.shown.input, self.instance.input], self.look, looked, self.stage, **quiet)
+
+    def take(self, path: str) -> Changes:
         """A photo was uploaded."""
         try:
-            photo = open_photo(self.predictor, Path(path))
+            return self._chosen(open_photo(self.predictor, Path(path)))
         except InputError as error:
-            return [None, self.gr.update(visible=False), *self._nothing(error_html(error))]
-        return [photo, self.gr.update(visible=False), *self._chosen(photo)]
+            return self._without_photo(error_html(error))
 
-    def take_example(self, index: int) -> list[Any]:
+    def take_example(self, index: int) -> Changes:
         """An example was chosen."""
-        photo = open_photo(self.predictor, self.example_files[index])
-        texts = [*self.examples[index].sentences, *[""] * SENTENCES][:SENTENCES]
-        buttons = [self.gr.update(value=text, visible=bool(text)) for text in texts]
-        return [photo, self.gr.update(visible=True), *self._chosen(photo), None, "", *buttons]
+        texts = [*self.examples[index].sentences, *[""] * SENTENCES]
+        buttons = {b: self.gr.update(value=t, visible=bool(t)) for b, t in zip(self.sentences, texts, strict=False)}
+        found = self._chosen(open_photo(self.predictor, self.example_files[index]))
+        return found | buttons | {self.suggestions: self.gr.update(visible=True), self.upload: None, self.query: ""}
 
-    def clear(self) -> list[Any]:
+    def clear(self) -> Changes:
         """The photo was taken away."""
-        return [None, self.gr.update(visible=False), *self._nothing(hint_html(START))]
+        return self._without_photo(hint_html(START))
 
-    def ask(self, photo: Photo | None, query: str, threshold: float) -> list[Any]:
+    def ask(self, photo: Photo | None, query: str, threshold: float) -> Changes:
         """A sentence was sent."""
         try:
             if photo is None:
                 raise InputError("there is no image yet; choose one or an example")
-            return self._result(photo, ask(self.predictor, photo, query), threshold)
+            return self._answered(photo, ask(self.predictor, photo, query), threshold)
         except InputError as error:
-            return [self.gr.skip(), error_html(error), *[self.gr.skip()] * 8]
+            return {self.decision: error_html(error)}
 
-    def decide(self, photo: Photo | None, answer: Answer | None, threshold: float) -> list[Any]:
+    def decide(self, photo: Photo | None, answer: Answer | None, threshold: float) -> Changes:
         """The threshold was moved."""
-        if photo is None or answer is None:
-            return [self.gr.skip()] * 10
         try:
-            return self._result(photo, answer, threshold)
+            return {} if photo is None or answer is None else self._answered(photo, answer, threshold)
         except InputError as error:
-            return self._nothing(error_html(error))
+            return self._without_photo(error_html(error))
 
-    def look(self, photo: Photo | None, answer: Answer | None, shown: str, instance: int) -> Any:
+    def look(self, photo: Photo | None, answer: Answer | None, shown: str, instance: int) -> Changes:
         """Another mask or instance is to be shown."""
         if photo is None or answer is None or not photo.file.exists():
-            return self.gr.skip()
+            return {}
         picture = view(read_photo(photo.file), answer, shown, None if instance < 0 else instance)
-        return self.gr.update(value=picture, alt_text=alt_text(answer, shown))
+        return {self.stage: self.gr.update(value=picture, alt_text=alt_text(answer, shown))}
 
-    def _nothing(self, html: str) -> list[Any]:
+    def _unanswered(self, html: str) -> Changes:
         hidden = self.gr.update(visible=False)
-        return [None, html, hidden, self.gr.skip(), hidden, hidden, hidden, "", None, None]
+        return {self.answer: None, self.decision: html, self.shown: hidden, self.after: hidden}
 
-    def _chosen(self, photo: Photo) -> list[Any]:
+    def _without_photo(self, html: str) -> Changes:
+        hidden = self.gr.update(visible=False)
+        return self._unanswered(html) | {self.photo: None, self.suggestions: hidden, self.stage: hidden}
+
+    def _chosen(self, photo: Photo) -> Changes:
         first = f"It has {photo.frames} frames; the first one is used. " if photo.frames > 1 else ""
-        found = self._nothing(hint_html(f"{first}Now say what you want, in a few words."))
         alt = f"The image {photo.file.name}"
-        found[5] = self.gr.update(value=view(read_photo(photo.file), None), visible=True, alt_text=alt)
-        return found
+        picture = self.gr.update(value=view(read_photo(photo.file), None), visible=True, alt_text=alt)
+        found = self._unanswered(hint_html(f"{first}Now say what you want, in a few words."))
+        return found | {self.photo: photo, self.suggestions: self.gr.update(visible=False), self.stage: picture}
 
-    def _result(self, photo: Photo, answer: Answer, threshold: float) -> list[Any]:
+    def _answered(self, photo: Photo, answer: Answer, threshold: float) -> Changes:
         gr, decided, pixels = self.gr, answer.decision(threshold), read_photo(photo.file)
         choices = instance_choices(answer)
         archive, record = write_files(self.files / secrets.token_hex(8), pixels, answer, threshold)
-        return [
-            answer, decision_html(answer, threshold), gr.update(visible=True), decided,
-            gr.update(choices=choices, value=-1, visible=len(choices) > 2),
-            gr.update(value=view(pixels, answer, decided), visible=True, alt_text=alt_text(answer, decided)),
-            gr.update(visible=True),
-            facts_html(photo, answer, threshold), str(archive), str(record),
-        ]  # fmt: skip
+        picture, alt = view(pixels, answer, decided), alt_text(answer, decided)
+        return {
+            self.answer: answer,
+            self.decision: decision_html(answer, threshold),
+            self.shown: gr.update(value=decided, visible=True),
+            self.instance: gr.update(choices=choices, value=-1, visible=len(choices) > 2),
+            self.stage: gr.update(value=picture, visible=True, alt_text=alt),
+            self.after: gr.update(visible=True),
+            self.facts: facts_html(photo, answer, threshold),
+            self.archive: str(archive),
+            self.record: str(record),
+        }
 
 
 def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:

@@ -223,9 +223,7 @@ def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
 
 def error_html(error: InputError) -> str:
     """The sentence of an error, where the decision would stand."""
-    return (
-        f'<section class="decision error" role="alert"><p>{escape(str(error))}.</p></section>'
-    )
+    return f'<section class="decision error" role="alert"><p>{escape(str(error))}.</p></section>'
 
 
 def hint_html(text: str) -> str:

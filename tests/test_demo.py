@@ -211,18 +211,30 @@ def test_no_file_of_the_server_is_served(server, tmp_path, tiny_run):
 
 
 def test_an_event_cannot_name_a_file_of_the_server(server, tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "private.png")
+    """The page's own request works with what was uploaded, and with no other path or address."""
+    private = tmp_path / "private.png"
+    Image.new("RGB", (8, 8)).save(private)
+    uploaded = json.loads(upload(server, "mine.png", private.read_bytes())[1])[0]
     config = json.loads(status(f"{server}/config")[1])
     taken = next(d["id"] for d in config["dependencies"] if d["targets"] and d["targets"][0][1] == "upload")
-    for file in ({"path": str(tmp_path / "private.png")}, {"path": "x.png", "url": f"file://{tmp_path}/private.png"}):
-        data = {"data": [file | {"meta": {"_type": "gradio.FileData"}}], "fn_index": taken, "session_hash": "s"}
-        code, text = status(
-            f"{server}/gradio_api/queue/join", json.dumps(data).encode(), {"Content-Type": "application/json"}
-        )
-        if code == 200:
-            code, text = status(f"{server}/gradio_api/queue/data?session_hash=s")
-            assert '"success": false' in text or '"success":false' in text, text
-        assert "private" not in text.replace(str(tmp_path), "") or '"success":true' not in text.replace(" ", "")
+
+    def succeeds(session: int, **file: str) -> bool:
+        data = {
+            "data": [file | {"meta": {"_type": "gradio.FileData"}}],
+            "fn_index": taken,
+            "session_hash": f"s{session}",
+        }
+        headers = {"Content-Type": "application/json"}
+        assert status(f"{server}/gradio_api/queue/join", json.dumps(data).encode(), headers)[0] == 200
+        stream = status(f"{server}/gradio_api/queue/data?session_hash=s{session}")[1]
+        (done,) = (json.loads(line[6:]) for line in stream.splitlines() if '"process_completed"' in line)
+        return done["success"]
+
+    assert succeeds(0, path=uploaded)
+    assert not succeeds(1, path=str(private))
+    assert not succeeds(2, path="x.png", url=f"file://{private}")
+    assert not succeeds(3, path="x.png", url=f"{server}/config")
+    assert not succeeds(4, path=f"{Path(uploaded).parent}/../../../../../../../../../..{private}")
     assert status(server)[0] == 200
 
 

@@ -222,6 +222,20 @@ def test_a_long_query_is_cut_with_a_warning(tiny_run, photos, tmp_path, command)
     assert end.code == 0 and "longer than 24 tokens" in end.err and len(fused(tmp_path / "p")) == 1
 
 
+def test_of_an_animation_the_first_frame_is_answered_with_a_warning(tiny_run, tmp_path, command):
+    folder = tmp_path / "moving"
+    folder.mkdir()
+    frames = [Image.new("RGB", (40, 30), colour) for colour in ("white", "red", "blue")]
+    frames[0].save(folder / "a.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "b.png")
+    end = command(main, tiny_run, folder, QUERY, "--out", tmp_path / "p")
+    assert end.code == 0 and "a.gif: it has 3 frames; the first one is looked at" in end.err and "b.png" not in end.err
+    first, plain = (entry["segmentation"] for entry in fused(tmp_path / "p"))
+    assert first == plain
+    end = command(main, tiny_run, folder / "a.gif", QUERY, "--json")
+    assert end.code == 0 and "a.gif: it has 3 frames" in end.err and json.loads(end.out)["size"] == [30, 40]
+
+
 def bad(tmp_path: Path, photos: Path) -> dict[str, tuple[list, list[str]]]:
     """Arguments after the run, and words of the sentence that must come."""
     empty, text, latin, void = tmp_path / "empty", tmp_path / "q.txt", tmp_path / "latin.txt", tmp_path / "void.txt"
