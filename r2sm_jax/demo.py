@@ -1,4 +1,4 @@
-"""`python -m r2sm_jax.demo RUN`: a page where people try a trained segmenter.
+"""`python -m r2sm_jax.demo RUN|EXPORT`: a page where people try a trained segmenter.
 
 Local by default, without analytics, version checks, fonts or scripts from elsewhere. Uploads live in a temporary
 folder of this process and nowhere else is read.
@@ -55,7 +55,7 @@ class DemoConfig:
     """A page where people try a trained segmenter."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest."""
+    """Run folder, such as runs/latest, or an export."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 7860

@@ -6,8 +6,10 @@ Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +26,7 @@ from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.models.explain import WordShare
 from r2sm_jax.predict_many import predict_many
 from r2sm_jax.predict_tasks import find_tasks, is_pattern
-from r2sm_jax.predictor import Prediction, check_query
+from r2sm_jax.predictor import CutQuery, Prediction, check_query
 from r2sm_jax.runs import open_run
 
 MASKS = ("mask", "modal", "amodal", "occluded")
@@ -36,7 +38,7 @@ class PredictConfig:
     """Segments what a sentence means in one image."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest."""
+    """Run folder, such as runs/latest, or an export."""
     image: Annotated[str, tyro.conf.Positional]
     """JPEG, PNG or WebP file, a folder of such, or a pattern in quotes, such as 'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None
@@ -112,6 +114,8 @@ def summary(prediction: Prediction, words: Sequence[WordShare] = ()) -> str:
 
 def main() -> None:
     """Command line."""
+    if len(list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))) > 3:
+        raise InputError("these are several images; give their folder, or a pattern in quotes: 'photos/*.jpg'")
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
     if args.query is None and args.queries is None:
         raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
@@ -158,11 +162,14 @@ def _predict_one(args: PredictConfig, query: str) -> None:
         print(f"warning: {args.image}: it has {count} frames; the first one is looked at", file=sys.stderr)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
-    (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CutQuery)  # it is said below, in one line
+        (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
     words = predictor.explain(query) if args.explain else []
-    if cut := predictor.texts.cut_off(query):
+    if unread := prediction.unread:
+        said = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
         limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
-        print(f"warning: {limit}; this was not read: {cut!r}", file=sys.stderr)
+        print(f"warning: {limit}; this was not read: {said}", file=sys.stderr)
     if out:
         write_prediction(out, image, prediction, words)
     if args.json:

@@ -208,7 +208,8 @@ class Predictor:
             answers = [np.asarray(self._type_logits(self._leaves, text, np.stack(part))) for part in parts]
             return np.concatenate(answers)[: len(seen)]
 
-        shares = word_shares(logits, word_of, len(words))
+        read = int(word_of.max(initial=-1)) + 1
+        shares = [*word_shares(logits, word_of, read), *[0.0] * (len(words) - read)]  # what was cut off drove nothing
         return [WordShare(word, float(share)) for (word, *_), share in zip(words, shares, strict=True)]
 
     def warm_up(self) -> None:

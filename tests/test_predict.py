@@ -134,6 +134,19 @@ def test_a_query_beyond_the_limit_is_answered_with_a_warning_of_what_was_cut(tin
     assert "warning" not in command(main, tiny_run, photo, "the red mug", "--json").err
 
 
+def test_ten_thousand_words_are_cut_said_once_and_explained(tiny_run, photo, command):
+    end = command(main, tiny_run, photo, "the red mug " * 3333 + "end", "--json", "--explain")
+    assert end.code == 0 and len(end.err) < 1000 and end.err.count("longer than 24 tokens") == 1, end.err
+    words = json.loads(end.out)["words"]
+    assert len(words) == 10_000 and all(word["share"] == 0 for word in words[22:])
+    assert any(word["share"] != 0 for word in words[:22])
+
+
+def test_a_pattern_that_the_shell_expanded_is_told(tiny_run, photo, refused):
+    message = refused(main, tiny_run, photo, photo, photo, QUERY)
+    assert "several images" in message and "quotes" in message
+
+
 @pytest.mark.parametrize("query", ["", "  ", "\n"])
 def test_an_empty_query_is_refused(query, tiny_run, photo, refused):
     assert "the query is empty" in refused(main, tiny_run, photo, query)
