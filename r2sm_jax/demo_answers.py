@@ -187,7 +187,7 @@ def decision_html(answer: Answer, threshold: float) -> str:
     """The decision with its probability and the words that drove it. Everything from outside is escaped."""
     decided, p = answer.decision(threshold), answer.probability
     meaning = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}[decided]
-    most = max((abs(share) for _, share in answer.words), default=0.0) or 1.0
+    most = max((1.0, *(abs(share) for _, share in answer.words)))  # less than a logit is no loud word
     words = " ".join(
         f'<span class="word {"for-amodal" if share > 0 else "for-modal"}" style="--share:{abs(share) / most:.2f}">'
         f"{escape(_short(word, 40))}</span>"
