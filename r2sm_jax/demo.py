@@ -28,12 +28,14 @@ from r2sm_jax.demo_answers import (
     decision_html,
     error_html,
     facts_html,
+    forget_answers,
     hint_html,
     instance_choices,
     make_examples,
     open_photo,
     read_photo,
     view,
+    warm_up,
     write_files,
 )
 from r2sm_jax.errors import InputError, exit_cleanly
@@ -216,10 +218,10 @@ class Page:
         return found | {self.photo: photo, self.suggestions: self.gr.update(visible=False), self.stage: picture}
 
     def _answered(self, photo: Photo, answer: Answer, threshold: float) -> Changes:
-        gr, decided, pixels = self.gr, answer.decision(threshold), read_photo(photo.file)
-        choices = instance_choices(answer)
-        archive, record = write_files(self.files / secrets.token_hex(8), pixels, answer, threshold)
-        picture, alt = view(pixels, answer, decided), alt_text(answer, decided)
+        gr, decided, choices = self.gr, answer.decision(threshold), instance_choices(answer)
+        picture, alt = view(read_photo(photo.file), answer, decided), alt_text(answer, decided)
+        forget_answers(self.files, SESSION_SECONDS)
+        archive, record = write_files(self.files / f"answer-{secrets.token_hex(16)}", picture, answer, threshold)
         return {
             self.answer: answer,
             self.decision: decision_html(answer, threshold),
@@ -246,7 +248,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
     warnings.simplefilter("ignore", CutQuery)  # the page says it
     page = Page(predictor, make_examples(), folder)
-    predictor.warm_up()
+    warm_up(predictor)
     page = page.build()
     page.queue(max_size=32, api_open=False)
     ink = gr.themes.colors.neutral

@@ -6,6 +6,7 @@ the threshold and the view can change without asking the model again.
 
 import io
 import json
+import shutil
 import time
 import zipfile
 from collections.abc import Sequence
@@ -121,6 +122,12 @@ def read_photo(file: Path) -> UInt8[np.ndarray, "H W 3"]:
     return open_image(file.name, content)
 
 
+def warm_up(predictor: Predictor) -> None:
+    """Compiles all that an answer needs."""
+    predictor.warm_up()
+    _words(predictor, "the red mug")
+
+
 def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     """Asks for both mask types. Raises InputError for a sentence that cannot be used."""
     check_query(query)
@@ -165,13 +172,13 @@ def _resized(mask: Bool[np.ndarray, "H W"], size: tuple[int, int]) -> Bool[np.nd
 
 
 def write_files(
-    folder: Path, pixels: UInt8[np.ndarray, "H W 3"], answer: Answer, threshold: float
+    folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answer, threshold: float
 ) -> tuple[Path, Path]:
-    """Writes `masks.zip` (masks at the photo's own resolution, overlay) and `prediction.json`."""
+    """Writes `masks.zip` (masks at the photo's own resolution, `picture` as overlay) and `prediction.json`."""
     decided = answer.decision(threshold)
     text = json.dumps(answer.by_type[decided] | {"threshold": threshold}) + "\n"
     pictures = {name: np.where(masks.expand(answer.by_type[decided][name]), 255, 0).astype(np.uint8) for name in MASKS}
-    pictures["overlay"] = view(pixels, answer, decided)
+    pictures["overlay"] = picture
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
         for name, picture in pictures.items():
@@ -181,6 +188,13 @@ def write_files(
         archive.writestr("prediction.json", text)
     (folder / "prediction.json").write_text(text)
     return folder / "masks.zip", folder / "prediction.json"
+
+
+def forget_answers(folder: Path, seconds: float) -> None:
+    """Removes files of answers that were written longer ago."""
+    for old in folder.glob("answer-*"):
+        if time.time() - old.stat().st_mtime > seconds:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def decision_html(answer: Answer, threshold: float) -> str:

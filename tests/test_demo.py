@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import re
 import shutil
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -108,10 +110,10 @@ def test_each_view_tints_the_parts_that_it_shows(answer, photo, shown, visible, 
     assert answers.view(pixels, None).min() == 255
 
 
-def test_files_to_take_away_hold_the_masks_of_the_decision(answer, photo, tmp_path):
-    pixels, answer = answers.read_photo(photo.file), drawn(answer)
+def test_files_to_take_away_hold_the_masks_of_the_decision(answer, tmp_path):
+    picture, answer = np.zeros((60, 80, 3), np.uint8), drawn(answer)
     for threshold, kind in ((0.0, "amodal"), (1.0, "modal")):
-        archive, record = answers.write_files(tmp_path / kind, pixels, answer, threshold)
+        archive, record = answers.write_files(tmp_path / kind, picture, answer, threshold)
         written = json.loads(record.read_text())
         assert written["mask_type"] == kind and written["threshold"] == threshold
         with zipfile.ZipFile(archive) as files:
@@ -121,6 +123,15 @@ def test_files_to_take_away_hold_the_masks_of_the_decision(answer, photo, tmp_pa
             for name in answers.MASKS:
                 mask = np.asarray(Image.open(io.BytesIO(files.read(f"{name}.png"))))
                 assert np.array_equal(mask > 0, masks.decode(written[name])) and mask.shape == (300, 400)
+
+
+def test_answers_are_forgotten_after_their_time(tmp_path):
+    for name, age in (("answer-old", 100), ("answer-new", 1), ("upload", 100)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "masks.zip").write_text("")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    answers.forget_answers(tmp_path, 50)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answer-new", "upload"]
 
 
 def test_a_long_sentence_is_answered_with_what_was_not_read(predictor, photo):
@@ -151,7 +162,8 @@ def test_a_sentence_that_cannot_be_used_is_one_sentence(query, reason, predictor
 
 def test_a_photo_that_is_gone_or_bad_is_named_without_the_servers_folder(predictor, tmp_path):
     (tmp_path / "bad.png").write_text("no image")
-    for name, reason in (("gone.png", "choose it again"), ("bad.png", "not an image")):
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
+    for name, reason in (("gone.png", "choose it again"), ("bad.png", "not an image"), ("huge.png", "megapixels")):
         with pytest.raises(InputError, match=reason) as raised:
             answers.open_photo(predictor, tmp_path / name)
         assert name in str(raised.value) and str(tmp_path) not in str(raised.value)
