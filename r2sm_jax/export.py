@@ -160,6 +160,8 @@ def _replace(new: Path, out: Path) -> None:
         (out / SUMS).unlink()  # from now on the folder is not whole, until the new sums come last
     for name in (*TOKENIZER, *(f"{LANGUAGE_MODEL}/{name}" for name in FILES)):
         (out / name).unlink(missing_ok=True)
+    if (out / LANGUAGE_MODEL).is_dir() and not any((out / LANGUAGE_MODEL).iterdir()):
+        (out / LANGUAGE_MODEL).rmdir()
     files = sorted(p.relative_to(new) for p in new.rglob("*") if p.is_file())
     for name in sorted(files, key=lambda name: name == Path(SUMS)):
         (out / name).parent.mkdir(exist_ok=True)
