@@ -1,8 +1,8 @@
 # ruff: noqa: E402
 """What a server may expect: `python scripts/benchmark_serving.py RUN|EXPORT [--images 40]`.
 
-Nothing else should run beside it. Times of single answers are medians, on images of 640 x 480 pixels. A new sentence has
-to pass the language model, a known one does not; masks are drawn at the image's own resolution every time.
+Nothing else should run beside it. Times of single answers are medians, on images of 640 x 480 pixels. A new sentence
+has to pass the language model, a known one does not; masks are drawn at the image's own resolution every time.
 """
 
 import time
