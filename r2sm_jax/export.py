@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 import r2sm_jax
 from r2sm_jax.config import Config, parse_flags, to_json
@@ -33,13 +34,12 @@ from r2sm_jax.exports.folder import (
     is_export,
     write_sums,
 )
-from r2sm_jax.exports.functions import export_functions, named, write_functions
+from r2sm_jax.exports.functions import abstract_model, export_functions, named, write_functions
 from r2sm_jax.exports.verify import verify
-from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
-from r2sm_jax.models.weights import FILES
+from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, merge_lora
+from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
+from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run
-
-TOKENIZER = tuple(name for name in FILES if name not in (CONFIG, WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def export(run: Run, out: Path, *, lm: str = "embed") -> None:
 
 
 def _write(run: Run, folder: Path, title: str, lm: str) -> None:
+    report, run = report_of(run), without_adapters(run)
     texts, weights = run.predictor.texts, named(run.predictor.weights)
     written = {
         "architectures": ["R2SM"],
@@ -96,19 +97,32 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
     save_file({name: np.asarray(value) for name, value in weights.items()}, folder / WEIGHTS, {"format": "np"})
-    for name in TOKENIZER:
-        if (texts.folder / name).exists():
-            shutil.copyfile(texts.folder / name, folder / name)
+    _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
         (folder / LANGUAGE_MODEL).mkdir()
-        for name in FILES:
-            if (texts.folder / name).exists():
-                shutil.copyfile(texts.folder / name, folder / LANGUAGE_MODEL / name)
-    language_model = json.loads((texts.folder / CONFIG).read_text())
-    functions = export_functions(run.config.model, weights, language_model, load_file(texts.folder / WEIGHTS))
+        files = [file.name for file in weight_files(texts.folder)]
+        _copy(texts.folder, folder / LANGUAGE_MODEL, (CONFIG, INDEX, *files, *TOKENIZER_FILES))
+    functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
     write_functions(folder / FUNCTIONS, functions)
-    (folder / CARD).write_text(model_card(title, written, run.config, report_of(run)))
+    (folder / CARD).write_text(model_card(title, written, run.config, report))
     write_sums(folder)
+
+
+def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copies those files that there are."""
+    for name in names:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
+def without_adapters(run: Run) -> Run:
+    """The same run with LoRA merged into the weights; the one that came in where it has none."""
+    graphdef, _ = abstract_model(run.config.model)
+    model, graphdef, weights = merge_lora(run.config.model, graphdef, run.predictor.weights)
+    if model == run.config.model:
+        return run
+    predictor = Predictor(model, graphdef, weights, run.predictor.texts)
+    return replace(run, config=replace(run.config, model=model), predictor=predictor)
 
 
 def portable(config: Config) -> Config:
@@ -158,10 +172,10 @@ def _replace(new: Path, out: Path) -> None:
     out.mkdir(exist_ok=True)
     if (out / SUMS).exists():
         (out / SUMS).unlink()  # from now on the folder is not whole, until the new sums come last
-    for name in (*TOKENIZER, *(f"{LANGUAGE_MODEL}/{name}" for name in FILES)):
+    for name in TOKENIZER_FILES:
         (out / name).unlink(missing_ok=True)
-    if (out / LANGUAGE_MODEL).is_dir() and not any((out / LANGUAGE_MODEL).iterdir()):
-        (out / LANGUAGE_MODEL).rmdir()
+    if (out / LANGUAGE_MODEL).exists():
+        shutil.rmtree(out / LANGUAGE_MODEL)
     files = sorted(p.relative_to(new) for p in new.rglob("*") if p.is_file())
     for name in sorted(files, key=lambda name: name == Path(SUMS)):
         (out / name).parent.mkdir(exist_ok=True)

@@ -117,9 +117,8 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     monkeypatch.setattr(functions, "make_functions", wrong)
     weights = functions.named(run.predictor.weights)
     folder = run.predictor.texts.folder
-    language_model = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
-    spoilt = functions.export_functions(run.config.model, weights, language_model, tensors)
+    spoilt = functions.export_functions(run.config.model, weights, folder, tensors)
     functions.write_functions(copy / "model.stablehlo", spoilt)
     write_sums(copy)
     with pytest.raises(InputError, match="the StableHLO, in a process without r2sm_jax is not the run"):

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
+from r2sm_jax.errors import InputError
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, input_spec
-from r2sm_jax.models.weights import build_text_encoder
+from r2sm_jax.models.text import abstract_text_encoder, fill_text_encoder
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 FUNCTIONS = ("encode_text", "encode_image", "answer")
@@ -64,17 +65,22 @@ def make_functions(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..
 
 
 def export_functions(
-    config: ModelConfig, weights: Tensors, language_model: dict[str, Any], text_weights: Tensors
+    config: ModelConfig, weights: Tensors, language_model: Path, text_weights: Tensors
 ) -> dict[str, bytes]:
     """The three functions, lowered for `PLATFORMS` and serialised.
 
-    `language_model` is the content of its `config.json`, `text_weights` that of its `model.safetensors`.
+    `language_model` is its folder, `text_weights` what its safetensors files hold.
+
+    Raises:
+        InputError: it reads its padding, as SigLIP does; then there is no function of any number of tokens.
     """
+    if abstract_text_encoder(language_model).reads_padding:
+        raise InputError(f"{language_model}: a language model that reads its padding (SigLIP) cannot be exported yet")
     encode_image, answer = make_functions(config)
     layers = config.text.layers
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return build_text_encoder(language_model, tensors, Path())(ids, mask, layers).astype(jnp.float16)
+        return fill_text_encoder(language_model, tensors).kept_states(ids, mask, layers)
 
     b, k, t = export.symbolic_shape("b, k, t")
     spec = input_spec(config, 1, 1)

@@ -17,6 +17,7 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.transforms import Letterbox
 from r2sm_jax.errors import InputError
 from r2sm_jax.exports import alone
+from r2sm_jax.models.weights import weight_files
 from r2sm_jax.predictor import Answers, Predictor
 from r2sm_jax.runs import Run, open_run
 
@@ -54,12 +55,12 @@ def alone_answers(folder: Path, predictor: Predictor, inputs: Inputs) -> dict[st
     """
     texts = predictor.texts
     sentences = [query for row in inputs.texts for query in row]
-    tokens = texts.tokenizer(sentences, truncation=True, max_length=texts.max_tokens, padding=True, return_tensors="np")
+    ids, mask = texts.tokens(sentences)
     with tempfile.TemporaryDirectory() as work:
-        given = {"image": inputs.image, "valid": inputs.valid, "ids": tokens["input_ids"].astype(np.int32)}
-        save_file(given | {"mask": tokens["attention_mask"] > 0}, f"{work}/inputs.safetensors")
-        command = [sys.executable, "-I", alone.__file__, str(folder), str(texts.folder / "model.safetensors")]
-        command += [f"{work}/inputs.safetensors", f"{work}/outputs.safetensors"]
+        given = {"image": inputs.image, "valid": inputs.valid, "ids": ids, "mask": mask}
+        save_file(given, f"{work}/inputs.safetensors")
+        command = [sys.executable, "-I", alone.__file__, str(folder), f"{work}/inputs.safetensors"]
+        command += [f"{work}/outputs.safetensors", *map(str, weight_files(texts.folder))]
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode:
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
