@@ -60,7 +60,8 @@ def copy(exported, tmp_path) -> Path:
 
 def blocks(language: str) -> list[str]:
     """The code blocks of the documentation."""
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.M | re.S)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+    return [code for name, code in found if name == language]
 
 
 def test_every_command_and_program_of_the_documentation_runs(exported, workplace, monkeypatch, command, capsys):
