@@ -4,7 +4,10 @@ __version__ = "0.1.0"
 
 
 def load(path):
-    """A `Predictor` from a run folder. Raises InputError where there is no trained run."""
+    """A `Predictor` from a run folder, an export, or `OWNER/NAME` of an export on the Hugging Face hub.
+
+    Raises InputError where there is none, or one of its files is missing or was changed.
+    """
     from pathlib import Path
 
     from r2sm_jax.runs import open_run

@@ -40,7 +40,7 @@ class EvaluateConfig:
     """Scores a run, or the masks of any other system, on a data set."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """Run folder; none with --predictions."""
+    """Run folder, export, or OWNER/NAME of one on the Hugging Face hub; none with --predictions."""
     predictions: str | None = None
     """File or folder of masks to score, see docs/metrics.md."""
     format: str = "auto"
@@ -145,6 +145,7 @@ def _evaluate_run(args: EvaluateConfig, folder: Path) -> None:
     data = run.config.data
     spec = args.data or data.source
     own = args.data is None and args.split == "all" and args.samples is None and args.checkpoint == "best"
+    own = own and not run.exported
     images = args.images if args.data else args.images or data.images
     samples = args.samples or run.config.train.report_samples
     size = run.config.model.vision.image_size

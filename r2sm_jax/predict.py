@@ -38,7 +38,7 @@ class PredictConfig:
     """Segments what a sentence means in one image."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, or an export."""
+    """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
     image: Annotated[str, tyro.conf.Positional]
     """JPEG, PNG or WebP file, a folder of such, or a pattern in quotes, such as 'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None

@@ -87,11 +87,8 @@ class Predictor:
         @jax.jit
         def decode(leaves, tokens, pixels, text, text_mask):
             out = merged(leaves).answer(tokens, pixels, text, text_mask)
-            amodal, slots = (
-                (out.modal, out.slot_modal) if config.head == heads.NO_HEAD else (out.amodal, out.slot_amodal)
-            )
-            probability, presence = jax.nn.sigmoid(out.type_logit), jax.nn.sigmoid(out.slot_presence)
-            return probability, out.modal, amodal, out.iou, out.slot_modal, slots, presence, out.slot_iou
+            masks, slots = (out.modal, out.amodal, out.iou), (out.slot_modal, out.slot_amodal)
+            return jax.nn.sigmoid(out.type_logit), *masks, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
 
         @jax.jit
         def type_logits(leaves, text, seen):

@@ -16,6 +16,7 @@ from flax import nnx
 
 from r2sm_jax.config import Config, differences, from_json, to_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.exports.folder import find_export, is_export, open_texts, read_weights
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.checkpoints import Checkpoints
@@ -43,6 +44,8 @@ class Run:
     config: Config
     step: int
     predictor: Predictor
+    exported: bool = False
+    """It is an export of a run."""
 
 
 def read_config(folder: Path) -> Config:
@@ -53,6 +56,8 @@ def read_config(folder: Path) -> Config:
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such run folder; train one with python -m r2sm_jax.train")
+    if is_export(folder):
+        raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
     path = folder / "config.json"
     try:
         return from_json(Config, json.loads(path.read_text()), str(path))
@@ -124,11 +129,15 @@ class Stored(NamedTuple):
 
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
-    """Reads a run's weights, without its language model.
+    """Reads the weights of a run or an export, without the language model.
 
     Raises:
-        InputError: the folder is not a run, has no usable checkpoint, or `checkpoint` is not best, latest or a step.
+        InputError: the folder is neither, has no usable checkpoint, or `checkpoint` is not best, latest or a step.
     """
+    if is_export(folder):
+        if checkpoint != "best":
+            raise InputError(f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out")
+        return Stored(*read_weights(folder))
     config = read_config(folder)
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -149,13 +158,18 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
 
 def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
-    """Loads a run for inference.
+    """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference.
 
     Raises:
-        InputError: as `restore_weights`, or the language model cannot be had.
+        InputError: as `restore_weights`, or the language model or the hub's export cannot be had.
     """
+    folder = find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
-    text = stored.config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    text, exported = stored.config.model.text, is_export(folder)
+    if exported:
+        texts = open_texts(folder, stored.config)
+    else:
+        texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     weights = nnx.merge_state(stored.params, stored.constants)
-    return Run(folder, stored.config, stored.step, Predictor(stored.config.model, stored.graphdef, weights, texts))
+    predictor = Predictor(stored.config.model, stored.graphdef, weights, texts)
+    return Run(folder, stored.config, stored.step, predictor, exported)

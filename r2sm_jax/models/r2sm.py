@@ -187,10 +187,12 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
-        """Answers k queries about each of b images that `encode_image` has looked at."""
+        """Answers k queries about each of b images that `encode_image` has looked at. Without a mask-type head there
+        is one mask, and no other amodal one."""
         type_logit, masks = self.decode(tokens, pixels, text, text_mask)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, masks.canvas(pixels.fine)))
         iou = jnp.clip(masks.iou, 0, 1)
+        amodal = modal if self.config.head == heads.NO_HEAD else amodal
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             modal[:, :, 0],

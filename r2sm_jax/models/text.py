@@ -1,5 +1,6 @@
 """The frozen language model of a folder, by the layout that its `config.json` names: three, and no more."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from flax import nnx
@@ -10,7 +11,7 @@ from r2sm_jax.models.text_bert import BertEncoder
 from r2sm_jax.models.text_clip import ClipTextEncoder
 from r2sm_jax.models.text_decoder import DecoderEncoder
 from r2sm_jax.models.text_encoder import TextEncoder
-from r2sm_jax.models.weights import fill, read_config, read_tensors
+from r2sm_jax.models.weights import Tensor, fill, read_config, read_tensors
 
 Layout = type[BertEncoder] | type[ClipTextEncoder] | type[DecoderEncoder]
 
@@ -61,10 +62,14 @@ def load_text_encoder(folder: Path) -> TextEncoder:
         InputError: as `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
             (all of them are listed).
     """
+    return fill_text_encoder(folder, read_tensors(folder))
+
+
+def fill_text_encoder(folder: Path, tensors: Mapping[str, Tensor]) -> TextEncoder:
+    """The same with weights that were read, or are traced."""
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)
     filled = fill(
-        state, read_tensors(folder), encoder.KEYS, where=folder, prefix=encoder.PREFIX, unused=encoder.UNUSED,
-        keep_types=True,
-    )  # fmt: skip
+        state, tensors, encoder.KEYS, where=folder, prefix=encoder.PREFIX, unused=encoder.UNUSED, keep_types=True
+    )
     return nnx.merge(graphdef, filled)

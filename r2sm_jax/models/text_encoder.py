@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.models.layers import Linear
 from r2sm_jax.models.weights import KeyTable
@@ -71,6 +71,16 @@ class TextEncoder(nnx.Module):
         """
         states = self.hidden_states(ids, mask)
         return jnp.stack([states[layer] for layer in layers], axis=2)
+
+    def kept_states(
+        self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
+    ) -> Float16[Array, "b t l e"]:
+        """The same as the segmenter takes them: float16, and where hidden layers are raw residual sums, each divided
+        by its root mean square."""
+        states = self(ids, mask, layers)
+        if self.PRE_NORM:
+            states = states * jax.lax.rsqrt(jnp.square(states).mean(-1, keepdims=True) + 1e-12)
+        return states.astype(jnp.float16)
 
 
 def positions_of(table: nnx.Embed, tokens: int, offset: int = 0) -> Float[Array, "t e"]:

@@ -7,7 +7,6 @@ from itertools import product
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
@@ -74,10 +73,7 @@ class TextStates:
 
         @jax.jit
         def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array) -> jax.Array:
-            states = nnx.merge(graphdef, weights)(ids, mask, layers)
-            if encoder.PRE_NORM:
-                states = states * jax.lax.rsqrt(jnp.square(states).mean(-1, keepdims=True) + 1e-12)
-            return states.astype(jnp.float16)
+            return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
 
         self._encode = encode
         self._states: dict[str, np.ndarray] = {}
@@ -133,25 +129,39 @@ class TextStates:
         for rows, length in product(NOW_ROWS, (*(n for n in NOW_LENGTHS if n < self.max_tokens), self.max_tokens)):
             self._encode_batch([], rows, length)
 
+    def tokens(self, sentences: Sequence[str]) -> tuple[Int[np.ndarray, "k t"], Bool[np.ndarray, "k t"]]:
+        """Ids up to the limit and which of them are real, as the language model takes them."""
+        with self._lock:
+            cut = self._cut(list(sentences))
+        return self._padded(cut, len(cut), max(1, *map(len, cut)))
+
     def _new(self, sentences: Iterable[str]) -> list[tuple[str, list[int]]]:
         """Those that are not known, with their tokens up to the limit."""
         new = [s for s in dict.fromkeys(sentences) if s not in self._states]
         if not new:
             return []
-        encoded = self.tokenizer(new)["input_ids"]
+        return list(zip(new, self._cut(new), strict=True))
+
+    def _cut(self, sentences: list[str]) -> list[list[int]]:
+        encoded = self.tokenizer(sentences)["input_ids"]
         limit = self._words + len(self._ending)
-        self.truncated |= {s for s, ids in zip(new, encoded, strict=True) if len(ids) > limit}
-        cut = (ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded)
-        return list(zip(new, cut, strict=True))
+        self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > limit}
+        return [ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded]
 
     def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> Batch:
+        ids, mask = self._padded([tokens for _, tokens in group], rows, length)
+        return group, self._encode(self.weights, ids, mask)
+
+    def _padded(
+        self, group: Sequence[Sequence[int]], rows: int, length: int
+    ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
         length = self._whole or length
         ids = np.full((rows, length), self.tokenizer.pad_token_id or 0, np.int32)
         mask = np.full((rows, length), bool(self._whole))
         mask[:, 0] = True
-        for row, (_, tokens) in enumerate(group):
+        for row, tokens in enumerate(group):
             ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
-        return group, self._encode(self.weights, ids, mask)
+        return ids, mask
 
     def _keep(self, batch: Batch | None) -> None:
         if batch is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import huggingface_hub
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -240,6 +241,9 @@ def weights_sha256(source: Path) -> str:
 
 # Matching
 
+Tensor = np.ndarray | jax.Array
+"""A stored value, or one that is traced when a model is exported with its weights as arguments."""
+
 KeyTable = Sequence[tuple[str, str]]
 """Pattern of a published key -> our dotted path (`re.fullmatch`, `re.sub`). A path that ends in `.weight` is torch's
 layout: it becomes the `scale` of a norm (1 axis), or the `kernel` of a dense layer (2 axes) or of a convolution or a
@@ -249,7 +253,7 @@ transposed one with `transpose_kernel` (4 axes), and is transposed as that needs
 class Match(NamedTuple):
     """What a key table makes of a file."""
 
-    loaded: dict[tuple, np.ndarray]
+    loaded: dict[tuple, Tensor]
     """Values by path in the state, in our layout."""
     sources: dict[str, str]
     """The published key of every loaded dotted path."""
@@ -263,12 +267,12 @@ class Match(NamedTuple):
 
 def match(
     state: nnx.State,
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Tensor],
     table: KeyTable,
     *,
     unused: str = "",
     prefix: str = "",
-    change: Callable[[str, np.ndarray, tuple[int, ...]], np.ndarray] | None = None,
+    change: Callable[[str, Any, tuple[int, ...]], np.ndarray] | None = None,
 ) -> Match:
     """Finds a place in `state` (abstract or not) for every tensor.
 
@@ -300,7 +304,7 @@ def match(
     return result._replace(missing=list(wanted))
 
 
-def _from_torch(target: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+def _from_torch(target: str, value: Tensor) -> tuple[str, Tensor]:
     """Our name and layout of a value whose path ends in torch's `weight`."""
     if not target.endswith(".weight"):
         return target, value
@@ -308,7 +312,7 @@ def _from_torch(target: str, value: np.ndarray) -> tuple[str, np.ndarray]:
     return target, value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
 
 
-def place(state: nnx.State, loaded: Mapping[tuple, np.ndarray], *, keep_types: bool = False) -> nnx.State:
+def place(state: nnx.State, loaded: Mapping[tuple, Tensor], *, keep_types: bool = False) -> nnx.State:
     """`state` with the loaded values, in its leaves' types or the file's; leaves without one stay as they are."""
 
     def placed(path: tuple, leaf: Any) -> Any:
@@ -322,13 +326,13 @@ def place(state: nnx.State, loaded: Mapping[tuple, np.ndarray], *, keep_types: b
 
 def fill(
     state: nnx.State,
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Tensor],
     table: KeyTable,
     *,
     where: Path,
     unused: str = "",
     prefix: str = "",
-    change: Callable[[str, np.ndarray, tuple[int, ...]], np.ndarray] | None = None,
+    change: Callable[[str, Any, tuple[int, ...]], np.ndarray] | None = None,
     keep_types: bool = False,
 ) -> nnx.State:
     """An abstract state with every leaf loaded; the arguments are those of `match` and `place`.

@@ -1,0 +1,275 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+import r2sm_jax
+from r2sm_jax import evaluate, export, predict
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError
+from r2sm_jax.exports import card, functions
+from r2sm_jax.exports.folder import write_sums
+from r2sm_jax.exports.verify import verify
+from r2sm_jax.models.weights import find_language_model
+from r2sm_jax.runs import open_run
+
+DOCS = Path(__file__).parents[1] / "docs" / "export.md"
+QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
+COMMANDS = {"export": export.main, "predict": predict.main, "evaluate": evaluate.main}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run):
+    return open_run(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def workplace(tiny_run, tmp_path_factory) -> Path:
+    """A folder as the documentation has it: a run, a photo."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "runs").mkdir()
+    shutil.copytree(tiny_run, folder / "runs" / "mugs")
+    Image.fromarray(open_source("scenes", "val", count=1, size=64)[0].image[:45]).save(folder / "photo.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(workplace) -> Path:
+    """The export that the documentation's first command writes."""
+    patch = pytest.MonkeyPatch()
+    patch.chdir(workplace)
+    patch.setattr(sys, "argv", blocks("")[0].split()[2:])
+    export.main()
+    patch.undo()
+    return workplace / "exports" / "mugs"
+
+
+@pytest.fixture
+def copy(exported, tmp_path) -> Path:
+    """An export to spoil."""
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the documentation."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+    return [code for name, code in found if name == language]
+
+
+def test_every_command_and_program_of_the_documentation_runs(exported, workplace, monkeypatch, command, capsys):
+    monkeypatch.chdir(workplace)
+    first, *others = [line for block in blocks("") for line in block.splitlines()]
+    assert first.startswith("python -m r2sm_jax.export") and len(others) == 2
+    for line in others:
+        words = re.findall(r'"[^"]*"|\S+', line)
+        name = words[2].removeprefix("r2sm_jax.")
+        end = command(COMMANDS[name], *(word.strip('"') for word in words[3:]))
+        assert end.code == 0, end.err
+    assert (workplace / "answer" / "mask.png").exists() and not (exported / "report.json").exists()
+    programs = blocks("python")
+    assert len(programs) == 3 and "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
+    capsys.readouterr()
+    printed = []
+    for program in programs:
+        exec(compile(program, str(DOCS), "exec"), {})
+        printed.append(capsys.readouterr().out)
+    assert (workplace / "overlay.jpg").exists()
+    # The program without our code decides like the one with it.
+    decided = [line.split()[0] for line in printed[0].splitlines()]
+    assert printed[2].split()[0] == decided[1]
+
+
+def test_an_export_says_what_its_run_says(run, exported, workplace):
+    predictor = r2sm_jax.load(exported)
+    for one in (run.predictor, predictor):
+        one.set_image(workplace / "photo.jpg")
+    for a, b in zip(run.predictor.predict(QUERIES), predictor.predict(QUERIES), strict=True):
+        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
+        assert a.instances == () == b.instances or len(a.instances) == len(b.instances)
+    assert predictor.weights_sha256 == run.predictor.weights_sha256
+
+
+def test_verification_measures_and_refuses(run, exported, copy):
+    said = verify(run, copy)
+    found = [float(figure) for figure in re.findall(r"([\d.e-]+) in mask logits", said)]
+    assert len(found) == 2 and found[0] == 0 and 0 <= found[1] < 1e-3 and "without r2sm_jax" in said
+    weights = load_file(copy / "model.safetensors")
+    save_file(weights | {"decoder.output_tokens": weights["decoder.output_tokens"] + 0.1}, copy / "model.safetensors")
+    write_sums(copy)
+    with pytest.raises(InputError, match="the safetensors is not the run"):
+        verify(run, copy)
+
+
+def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
+    other = functions.make_functions
+
+    def wrong(config):
+        encode, answer = other(config)
+        return encode, lambda *inputs: {n: x + 0.01 * (n == "amodal") for n, x in answer(*inputs).items()}
+
+    monkeypatch.setattr(functions, "make_functions", wrong)
+    weights = functions.named(run.predictor.weights)
+    folder = run.predictor.texts.folder
+    tensors = load_file(folder / "model.safetensors")
+    spoilt = functions.export_functions(run.config.model, weights, folder, tensors)
+    functions.write_functions(copy / "model.stablehlo", spoilt)
+    write_sums(copy)
+    with pytest.raises(InputError, match="the StableHLO, in a process without r2sm_jax is not the run"):
+        verify(run, copy)
+
+
+def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
+    names = {p.relative_to(exported).as_posix() for p in exported.rglob("*") if p.is_file()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json", "README.md"} <= names
+    assert {"model.stablehlo", "SHA256SUMS", "language_model/model.safetensors"} <= names
+    assert find_language_model(str(exported / "language_model")) == exported / "language_model"
+    checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=exported, capture_output=True)
+    assert checked.returncode == 0, checked
+    config = json.loads((exported / "config.json").read_text())
+    assert config["format_version"] == 1 and config["architectures"] == ["R2SM"]
+    weights = load_file(exported / "model.safetensors")
+    assert config["type_temperature"] == pytest.approx(float(weights["type_temperature"]))
+    assert "decoder.blocks.0.mlp.layers.0.kernel" in weights and "decoder.positions" in weights  # a constant
+    text = (exported / "config.json").read_text() + (exported / "README.md").read_text()
+    assert str(workplace) not in text and str(Path.home()) not in text and "/tmp" not in text
+    assert not list(exported.parent.glob(".*"))  # no half-written folder is left
+
+
+def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
+    loaded = huggingface_hub.ModelCard.load(exported / "README.md")
+    report = json.loads((tiny_run / "report.json").read_text())
+    assert loaded.data.license == "apache-2.0" and loaded.data.library_name == "r2sm_jax"
+    results = {(r.dataset_split, r.metric_type): r.metric_value for r in loaded.data.eval_results}
+    assert results["val_hard", "giou"] == report["splits"]["val_hard"]["all"]["giou"]
+    for split, digest in report["meta"]["data_sha256"].items():
+        assert f"| `{split}` |" in loaded.text and digest in loaded.text
+    assert run.predictor.texts.sha256 in loaded.text and "procedural scenes" in loaded.text
+    written = json.loads((exported / "config.json").read_text())
+    without = card.model_card("mugs", written, run.config, None)
+    assert "There is no report about these weights." in without and "model-index" not in without
+
+
+def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path, tiny_run):
+    report = json.loads((tiny_run / "report.json").read_text())
+    other = shutil.copytree(tiny_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    assert export.report_of(run) == report
+    report["meta"]["weights_sha256"] = "0" * 64
+    (other / "report.json").write_text(json.dumps(report))
+    assert export.report_of(type(run)(other, run.config, run.step, run.predictor)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.stablehlo", "config.json", "language_model/tokenizer.json"]
+)
+@pytest.mark.parametrize("how", ["missing", "changed"])
+def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, copy):
+    digest = next(line.split()[0] for line in (copy / "SHA256SUMS").read_text().splitlines() if line.endswith(name))
+    if how == "missing":
+        (copy / name).unlink()
+    else:
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: {how}.*sha256.*{digest}"):
+        r2sm_jax.load(copy)
+
+
+def test_the_card_may_be_edited(copy):
+    (copy / "README.md").write_text("Mine.")
+    (copy / ".gitattributes").write_text("*.safetensors filter=lfs")
+    assert r2sm_jax.load(copy)
+
+
+def change(copy: Path, **values) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | values))
+
+
+def test_a_version_from_the_future_is_one_sentence(copy):
+    change(copy, format_version=2)
+    with pytest.raises(InputError, match="format version 2, but this r2sm_jax reads up to 1; upgrade it"):
+        r2sm_jax.load(copy)
+
+
+def test_weights_and_sums_that_do_not_fit_are_one_sentence(copy):
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: x for name, x in weights.items() if name != "decoder.positions"}, copy / "model.safetensors")
+    write_sums(copy)
+    with pytest.raises(InputError, match=r"decoder\.positions does not fit config\.json"):
+        r2sm_jax.load(copy)
+    (copy / "SHA256SUMS").write_text("nothing here\n")
+    with pytest.raises(InputError, match="SHA256SUMS: missing or not readable"):
+        r2sm_jax.load(copy)
+
+
+def test_another_language_model_is_refused(copy):
+    weights = load_file(copy / "language_model" / "model.safetensors")
+    name = "embeddings.LayerNorm.bias"
+    save_file(weights | {name: weights[name] + 1}, copy / "language_model" / "model.safetensors")
+    write_sums(copy)
+    with pytest.raises(InputError, match="but this export needs"):
+        r2sm_jax.load(copy)
+
+
+def test_a_language_model_by_reference_is_not_copied(run, exported, tmp_path, monkeypatch):
+    export.export(run, tmp_path / "slim", lm="reference")
+    assert not (tmp_path / "slim" / "language_model").exists() and (tmp_path / "slim" / "tokenizer.json").exists()
+    found = []
+    monkeypatch.setattr(
+        "r2sm_jax.models.text_states.find_language_model", lambda name: found.append(name) or run.predictor.texts.folder
+    )
+    assert r2sm_jax.load(tmp_path / "slim").texts.sha256 == run.predictor.texts.sha256
+    assert found == [run.predictor.texts.folder.name]
+
+
+def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--somebody--mugs"
+    with pytest.raises(InputError, match="somebody/mugs: there is no such folder, and the Hugging Face hub did not"):
+        r2sm_jax.load("somebody/mugs")
+    shutil.copytree(exported, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert r2sm_jax.load("somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
+
+
+def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/latest", tmp_path / "a" / "b", "nowhere"):
+        with pytest.raises(InputError, match="there is no such run folder"):
+            r2sm_jax.load(name)
+
+
+def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, refused):
+    main = export.main
+    assert "an export already" in refused(main, exported, "--out", tmp_path / "again")
+    assert "--overwrite" in refused(main, tiny_run, "--out", exported)
+    assert "this is a run folder" in refused(main, tiny_run, "--out", tiny_run, "--overwrite")
+    assert "is a folder of this machine" in refused(main, tiny_run, "--out", tmp_path / "new", "--lm", "reference")
+    assert "no such run folder" in refused(main, tmp_path / "nowhere", "--out", tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    assert "this is a file" in refused(main, tiny_run, "--out", tmp_path / "file")
+    (tmp_path / "config.json").write_text("{}")
+    assert "another model's config.json" in refused(main, tiny_run, "--out", tmp_path, "--overwrite")
+    assert "holds one only" in refused(evaluate.main, exported, "--checkpoint", "latest")
+    assert not (tmp_path / "new").exists() and not (tmp_path / "again").exists()
+
+
+def test_an_earlier_export_is_replaced_and_other_files_stay(run, copy):
+    (copy / "notes.txt").write_text("mine")
+    export.export(run, copy, lm="reference")
+    assert (copy / "notes.txt").read_text() == "mine" and not (copy / "language_model" / "model.safetensors").exists()
+    sums = (copy / "SHA256SUMS").read_text()
+    assert "language_model" not in sums and "model.stablehlo" in sums
