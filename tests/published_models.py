@@ -70,6 +70,22 @@ def nhwc(x: torch.Tensor) -> np.ndarray:
     return x.detach().numpy().transpose(0, 2, 3, 1)
 
 
+def difference(ours, theirs) -> float:
+    """Largest absolute difference of two arrays that are not trivial; `pytest -rP` shows it."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape and 0.01 < theirs.std() < 20, (ours.shape, theirs.shape, theirs.std())
+    largest = float(np.abs(ours - theirs).max())
+    print(f"largest difference {largest:.1e}, standard deviation {theirs.std():.2f}")
+    return largest
+
+
+def mask_iou(ours, theirs) -> float:
+    """IoU of all pixels above 0."""
+    both, either = (op(np.asarray(ours) > 0, np.asarray(theirs) > 0).sum() for op in (np.logical_and, np.logical_or))
+    assert 0 < either < np.asarray(ours).size
+    return float(both / either)
+
+
 def load(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 

@@ -33,12 +33,6 @@ def run(module, x):
     return module(x)
 
 
-def difference(ours, theirs) -> float:
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape and 0.05 < theirs.std() < 20, theirs.std()
-    return float(np.abs(ours - theirs).max())
-
-
 # SAM
 
 
@@ -49,8 +43,8 @@ def test_attention_and_blocks_of_sam(sam):
     for ours, theirs in zip(encoder.blocks, model.vision_encoder.layers, strict=True):
         side = theirs.window_size or 5
         part = x[:, :side, :side]
-        assert difference(run(ours.attention, part), theirs.attn(torch.tensor(part))[0].detach()) < EXACT
-        assert difference(run(ours, x), theirs(torch.tensor(x)).detach()) < EXACT
+        assert published.difference(run(ours.attention, part), theirs.attn(torch.tensor(part))[0].detach()) < EXACT
+        assert published.difference(run(ours, x), theirs(torch.tensor(x)).detach()) < EXACT
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -59,7 +53,7 @@ def test_the_whole_encoder_of_sam(sam, implementation):
     model.set_attn_implementation(implementation)
     x = images(published.SAM_IMAGE)
     theirs = published.nhwc(model.vision_encoder(published.nchw(x))[0])
-    assert difference(run(VisionEncoder.from_pretrained(str(folder)), x).tokens, theirs) < EXACT
+    assert published.difference(run(VisionEncoder.from_pretrained(str(folder)), x).tokens, theirs) < EXACT
 
 
 @pytest.mark.parametrize("size", [48, 112, 192])
@@ -80,7 +74,7 @@ def test_sam_at_another_size_interpolates_both_kinds_of_positions(sam, size):
             getattr(layer.attn, name).data = table[f"layers.{i}.attn.{name}"]
     x = images(size)
     ours = run(VisionEncoder.from_pretrained(str(folder), image_size=size), x).tokens
-    assert difference(ours, published.nhwc(other(published.nchw(x))[0])) < EXACT
+    assert published.difference(ours, published.nhwc(other(published.nchw(x))[0])) < EXACT
 
 
 def original_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -148,7 +142,7 @@ def test_absolute_positions_are_resized_as_torch_does(size):
     for antialias in (False, True):
         theirs = torch.nn.functional.interpolate(x, size=(size, size), mode="bicubic", antialias=antialias)
         ours = resize_grid(table, size, antialias=antialias)
-        assert difference(ours, theirs[0].permute(1, 2, 0)) < 1e-5
+        assert published.difference(ours, theirs[0].permute(1, 2, 0)) < 1e-5
     assert resize_grid(table, 7) is table
 
 
@@ -156,5 +150,5 @@ def test_absolute_positions_are_resized_as_torch_does(size):
 def test_relative_positions_are_resized_as_torch_does(size):
     table = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
     theirs = torch.nn.functional.interpolate(torch.tensor(table).T[None], size=size, mode="linear")
-    assert difference(resize_line(table, size), theirs[0].T) < 1e-5
+    assert published.difference(resize_line(table, size), theirs[0].T) < 1e-5
     assert resize_line(table, 13) is table
