@@ -184,7 +184,7 @@ def train(config: Config) -> Path:
     dev = open_data(config, "dev" if is_procedural(config.data.source) else "val", config.train.evaluate_samples)
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     if text.dim != texts.dim:
-        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}")
+        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
     texts.add([sentence.text for sentence in free])

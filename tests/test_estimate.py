@@ -1,0 +1,95 @@
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from test_scripts import load
+
+from r2sm_jax.data.free_sentences import write_free_sentences
+from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.runs import abstract_state
+from r2sm_jax.train import open_data
+
+ALL = "in all a device, without the language model"
+TEMPORARIES = "activations and other temporaries a device"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load("estimate")
+
+
+def figure(text: str) -> float:
+    return float(text.split()[0].replace(",", ""))
+
+
+def test_the_batch_is_that_of_training(script, tiny_config):
+    """Shapes and types, so that the estimate cannot drift from the data path."""
+    source = open_data(tiny_config, "train", 8)
+    model, data = tiny_config.model, tiny_config.data
+    texts = TextStates(model.text.name, layers=model.text.layers, max_tokens=model.text.max_tokens)
+    assemble = Assemble(
+        text_states=texts, tokens=model.text.max_tokens, queries=data.queries, instances=data.instances,
+        slots=model.decoder.slots, mirror=False, free_tokens=model.text.max_tokens,
+        free=write_free_sentences(data.free_sentences, seed=0),
+    )  # fmt: skip
+    prepared = PreparedSource(source, model.vision.image_size, model.mask_size)
+    batch = next(training_batches(prepared, assemble, batch_size=tiny_config.train.batch_size, seed=0))
+    found = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), batch)
+    found["labels"] = {"category": found["labels"]["category"]}
+    shapes = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), script.batch_shapes(tiny_config))
+    assert shapes == found
+
+
+def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(jax, "device_put", refuse)
+    plain = dict(script.estimate(tiny_config))
+    _, state, _ = abstract_state(tiny_config)
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    assert figure(plain["trainable parameters"]) == parameters
+    assert figure(plain[f"frozen: {tiny_config.model.text.name}"]) > 10_000
+    # AdamW: weights and two moments in float32, and the batch.
+    arguments = figure(plain["arguments a device (weights, optimizer, batch)"])
+    assert 12 * parameters / 1e9 - 0.005 <= arguments <= 12 * parameters / 1e9 + 0.01
+    parts = dict(script.estimate(replace(tiny_config, train=replace(tiny_config.train, accumulate=4))))
+    assert parts["FLOPs a step, all devices"] == plain["FLOPs a step, all devices"]
+    assert figure(parts[TEMPORARIES]) < figure(plain[TEMPORARIES])
+    twice = replace(tiny_config, train=replace(tiny_config.train, batch_size=16))
+    more = dict(script.estimate(twice))
+    assert 1.7 < figure(more["FLOPs a step, all devices"]) / figure(plain["FLOPs a step, all devices"]) < 2.05
+
+
+def test_remat_trades_memory_for_flops(script, tiny_config):
+    deep = replace(tiny_config.model.vision, depth=4, dim=64, image_size=64)
+    model = replace(tiny_config.model, vision=deep)
+    plain, remat = (
+        dict(script.estimate(replace(tiny_config, model=replace(model, vision=replace(deep, remat=on)))))
+        for on in (False, True)
+    )
+    assert figure(remat[TEMPORARIES]) < figure(plain[TEMPORARIES])
+    assert figure(remat["FLOPs a step, all devices"]) > figure(plain["FLOPs a step, all devices"])
+
+
+def test_a_language_model_that_cannot_be_had_is_said_and_the_rest_counted(script, tiny_config):
+    text = replace(tiny_config.model.text, name="./nowhere")
+    lines = script.estimate(replace(tiny_config, model=replace(tiny_config.model, text=text)))
+    next(lines)
+    name, said = next(lines)
+    assert "nowhere" in name and said.startswith("not counted: ")
+
+
+def test_devices_are_taken_from_the_arguments(script):
+    assert script.take_devices(["c.py", "--devices", "4", "--train.steps", "3"]) == (["c.py", "--train.steps", "3"], 4)
+    assert script.take_devices(["--devices=2"]) == ([], 2) and script.take_devices(["c.py"]) == (["c.py"], None)
+    for bad in (["--devices"], ["--devices", "0"], ["--devices=many"]):
+        with pytest.raises(InputError, match=r"--devices .*give a number of devices"):
+            script.take_devices(bad)
+
+
+def test_bad_flags_are_one_sentence(script, refused):
+    assert "unknown flag --train.stepz" in refused(script.main, "--train.stepz", 3)
