@@ -65,7 +65,7 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(flags, folders, tmp_path, comm
 
     one, two = arrays(run, 1), arrays(run, 2)
     moved = {name for name in one if not np.array_equal(one[name], two[name])}
-    frozen = {name for name in one if name.startswith("[1]")}
+    frozen = {name for name in one if name.startswith("[1]") and "type_temperature" not in name}
     assert not moved & frozen and any("attention" in name and "qkv" in name for name in frozen)
     optimized = {name for name in one if "opt_state" in name}
     assert not any(("qkv" in name and "kernel" in name) or "patches" in name for name in optimized)

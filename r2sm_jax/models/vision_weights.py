@@ -23,7 +23,7 @@ from r2sm_jax.models.plain_vit import PlainViTConfig, plain_config
 from r2sm_jax.models.positions import resize_grid, resize_line
 from r2sm_jax.models.r2sm import ModelConfig
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder
-from r2sm_jax.models.weights import Match, find_model, match, place, read_config, read_tensors
+from r2sm_jax.models.weights import Match, find_model, match, place, read_config, read_tensors, weight_files
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
@@ -305,7 +305,7 @@ def match_sam(
             copies[path] = other
     own = r"decoder\.(?:text\..*|text_norm\..*|presence\..*|type_token)" if decoder else r"decoder\..*"
     own += r"|vision\.(?:plain|join)\..*|.*\.lora_(?:in|out)|(?!vision|decoder).*"
-    concerned = r"(?:vision|decoder)\..*" if decoder else r"vision\..*"
+    concerned = r"(?:decoder|vision\.(?!plain|join)).*" if decoder else r"vision\.(?!plain|join).*"
     return _finish(config.vision.init or "", source, found, copies, own, concerned)
 
 
@@ -336,7 +336,8 @@ def _finish(
     missing = [path for path in found.missing if path not in copies and not re.fullmatch(own, path)]
     if problems := found.unmatched + [f"missing {path}" for path in missing]:
         more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise InputError(f"{source}: its weights do not fit its config.json: {'; '.join(problems[:20])}{more}")
+        file = source if source.is_file() else weight_files(source)[0]
+        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:20])}{more}")
     values = dict(found.loaded)
     for path, other in copies.items():
         values[tuple(int(p) if p.isdigit() else p for p in path.split("."))] = found.loaded[loaded[other]]
