@@ -17,7 +17,7 @@ estimate.py needs no download). `--model.decoder.kind sam` takes SAM's decoder t
 
 Batch: 8 images with ten queries each, in 4 parts of 2. Rates: AdamW, peak 1e-4, linear to zero; all but the language
 model is trained. Memory by
-`python scripts/estimate.py configs/r2sm_d2sa.py`: 9.1 GB a device for a step of 2 images.
+`python scripts/estimate.py configs/r2sm_d2sa.py`: 9.1 GB a device for a step of 2 images (at 12 instances each).
 Cost: 3.7e12 FLOPs an image, 6.7e16 in all: by arithmetic 3.7 hours at 5e12 FLOPs a second (a third of a V100's float32
 peak). On A100 and newer add `--model.dtype bfloat16`.
 """
