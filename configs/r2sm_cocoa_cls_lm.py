@@ -7,7 +7,7 @@ Paper: R2SM, arXiv 2506.01795; SmolLM2, arXiv 2502.02737. Data, protocol, batch 
 
 The language model is frozen and encodes each sentence once, before training; its 135 M weights stay in bfloat16. Any
 model of the layouts in docs/weights.md goes: `--model.text.name Qwen/Qwen3-0.6B --model.text.dim 1024
---model.text.layers 9 18 28`. Memory and cost by `python scripts/estimate.py configs/r2sm_cocoa_cls_lm.py`: @MEMORY@
+--model.text.layers 9 18 28`. Memory and cost as there, and 0.27 GB of language model (135 M numbers of 2 bytes).
 """
 
 from dataclasses import replace

@@ -20,7 +20,7 @@ from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.models.text import abstract_text_encoder
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import abstract_state
-from r2sm_jax.train import make_mesh
+from r2sm_jax.train import make_mesh, with_sizes
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.state import make_train_step
 
@@ -61,6 +61,10 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
         InputError: the batch does not divide by the devices and parts.
     """
     mesh = make_mesh(config.train.batch_size, config.train.accumulate)
+    try:
+        config = with_sizes(config)
+    except InputError as error:
+        yield "sizes of published weights", f"as configured, not checked: {error}"
     graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     try:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from conftest import WIDTH
 from PIL import Image
+from transformers import SamConfig
 
-from r2sm_jax.config import Config, check_config, load_config_file
+from r2sm_jax.config import Config, check_config, check_sizes, load_config_file
 from r2sm_jax.data import masks
 from r2sm_jax.data.__main__ import main as convert
+from r2sm_jax.models.vision_weights import with_published_sizes
 from r2sm_jax.train import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -65,15 +67,16 @@ def reduced(config: Config, data: Path, folder: Path, text: Path) -> Config:
     """The same experiment in small: every field that is not a size stays."""
     model, vision = config.model, config.model.vision
     vision = replace(
-        vision, image_size=64, dim=32, depth=3, heads=2, mlp_dim=64, out_dim=32, window_size=3, global_blocks=(2,)
-    )
+        vision, image_size=64, dim=32, depth=3, heads=2, mlp_dim=64, out_dim=32, window_size=3, global_blocks=(2,),
+        init=None,
+    )  # fmt: skip
     decoder = replace(model.decoder, dim=32, depth=1, heads=2, mlp_dim=64, fine_dim=16, mask_dim=8)
     language = replace(model.text, name=str(text), layers=(1, 2), dim=WIDTH)
     return replace(
         config,
         run=str(folder),
         model=replace(model, vision=vision, decoder=decoder, text=language),
-        data=replace(config.data, source=f"json:{data}"),
+        data=replace(config.data, source=f"json:{data}", free_sentences=min(20, config.data.free_sentences)),
         train=replace(config.train, steps=2, evaluate_every=2, checkpoint_every=2, report_samples=2, log_every=1),
     )
 
@@ -102,3 +105,18 @@ def test_the_protocol_is_the_papers(name):
     assert loop.steps * loop.batch_size / held_in == pytest.approx(10, rel=0.01)
     assert loop.steps / loop.evaluate_every == pytest.approx(10, abs=0.01)
     assert config.data.queries == 10 and loop.batch_size // loop.accumulate == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("decoder", ["shared", "sam"])
+def test_the_sizes_are_those_of_published_sam(name, decoder, tmp_path):
+    """`transformers`' default is ViT-B; sizes that contradict it would be refused."""
+    model = load_config_file(CONFIGS / f"{name}.py").model
+    assert model.vision.init == "facebook/sam-vit-base"
+    SamConfig().save_pretrained(tmp_path)
+    model = replace(
+        model, vision=replace(model.vision, init=str(tmp_path)), decoder=replace(model.decoder, kind=decoder)
+    )
+    derived = with_published_sizes(model)
+    assert derived.vision == model.vision
+    check_sizes(derived)

@@ -36,7 +36,7 @@ class TextConfig:
     """The frozen language model."""
 
     name: str = MINILM
-    """A local folder or a Hugging Face name (BERT layout, safetensors)."""
+    """A local folder or a Hugging Face name of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers that are read; 0 = embeddings."""
     max_tokens: int = 64

@@ -125,9 +125,9 @@ class Attention(nnx.Module):
         rank, alpha = (config.lora_rank, config.lora_alpha) if config.init else (0, 0.0)
         self.qkv = projection(config.dim, 3 * config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
         self.out = projection(config.dim, config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
-        table = jnp.zeros((2 * grid - 1, head_dim))
-        self.rel_pos_h = nnx.Param(table) if config.relative_positions else None
-        self.rel_pos_w = nnx.Param(table) if config.relative_positions else None
+        shape = (2 * grid - 1, head_dim)  # an array each: one that is shared cannot be donated to the training step
+        self.rel_pos_h = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
+        self.rel_pos_w = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         height, width = x.shape[1:3]
