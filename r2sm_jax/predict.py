@@ -1,7 +1,8 @@
-"""`python -m r2sm_jax.predict RUN IMAGE "QUERY"`: which mask a sentence means, and that mask.
+"""`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: which mask a sentence means, and that mask.
 
 Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png`, `overlay.png` and
-`prediction.json`.
+`prediction.json`. For a folder or a pattern in place of IMAGE, or a file of `--queries`, the answers go into one
+`predictions.json`, see docs/predict.md.
 """
 
 import json
@@ -52,11 +53,11 @@ class PredictConfig:
     explain: bool = False
     """Also say how much each word spoke for either mask: in the JSON, and below the overlay."""
     out: str | None = None
-    """Folder for masks, overlay and prediction.json; default: predictions/IMAGE, or none with --json."""
+    """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with --json."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
-    """Replace the files of an earlier prediction."""
+    """Replace the files of an earlier prediction; several images: start anew instead of resuming."""
     checkpoint: str = "best"
     """best (dev gIoU), latest, or a step."""
 

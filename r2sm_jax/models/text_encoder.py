@@ -83,9 +83,9 @@ class TextEncoder(nnx.Module):
         return states.astype(jnp.float16)
 
 
-def positions_of(table: nnx.Embed, tokens: int, offset: int = 0) -> Float[Array, "t e"]:
-    """Rows of a learned position table for the first tokens."""
-    return table.embedding[...][offset : offset + tokens].astype(jnp.float32)
+def positions_of(table: nnx.Embed, tokens: Any, offset: int = 0) -> Float[Array, "t e"]:
+    """Rows of a learned position table for the first tokens; of a symbolic number when a model is exported."""
+    return table.embedding[...][offset + jnp.arange(tokens)].astype(jnp.float32)
 
 
 def layer_norm(config: Any, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
