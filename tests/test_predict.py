@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -258,3 +260,16 @@ def test_a_probability_within_the_margin_is_undecided(tiny_run, photo, tmp_path,
 def test_a_margin_that_cannot_be_is_refused(tiny_run, photo, command, flags, said):
     end = command(main, tiny_run, photo, QUERY, *flags)
     assert end.code == 2 and said in end.err
+
+
+def test_the_example_of_the_readme_runs(tiny_run, photo, tmp_path, monkeypatch, capsys):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "latest").symlink_to(tiny_run)
+    shutil.copy(photo, tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.split()[0] in ("modal", "amodal") for line in lines)
+    assert all(f"({HEIGHT}, {WIDTH})" in line for line in lines)
