@@ -17,6 +17,7 @@ from r2sm_jax.data.schema import to_records, write_json
 from r2sm_jax.data.sources import SceneSource, open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
+from r2sm_jax.export import main as export_main
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
@@ -287,6 +288,16 @@ def test_images_that_cannot_be_read_at_all_are_an_error(tiny_run, tmp_path, refu
 def test_an_unknown_mask_type_is_refused(tiny_run, photos, command):
     end = command(main, tiny_run, photos, QUERY, "--mask-type", "both")
     assert end.code == 2 and "both" in end.err + end.out and "Traceback" not in end.err
+
+
+@pytest.mark.slow
+def test_an_export_answers_as_its_run(tiny_run, photos, tmp_path, command):
+    assert command(export_main, tiny_run, "--out", tmp_path / "export").code == 0
+    tasks = find_tasks(str(photos), QUERY, None)
+    for place in (tiny_run, tmp_path / "export"):
+        predict_many(open_run(place).predictor, tasks, tmp_path / place.name / "answers")
+    one, other = ((tmp_path / name / "answers" / PRODUCT).read_bytes() for name in (tiny_run.name, "export"))
+    assert one == other
 
 
 @pytest.mark.slow
