@@ -4,10 +4,10 @@ import hashlib
 import typing
 import warnings
 from collections.abc import Sequence
+from itertools import compress
 from typing import Literal, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
@@ -19,7 +19,7 @@ from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.explain import WordShare, word_shares, words_of
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
-from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.text_states import NOW_ROWS, TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
 
 T = TypeVar("T")
@@ -29,8 +29,6 @@ QUERY_BUCKETS = (1, 4, 8)
 """Queries are padded to one of these, so that nothing recompiles; more than the last are done in turns."""
 IMAGE_BUCKETS = (1, 8)
 """The same for images in `predict_batch`."""
-SUBSETS = 64
-"""Sets of words that `explain` asks the head about at once."""
 PRESENT = 0.5
 """Instances with a lower presence probability are not reported."""
 
@@ -91,10 +89,9 @@ class Predictor:
             return jax.nn.sigmoid(out.type_logit), *masks, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
 
         @jax.jit
-        def type_logits(leaves, text, seen):
+        def type_logits(leaves, text, mask):
             model = merged(leaves)
-            text = jnp.broadcast_to(text, (1, seen.shape[0], *text.shape[1:]))
-            return model.type_logit(text, seen[None])[0] / model.type_temperature[...]
+            return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
 
         self._encode, self._decode, self._type_logits = encode, decode, type_logits
         self._image: EncodedImage | None = None
@@ -194,19 +191,20 @@ class Predictor:
                 f"this run's head, {self.config.head}, does not decide from the words alone: no explanation"
             )
         words = words_of(query)
-        text, mask = self.texts.now([query])
-        word_of = np.full(mask.shape[1], -1)
-        found = self.texts.word_of_tokens(query, [span for _, *span in words])
-        word_of[: len(found)] = found
+        word_of = self.texts.word_of_tokens(query, [span for _, *span in words])
+        read = [word for word, *_ in words[: int(word_of.max(initial=-1)) + 1]]  # what was cut off drove nothing
 
-        def logits(seen: np.ndarray) -> np.ndarray:
-            seen = seen & mask
-            parts = [_padded(list(seen[at : at + SUBSETS]), SUBSETS) for at in range(0, len(seen), SUBSETS)]
-            answers = [np.asarray(self._type_logits(self._leaves, text, np.stack(part))) for part in parts]
-            return np.concatenate(answers)[: len(seen)]
+        def logits(there: np.ndarray) -> np.ndarray:
+            sentences = [" ".join(compress(read, row)) for row in there]
+            different = list(dict.fromkeys(sentences))
+            found: dict[str, float] = {}
+            for start in range(0, len(different), NOW_ROWS[-1]):
+                part = different[start : start + NOW_ROWS[-1]]
+                answers = self._type_logits(self._leaves, *self.texts.now(_padded(part, NOW_ROWS[-1])))
+                found |= dict(zip(part, np.asarray(answers).tolist(), strict=False))
+            return np.array([found[sentence] for sentence in sentences])
 
-        read = int(word_of.max(initial=-1)) + 1
-        shares = [*word_shares(logits, word_of, read), *[0.0] * (len(words) - read)]  # what was cut off drove nothing
+        shares = [*word_shares(logits, len(read)), *[0.0] * (len(words) - len(read))]
         return [WordShare(word, float(share)) for (word, *_), share in zip(words, shares, strict=True)]
 
     def warm_up(self) -> None:

@@ -236,11 +236,7 @@ def picture_of(run, photo, out, command) -> np.ndarray:
 def test_shares_add_up_to_what_the_words_change(tiny_run):
     predictor = r2sm_jax.load(tiny_run)
     shares = [share for _, share in predictor.explain(QUERY)]
-    text, mask = predictor.texts.now([QUERY])
-    word_of = predictor.texts.word_of_tokens(QUERY, [(0, len(QUERY))])
-    none = mask.copy()
-    none[0, : len(word_of)] &= word_of < 0
-    every, without = (float(predictor._type_logits(predictor._leaves, text, seen)[0]) for seen in (mask, none))
+    every, without = map(float, predictor._type_logits(predictor._leaves, *predictor.texts.now([QUERY, ""])))
     assert sum(shares) == pytest.approx(every - without, abs=1e-4)
     predictor.set_image(np.zeros((32, 32, 3), np.uint8))
     probability = predictor.predict([QUERY])[0].amodal_probability

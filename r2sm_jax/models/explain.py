@@ -1,10 +1,10 @@
 """Which words drove the decision: Shapley values of a query's words for the mask-type head's logit.
 
-A word that the head does not see is left out by the head's token mask, just as tokens are left out in training
-(`--data.token-drop`), so nothing is asked of the head that it did not learn. Words are added one by one in many random
-orders, each followed by its reverse; the share of a word is the mean change of the logit when it comes. Shares add up
-to what all words together change, and words that say the same thing divide it (Shapley 1953; sampled as in Castro et
-al. 2009, "Polynomial calculation of the Shapley value based on sampling").
+Words are added one by one, from the empty sentence to the whole query, in random orders, each followed by its reverse;
+the share of a word is the mean change of the logit when it comes. Every such sentence goes through the language model
+anew, since the states of the other tokens would tell of a word that is merely hidden from the head. Shares add up to
+what all words together change, and words that say the same thing divide it (Shapley 1953; sampled as in Castro et al.
+2009, "Polynomial calculation of the Shapley value based on sampling").
 """
 
 import re
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-ORDERS = 12
-"""Random orders; their reverses are added."""
+SENTENCES = 192
+"""About so many are asked about a query: the more words, the fewer orders, but one and its reverse at least."""
 
 
 class WordShare(NamedTuple):
@@ -31,19 +31,14 @@ def words_of(query: str) -> list[tuple[str, int, int]]:
 
 
 def word_shares(
-    logits: Callable[[Bool[np.ndarray, "n t"]], Float[np.ndarray, " n"]], word_of: Int[np.ndarray, " t"], words: int
+    logits: Callable[[Bool[np.ndarray, "n w"]], Float[np.ndarray, " n"]], words: int
 ) -> Float[np.ndarray, " w"]:
-    """Share of each of `words` words.
-
-    `logits` answers for sets of tokens that are seen; `word_of` is the word of each token, -1 for tokens that belong
-    to none and are always seen, such as the first. A word without tokens has share 0.
-    """
+    """Share of each of `words` words; `logits` answers for sets of words that are there."""
     rng = np.random.default_rng(0)
-    orders = [rng.permutation(words) for _ in range(ORDERS)]
+    orders = [rng.permutation(words) for _ in range(max(1, SENTENCES // (2 * (words + 1))))]
     orders += [order[::-1] for order in orders]
-    always = word_of < 0
-    seen = np.stack([always | (np.argsort(order)[word_of] < count) for order in orders for count in range(words + 1)])
-    steps = np.diff(logits(seen).reshape(len(orders), words + 1), axis=1)
+    there = np.stack([np.argsort(order) < count for order in orders for count in range(words + 1)])
+    steps = np.diff(logits(there).reshape(len(orders), words + 1), axis=1)
     shares = np.zeros(words)
     for order, step in zip(orders, steps, strict=True):
         shares[order] += step

@@ -21,7 +21,7 @@ BATCH_TOKENS = 2048
 LENGTH_STEP = 4
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
 PADDED_STEP = 32
-NOW_ROWS = (1, 8)
+NOW_ROWS = (1, 8, 64)
 NOW_LENGTHS = (16, 32)
 """Sentences that somebody waits for are padded to one of these, or to the token limit."""
 NOW_KEPT = 1024
