@@ -122,7 +122,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     spoilt = functions.export_functions(run.config.model, weights, folder, tensors)
     functions.write_functions(copy / "model.stablehlo", spoilt)
     write_sums(copy)
-    with pytest.raises(InputError, match="StableHLO in a process without r2sm_jax, .* is not the run"):
+    with pytest.raises(InputError, match=r"StableHLO in a process without r2sm_jax, .* is not the run"):
         verify(run, copy)
 
 
