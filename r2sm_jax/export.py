@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tyro
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 import r2sm_jax
 from r2sm_jax.config import Config, parse_flags, to_json
@@ -40,6 +40,8 @@ from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, merge_lora
 from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run
+
+T = TypeVar("T", str, str | None)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
-    save_file({name: np.asarray(value) for name, value in weights.items()}, folder / WEIGHTS, {"format": "np"})
+    (folder / WEIGHTS).write_bytes(save({name: np.asarray(value) for name, value in weights.items()}, {"format": "np"}))
     _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
         (folder / LANGUAGE_MODEL).mkdir()
@@ -129,10 +131,15 @@ def portable(config: Config) -> Config:
     """A run's configuration without the folders of the machine that it was trained on."""
     kind, colon, where = config.data.source.partition(":")
     data = replace(config.data, source=kind + colon + Path(where).name, images=None, backgrounds=None)
-    text = config.model.text
-    if Path(text.name).expanduser().is_dir():
-        text = replace(text, name=Path(text.name).name)
-    return replace(config, run=None, init=None, resume=False, data=data, model=replace(config.model, text=text))
+    text, vision = config.model.text, config.model.vision
+    vision = replace(vision, init=_name(vision.init), name=_name(vision.name))
+    model = replace(config.model, text=replace(text, name=_name(text.name)), vision=vision)
+    return replace(config, run=None, init=None, resume=False, data=data, model=model)
+
+
+def _name(model: T) -> T:
+    """A published model's name, or the last part of a folder of this machine."""
+    return Path(model).name if model and Path(model).expanduser().is_dir() else model
 
 
 def preprocessing(config: Config) -> dict[str, Any]:

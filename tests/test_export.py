@@ -100,11 +100,11 @@ def test_an_export_says_what_its_run_says(run, exported, workplace):
 def test_verification_measures_and_refuses(run, exported, copy):
     said = verify(run, copy)
     found = [float(figure) for figure in re.findall(r"([\d.e-]+) in mask logits", said)]
-    assert len(found) == 2 and found[0] == 0 and 0 <= found[1] < 1e-3 and "without r2sm_jax" in said
+    assert len(found) == 3 and found[0] == 0 and found[1] <= 1e-4 and "without r2sm_jax" in said
     weights = load_file(copy / "model.safetensors")
     save_file(weights | {"decoder.output_tokens": weights["decoder.output_tokens"] + 0.1}, copy / "model.safetensors")
     write_sums(copy)
-    with pytest.raises(InputError, match="the safetensors is not the run"):
+    with pytest.raises(InputError, match="safetensors, is not the run"):
         verify(run, copy)
 
 
@@ -122,7 +122,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     spoilt = functions.export_functions(run.config.model, weights, folder, tensors)
     functions.write_functions(copy / "model.stablehlo", spoilt)
     write_sums(copy)
-    with pytest.raises(InputError, match="the StableHLO, in a process without r2sm_jax is not the run"):
+    with pytest.raises(InputError, match=r"StableHLO in a process without r2sm_jax, .* is not the run"):
         verify(run, copy)
 
 

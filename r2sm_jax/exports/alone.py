@@ -2,7 +2,8 @@
 
 python -I alone.py EXPORT INPUTS.safetensors OUTPUTS.safetensors LANGUAGE_MODEL.safetensors [more shards]
 
-`INPUTS` holds `image` [b S S 3], `valid` [b S S], and `ids` and `mask` [b*k t]; `OUTPUTS` gets what `answer` says.
+`INPUTS` holds `image` [b S S 3], `valid` [b S S], `ids` and `mask` [b*k t], and token states [b*k t l e] of another
+program. `OUTPUTS` gets the states by `encode_text`, and what `answer` says of them (`own.*`) and of those (`given.*`).
 """
 
 import sys
@@ -22,10 +23,13 @@ def main(folder: str, inputs: str, outputs: str, *language_model: str) -> None:
     text_weights = {name: value for shard in language_model for name, value in load_file(shard).items()}
     features = encode_image(weights, given["image"], given["valid"])
     states = np.asarray(encode_text(text_weights, given["ids"], given["mask"]))
-    text, mask = (x.reshape(len(given["image"]), -1, *x.shape[1:]) for x in (states, given["mask"]))
-    answers = answer(weights, features, text, mask)
+    found = {"states": states}
+    for name, text in (("own", states), ("given", given["states"])):
+        text, mask = (x.reshape(len(given["image"]), -1, *x.shape[1:]) for x in (text, given["mask"]))
+        answers = answer(weights, features, text, mask)
+        found |= {f"{name}.{field}": np.asarray(value) for field, value in answers.items()}
     assert not {"r2sm_jax", "flax", "transformers"} & set(sys.modules)
-    save_file({name: np.asarray(value) for name, value in answers.items()}, outputs)
+    save_file(found, outputs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The model card of an export: `README.md`, whose front matter the Hugging Face hub reads."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -53,7 +54,7 @@ for p in predictor.predict(["the red mug", "the red mug as if nothing stood in f
 
 | weights | from | licence |
 |---|---|---|
-| `model.safetensors` | trained by r2sm_jax {version}, step {step} | Apache-2.0 |
+| `model.safetensors` | {origin} | {licence} |
 | {where} | {language_model}, sha256 `{language_sha256}` | {language_licence} |
 
 Weights sha256 `{weights_sha256}`.
@@ -69,7 +70,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
     language, name = written["language_model"], config.model.text.name
     front = ModelCardData(
         language="en",
-        license="apache-2.0",
+        license="other" if _encoders(config) else "apache-2.0",
         library_name="r2sm_jax",
         pipeline_tag="image-segmentation",
         tags=["jax", "flax", "stablehlo", "amodal-segmentation", "referring-expression-segmentation"],
@@ -83,19 +84,29 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         title=title,
         slots=config.model.decoder.slots,
         figures=_figures(report) if report else "There is no report about these weights.",
-        data=_data(config, report),
+        data=_data(config),
         size=config.model.vision.image_size,
         tokens=config.model.text.max_tokens,
         limits=_limits(config),
         temperature=written["type_temperature"],
-        version=written["r2sm_jax_version"],
-        step=written["step"],
+        origin=f"trained by r2sm_jax {written['r2sm_jax_version']}, step {written['step']}{_began_as(config)}",
+        licence="as the publisher of what it began as says" if _encoders(config) else "Apache-2.0",
         where=embedded,
         language_model=name if front.base_model else "a local language model",
         language_sha256=language["sha256"],
         language_licence=LICENCES.get(name, "as its publisher says"),
         weights_sha256=written["weights_sha256"],
     )
+
+
+def _began_as(config: Config) -> str:
+    """Published weights of the image encoder."""
+    names = [Path(n).name if Path(n).is_dir() else n for n in _encoders(config)]
+    return f", its image encoder from {' and '.join(names)}" if names else ""
+
+
+def _encoders(config: Config) -> list[str]:
+    return [name for name in (config.model.vision.init, config.model.vision.name) if name]
 
 
 def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
@@ -125,7 +136,7 @@ def _figures(report: Mapping[str, Any]) -> str:
     return "\n".join([*rows, "", said])
 
 
-def _data(config: Config, report: Mapping[str, Any] | None) -> str:
+def _data(config: Config) -> str:
     data = config.data
     if data.source == "scenes":
         return (

@@ -74,7 +74,8 @@ def export_functions(
     Raises:
         InputError: it reads its padding, as SigLIP does; then there is no function of any number of tokens.
     """
-    if abstract_text_encoder(language_model).reads_padding:
+    encoder = abstract_text_encoder(language_model)
+    if encoder.reads_padding:
         raise InputError(f"{language_model}: a language model that reads its padding (SigLIP) cannot be exported yet")
     encode_image, answer = make_functions(config)
     layers = config.text.layers
@@ -82,7 +83,6 @@ def export_functions(
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return fill_text_encoder(language_model, tensors).kept_states(ids, mask, layers)
 
-    b, k, t = export.symbolic_shape("b, k, t")
     spec = input_spec(config, 1, 1)
 
     def of(name: str, *lead: Any) -> jax.ShapeDtypeStruct:
@@ -90,12 +90,18 @@ def export_functions(
         return jax.ShapeDtypeStruct((*lead, *spec[name].shape[len(lead) :]), spec[name].dtype)
 
     ours, theirs = shapes(weights), shapes(text_weights)
-    image = (of("image", b), of("valid", b))
-    features = jax.eval_shape(encode_image, ours, *image)
+    # Sizes belong to one function each: what bounds a size must be among its own inputs.
+    b, t = export.symbolic_shape("b, t", constraints=[f"t <= {encoder.max_tokens}"])
+    text = [jax.ShapeDtypeStruct((b, t), kind) for kind in (jnp.int32, jnp.bool_)]
+    (b,) = export.symbolic_shape("b")
+    image = [of("image", b), of("valid", b)]
+    b, k, t = export.symbolic_shape("b, k, t")
+    features = jax.eval_shape(encode_image, ours, of("image", b), of("valid", b))
+    query = [features, of("text", b, k, t), of("text_mask", b, k, t)]
     calls = {
-        "encode_text": (encode_text, theirs, *(jax.ShapeDtypeStruct((b, t), kind) for kind in (jnp.int32, jnp.bool_))),
+        "encode_text": (encode_text, theirs, *text),
         "encode_image": (encode_image, ours, *image),
-        "answer": (answer, ours, features, of("text", b, k, t), of("text_mask", b, k, t)),
+        "answer": (answer, ours, *query),
     }
     return {
         name: bytes(export.export(jax.jit(function), platforms=PLATFORMS)(*inputs).serialize())

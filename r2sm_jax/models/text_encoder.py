@@ -98,6 +98,6 @@ def square(config: Any, *, rngs: nnx.Rngs) -> Linear:
     return Linear(config.hidden_size, config.hidden_size, rngs=rngs)
 
 
-def causal_bias(tokens: int) -> Float[Array, "t t"]:
+def causal_bias(tokens: Any) -> Float[Array, "t t"]:
     """Added to attention scores: no token sees a later one."""
     return jnp.where(jnp.tri(tokens, dtype=bool), 0.0, -1e9)
