@@ -8,6 +8,7 @@ program. `OUTPUTS` gets the states by `encode_text`, and what `answer` says of t
 
 import sys
 import zipfile
+from typing import Any
 
 import numpy as np
 from jax import export
@@ -26,7 +27,7 @@ def main(folder: str, inputs: str, outputs: str, *language_model: str) -> None:
     found = {"states": states}
     for name, text in (("own", states), ("given", given["states"])):
         text, mask = (x.reshape(len(given["image"]), -1, *x.shape[1:]) for x in (text, given["mask"]))
-        answers = answer(weights, features, text, mask)
+        answers: Any = answer(weights, features, text, mask)
         found |= {f"{name}.{field}": np.asarray(value) for field, value in answers.items()}
     assert not {"r2sm_jax", "flax", "transformers"} & set(sys.modules)
     save_file(found, outputs)

@@ -43,7 +43,7 @@ def some_inputs(predictor: Predictor) -> Inputs:
     source = open_source("scenes", "val", count=IMAGES, size=size)
     samples = [source[i] for i in range(IMAGES)]
     images = [sample.image[: size - 7 * i] for i, sample in enumerate(samples)]
-    boxes = [Letterbox(*image.shape[:2], size) for image in images]
+    boxes = [Letterbox(image.shape[0], image.shape[1], size) for image in images]
     frames = [box.image(image) for box, image in zip(boxes, images, strict=True)]
     texts = [[q.text for q in sample.queries[:QUERIES]] for sample in samples]
     return Inputs(np.stack(frames), np.stack([box.valid() for box in boxes]), texts)

@@ -23,7 +23,7 @@ from r2sm_jax.models.plain_vit import PlainViTConfig, plain_config
 from r2sm_jax.models.positions import resize_grid, resize_line
 from r2sm_jax.models.r2sm import ModelConfig
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder
-from r2sm_jax.models.weights import Match, find_model, match, place, read_config, read_tensors, weight_files
+from r2sm_jax.models.weights import Match, Tensor, find_model, match, place, read_config, read_tensors, weight_files
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
@@ -330,7 +330,7 @@ def _load_plain(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.n
 
 def _finish(
     name: str, source: Path, found: Match, copies: dict[str, str], own: str, concerned: str
-) -> tuple[dict[tuple, np.ndarray], Report]:
+) -> tuple[dict[tuple, Tensor], Report]:
     """Adds the copies and raises for what does not fit; `own` are paths that need no key, `concerned` are reported."""
     loaded = {".".join(map(str, path)): path for path in found.loaded}
     missing = [path for path in found.missing if path not in copies and not re.fullmatch(own, path)]
