@@ -278,7 +278,7 @@ def load_published(
     return params, constants, reports
 
 
-def _load_sam(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.ndarray], Report]:
+def _load_sam(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, Tensor], Report]:
     assert config.vision.init is not None
     source = _find(config.vision.init, "--model.vision.init")
     return match_sam(config, state, read_tensors(source), source)
@@ -286,7 +286,7 @@ def _load_sam(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.nda
 
 def match_sam(
     config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
-) -> tuple[dict[tuple, np.ndarray], Report]:
+) -> tuple[dict[tuple, Tensor], Report]:
     """Values by path for the image encoder of a state, and for its decoder if that is SAM's.
 
     Raises:
@@ -309,7 +309,7 @@ def match_sam(
     return _finish(config.vision.init or "", source, found, copies, own, concerned)
 
 
-def _load_plain(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, np.ndarray], Report]:
+def _load_plain(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, Tensor], Report]:
     assert config.vision.name is not None
     source = _find(config.vision.name, "--model.vision.name")
     family, registers = config.vision.plain.family, config.vision.plain.registers
