@@ -87,7 +87,7 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
         "format_version": FORMAT_VERSION,
         "r2sm_jax_version": r2sm_jax.__version__,
         "language_model": {
-            "name": run.config.model.text.name, "sha256": texts.sha256, "embedded": lm == "embed",
+            "name": portable(run.config).model.text.name, "sha256": texts.sha256, "embedded": lm == "embed",
             "folder": LANGUAGE_MODEL if lm == "embed" else None,
         },
         "mask_threshold": run.config.model.mask_threshold,

@@ -56,16 +56,16 @@ class Prediction:
         """The mask that was asked for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
 
-    def rle(self, name: MaskName = "mask") -> dict[str, Any]:
+    def rle(self, name: MaskName | str = "mask") -> dict[str, Any]:
         """COCO's run-length encoding of one of the masks, ready for JSON: `{"size": [H, W], "counts": "..."}`."""
         return masks.encode(self._named(name))
 
-    def polygons(self, name: MaskName = "mask") -> list[list[float]]:
+    def polygons(self, name: MaskName | str = "mask") -> list[list[float]]:
         """Outlines of the parts of one of the masks, largest first, as COCO has them: `[x1, y1, x2, y2, ...]` in
         pixels, true to half a pixel. A polygon cannot have holes; `rle` is exact."""
         return polygons(self._named(name))
 
-    def png(self, name: MaskName = "mask") -> bytes:
+    def png(self, name: MaskName | str = "mask") -> bytes:
         """A PNG file of one of the masks: 0 or 255, one channel."""
         file = BytesIO()
         Image.fromarray(np.where(self._named(name), 255, 0).astype(np.uint8)).save(file, "PNG")

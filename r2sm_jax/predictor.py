@@ -154,7 +154,7 @@ class Predictor:
     def predict(
         self,
         queries: Sequence[str],
-        mask_type: MaskChoice = "auto",
+        mask_type: MaskChoice | str = "auto",
         image: EncodedImage | None = None,
         abstain: float = 0.0,
     ) -> list[Prediction]:
@@ -217,7 +217,7 @@ class Predictor:
             self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
 
     def predict_batch(
-        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice = "auto"
+        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice | str = "auto"
     ) -> list[list[Prediction]]:
         """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once.
 

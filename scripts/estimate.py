@@ -109,7 +109,7 @@ def placed(tree: Any, sharding: NamedSharding) -> Any:
 
 def gigabytes(size: int) -> str:
     """A number of bytes, for people."""
-    return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e9:.3g} GB"
 
 
 def take_devices(args: list[str]) -> tuple[list[str], int | None]:

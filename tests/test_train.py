@@ -137,17 +137,17 @@ def test_an_existing_run_is_not_overwritten(tiny_run, tiny_flags, refused):
     assert sorted(tiny_run.rglob("*")) == before
 
 
-def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config):
+def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, tmp_path):
     from r2sm_jax.train import load_initial, split_model
 
     _, params, constants = split_model(tiny_config.model, 5)
-    loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants)
+    loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
     best = open_run(tiny_run).step
     saved = arrays(tiny_run, best)
     assert all(np.array_equal(leaf, saved[f"[0].params{name}"]) for name, leaf in flatten(loaded).items())
     other = replace(tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear"))
     with pytest.raises(InputError, match="its model differs"):
-        load_initial(other, params, constants)
+        load_initial(other, params, constants, tmp_path)
 
 
 # Things that go wrong.
