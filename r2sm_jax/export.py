@@ -80,21 +80,21 @@ def export(run: Run, out: Path, *, lm: str = "embed") -> None:
 
 def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     report, run = report_of(run), without_adapters(run)
-    texts, weights = run.predictor.texts, named(run.predictor.weights)
+    texts, weights, config = run.predictor.texts, named(run.predictor.weights), portable(run.config)
     written = {
         "architectures": ["R2SM"],
         "model_type": MODEL_TYPE,
         "format_version": FORMAT_VERSION,
         "r2sm_jax_version": r2sm_jax.__version__,
         "language_model": {
-            "name": portable(run.config).model.text.name, "sha256": texts.sha256, "embedded": lm == "embed",
+            "name": config.model.text.name, "sha256": texts.sha256, "embedded": lm == "embed",
             "folder": LANGUAGE_MODEL if lm == "embed" else None,
         },
         "mask_threshold": run.config.model.mask_threshold,
         "type_temperature": float(weights["type_temperature"]),
         "step": run.step,
         "weights_sha256": run.predictor.weights_sha256,
-        "config": to_json(portable(run.config)),
+        "config": to_json(config),
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
@@ -106,7 +106,7 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
         _copy(texts.folder, folder / LANGUAGE_MODEL, (CONFIG, INDEX, *files, *TOKENIZER_FILES))
     functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
     write_functions(folder / FUNCTIONS, functions)
-    (folder / CARD).write_text(model_card(title, written, run.config, report))
+    (folder / CARD).write_text(model_card(title, written, config, report))
     write_sums(folder)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt8
@@ -15,8 +15,8 @@ from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.transforms import ImageLike, as_rgb
 from r2sm_jax.errors import InputError
 
-MaskName = Literal["mask", "modal", "amodal", "occluded"]
-"""`mask` is the one that was asked for."""
+MASKS = ("mask", "modal", "amodal", "occluded")
+"""Names of a prediction's masks; `mask` is the one that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Prediction:
         """The mask that was asked for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
 
-    def rle(self, name: MaskName | str = "mask") -> dict[str, Any]:
+    def rle(self, name: str = "mask") -> dict[str, Any]:
         """COCO's run-length encoding of one of the masks, ready for JSON: `{"size": [H, W], "counts": "..."}`."""
         return masks.encode(self._named(name))
 
-    def polygons(self, name: MaskName | str = "mask") -> list[list[float]]:
+    def polygons(self, name: str = "mask") -> list[list[float]]:
         """Outlines of the parts of one of the masks, largest first, as COCO has them: `[x1, y1, x2, y2, ...]` in
         pixels, true to half a pixel. A polygon cannot have holes; `rle` is exact."""
         return polygons(self._named(name))
 
-    def png(self, name: MaskName | str = "mask") -> bytes:
+    def png(self, name: str = "mask") -> bytes:
         """A PNG file of one of the masks: 0 or 255, one channel."""
         file = BytesIO()
         Image.fromarray(np.where(self._named(name), 255, 0).astype(np.uint8)).save(file, "PNG")
@@ -86,7 +86,6 @@ class Prediction:
         return overlay(array, self.modal, self.occluded, self.mask_type)
 
     def _named(self, name: str) -> Bool[np.ndarray, "H W"]:
-        names = ("mask", "modal", "amodal", "occluded")
-        if name not in names:
-            raise InputError(f"there is no mask {name!r}; say {', '.join(names[:-1])} or {names[-1]}")
+        if name not in MASKS:
+            raise InputError(f"there is no mask {name!r}; say {', '.join(MASKS[:-1])} or {MASKS[-1]}")
         return getattr(self, name)

@@ -1,11 +1,10 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
 
 import hashlib
-import typing
 import warnings
 from collections.abc import Sequence
 from itertools import compress
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -23,8 +22,8 @@ from r2sm_jax.models.text_states import NOW_ROWS, TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
 
 T = TypeVar("T")
-MaskChoice = Literal["auto", "modal", "amodal"]
-"""auto: the query decides."""
+CHOICES = ("auto", "modal", "amodal")
+"""What `mask_type` may be; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
 """Queries are padded to one of these, so that nothing recompiles; more than the last are done in turns."""
 IMAGE_BUCKETS = (1, 8)
@@ -154,7 +153,7 @@ class Predictor:
     def predict(
         self,
         queries: Sequence[str],
-        mask_type: MaskChoice | str = "auto",
+        mask_type: str = "auto",
         image: EncodedImage | None = None,
         abstain: float = 0.0,
     ) -> list[Prediction]:
@@ -217,7 +216,7 @@ class Predictor:
             self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
 
     def predict_batch(
-        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: MaskChoice | str = "auto"
+        self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
         """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once.
 
@@ -253,7 +252,7 @@ class Predictor:
     def _check(self, queries: Sequence[str], mask_type: str) -> None:
         for query in queries:
             check_query(query)
-        if mask_type not in typing.get_args(MaskChoice):
+        if mask_type not in CHOICES:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
