@@ -130,14 +130,15 @@ def portable(config: Config) -> Config:
     kind, colon, where = config.data.source.partition(":")
     data = replace(config.data, source=kind + colon + Path(where).name, images=None, backgrounds=None)
     text, vision = config.model.text, config.model.vision
-    vision = replace(vision, init=_name(vision.init), name=_name(vision.name))
+    init, name = (None if source is None else _name(source) for source in (vision.init, vision.name))
+    vision = replace(vision, init=init, name=name)
     model = replace(config.model, text=replace(text, name=_name(text.name)), vision=vision)
     return replace(config, run=None, init=None, resume=False, data=data, model=model)
 
 
-def _name(model: Any) -> Any:
+def _name(model: str) -> str:
     """A published model's name, or the last part of a folder of this machine."""
-    return Path(model).name if model and Path(model).expanduser().is_dir() else model
+    return Path(model).name if Path(model).expanduser().is_dir() else model
 
 
 def preprocessing(config: Config) -> dict[str, Any]:
