@@ -7,6 +7,7 @@ from functools import lru_cache
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -191,9 +192,10 @@ def _touched(overlaps: Float[np.ndarray, "cells pixels"], pixels: slice) -> slic
 
 
 @lru_cache(maxsize=256)
-def _undo_axis(side: int, frame: int, resized: int, original: int) -> csr_array:
+def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
     up = csr_array(_bilinear(side, frame)[:resized])
-    return (csr_array(_bilinear(resized, original)) @ up).astype(np.float32)
+    whole: Any = csr_array(_bilinear(resized, original)) @ up
+    return whole.astype(np.float32)
 
 
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
