@@ -22,22 +22,20 @@ Cost: 3.7e12 FLOPs an image, 6.7e16 in all: by arithmetic 3.7 hours at 5e12 FLOP
 peak). On A100 and newer add `--model.dtype bfloat16`.
 """
 
+from dataclasses import replace
+
 from r2sm_jax.config import Config, DataConfig, LoopConfig
 from r2sm_jax.models.decoder import DecoderConfig
 from r2sm_jax.models.r2sm import ModelConfig
-from r2sm_jax.models.vision import VisionConfig
+from r2sm_jax.models.vision import SAM_VIT_B
 from r2sm_jax.training.optimizer import OptimizerConfig
-
-SAM_B = VisionConfig(
-    image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
-    global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, activation="gelu",
-    init="facebook/sam-vit-base", remat=True,
-)  # fmt: skip
 
 
 def get_config() -> Config:
     return Config(
-        model=ModelConfig(vision=SAM_B, decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)),
+        model=ModelConfig(
+            vision=replace(SAM_VIT_B, remat=True), decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
+        ),
         data=DataConfig(source="json:d2sa/train.json", queries=10, instances=16),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
         train=LoopConfig(steps=2250, batch_size=8, accumulate=4, evaluate_every=225, checkpoint_every=225),

@@ -68,7 +68,8 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     """All cells of heads alone, and the table."""
     text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    training = head_only.scene_sentences("train", options.scenes) + head_only.free_sentences(options.free_sentences)
+    free = head_only.free_sentences(options.free_sentences)
+    training = head_only.scene_sentences("train", options.scenes).joined(free)
     tests = {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
     tests |= {"intent": head_only.intent_list("development"), "intent test": head_only.intent_list("test")}
     start = time.monotonic()

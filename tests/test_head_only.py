@@ -61,7 +61,7 @@ def test_sentences_of_scenes_have_labels_and_families():
         assert family.startswith("amodal: " if amodal else "modal: ")
     name = sentences.families[0]
     rest, only = sentences.without(name), sentences.only(name)
-    both = rest + only
+    both = rest.joined(only)
     assert sorted(both.texts) == sorted(sentences.texts) and both.amodal.sum() == sentences.amodal.sum()
     assert set(only.families) == {name} and name not in rest.families
     assert sorted(rest.texts + only.texts) == sorted(sentences.texts)

@@ -15,7 +15,7 @@ import numpy as np
 from r2sm_jax.data.queries import Phrasebook, Wording, phrasebook
 from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.targets import pick
-from r2sm_jax.data.wordings import COMMANDS, QUESTIONS
+from r2sm_jax.data.wordings import COMMANDS, QUESTIONS, agreement
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -137,30 +137,6 @@ PREFIXES = (
     "When you have time", "As a {p}", "In this photo", "For Saturday's game", "For the {p}", "To be honest",
     "For a colour index",
 )  # fmt: skip
-LEADS = (
-    "I have been looking the whole day.", "My view is blocked.", "We are nearly complete.", "The list is full.",
-    "I am writing a report.", "This is a busy picture.", "There is a lot going on here.", "We play hide and seek.",
-    "I need this for work.", "A {p} asked me.", "It is for my {t} collection.", "Look at the photo.",
-    "One more thing.", "Several things overlap.", "There are {t}s all over the place.",
-    "Some things are hidden here.", "You are an expert.", "We are labelling images.", "I work in a shop.",
-    "My daughter likes it.", "Everybody talks about the {t}.", "The {t} is in front of the {t}.",
-    "It is hard to tell what is what.", "Let me explain.", "Be careful.", "Somebody put a {t} there.",
-    "The {p} has just arrived.", "There is a {t} in the way.", "I took this photo myself.",
-    "The whole family is here.", "In this scene the {t} is near the {t}.", "The scene is cluttered.",
-    "First things first.",
-)  # fmt: skip
-TAILS = (
-    "please", "thanks", "if you can", "as soon as possible", "for my homework", "for the {p}", "for a talk", "okay?",
-)  # fmt: skip
-STYLES = (
-    "{n}", "{n}?", "obj={n}", "class: {n}", "target = {n}", "item: {x}", "uh the um {n}", "{x}, I think",
-    "mummy, where is {x}?", "{x}, bless {it}", "yes, {x}", "Isn't that {x}?", "I like {x}.", "We bought {x}.",
-    "{x} caught my eye.", "Look, {x}!", "There is {x}, and that is what I mean.", "label {n}", "label={n} conf=0.9",
-    "tag {n}", "Please to mark {x}.", "Which of these is {x}?", "You see {x}? Mark {it}.",
-    "{x} belongs to me; point {it} out.", "get {x} for me, dear", "Somewhere there is {x}.", "Where did I put {x}?",
-    "{x} next to the {t}, the one by the {t}", "next: {n}", "{n} {n}",
-)  # fmt: skip
-"""Plain requests in the manner of people who do not write in sentences."""
 WHOLES = (
     "the full glass of {t} juice", "the entire row of {t}s", "the whole team of {p}s", "the complete set of {t}s",
     "a full box of {t}s", "the whole pile of {t}s", "the {t} cover", "the {p} in full dress", "the hidden {t}",
@@ -264,18 +240,8 @@ def _slots(rng: np.random.Generator) -> dict[str, str]:
 def _forms(rng: np.random.Generator, text: str, bare: str, *, several: bool, person: bool) -> dict[str, str]:
     """The words that agree with a target."""
     pronoun = "them" if several else pick(rng, ("him", "her", "it")) if person else "it"
-    subject = {"them": "they", "him": "he", "her": "she", "it": "it"}[pronoun]
-    values = {
+    values = agreement(pronoun) | {
         "x": text,
-        "it": pronoun,
-        "they": subject,
-        "its": {"them": "their", "him": "his", "her": "her", "it": "its"}[pronoun],
-        "itself": {"them": "themselves", "him": "himself", "her": "herself", "it": "itself"}[pronoun],
-        "is": "are" if several else "is",
-        "was": "were" if several else "was",
-        "does": "do" if several else "does",
-        "s": "" if several else "s",
-        "es": "" if several else "es",
         "pl": "s" if several else "",
         "poss": text + ("'" if several else "'s"),
         "n": bare,

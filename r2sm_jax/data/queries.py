@@ -116,18 +116,8 @@ def phrasebook(held_out: bool) -> Phrasebook:
 
 def _slots(scene: Scene, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
     """The values of the slots that a phrase can fill."""
-    many = phrase.plural
-    values = {
+    values = wordings.agreement("them" if phrase.plural else "it") | {
         "x": phrase.text,
-        "it": "them" if many else "it",
-        "they": "they" if many else "it",
-        "its": "their" if many else "its",
-        "itself": "themselves" if many else "itself",
-        "is": "are" if many else "is",
-        "was": "were" if many else "was",
-        "does": "do" if many else "does",
-        "s": "" if many else "s",
-        "es": "" if many else "es",
         "pl": "s" if len(phrase.ids) > 1 else "",
     }
     if phrase.possessive:

@@ -181,6 +181,26 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("<only> the pixels of {x} that <are seen>", "all the pixels of {x}, not just those that <are seen>"),
 )
 
+
+def agreement(pronoun: str) -> dict[str, str]:
+    """The slots that agree with a target that is "it", "him", "her" or "them"."""
+    many = pronoun == "them"
+    subject, possessive = {"it": ("it", "its"), "him": ("he", "his"), "her": ("she", "her"), "them": ("they", "their")}[
+        pronoun
+    ]
+    return {
+        "it": pronoun,
+        "they": subject,
+        "its": possessive,
+        "itself": "themselves" if many else f"{pronoun}self",
+        "is": "are" if many else "is",
+        "was": "were" if many else "was",
+        "does": "do" if many else "does",
+        "s": "" if many else "s",
+        "es": "" if many else "es",
+    }
+
+
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 

@@ -60,7 +60,7 @@ class TextEncoder(nnx.Module):
 
     def hidden_states(self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]) -> list[Float[Array, "b t e"]]:
         """The embeddings and the states after every layer, as `transformers` counts `hidden_states`."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: every layout has its own
 
     def __call__(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]

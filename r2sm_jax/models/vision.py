@@ -73,6 +73,14 @@ class VisionConfig:
         return self.image_size // self.patch_size
 
 
+SAM_VIT_B = VisionConfig(
+    image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
+    global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, activation="gelu",
+    init="facebook/sam-vit-base",
+)  # fmt: skip
+"""The published ViT-B; its sizes stand here so that memory can be estimated without the file."""
+
+
 class VisionFeatures(NamedTuple):
     """What one image becomes. `skips` run from fine (stride 2) to coarse (stride 4); empty for the patch stem."""
 

@@ -46,8 +46,8 @@ class Sentences(NamedTuple):
         """One family."""
         return self.pick([i for i, name in enumerate(self.families) if name == family])
 
-    def __add__(self, other: "Sentences") -> "Sentences":  # type: ignore[override]
-        """Both."""
+    def joined(self, other: "Sentences") -> "Sentences":
+        """These and others."""
         amodal = np.concatenate([self.amodal, other.amodal])
         return Sentences(self.texts + other.texts, amodal, self.families + other.families)
 
