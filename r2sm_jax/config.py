@@ -36,7 +36,7 @@ class DataConfig:
     """Folder of the images of a json source; default: beside the file."""
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
-    scenes: int = 6144
+    scenes: int = 8192
     """Procedural or composed training scenes."""
     seed: int = 0
     """Of the scenes. Not the training seed: the data stays the same across runs."""
@@ -54,6 +54,9 @@ class DataConfig:
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are cut are left out."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues stay, since queries name colours."""
+    cache_features: str | None = None
+    """Folder for what frozen models make of sentences and, without augmentation, of images: computed once, read by
+    every later run."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
 from r2sm_jax.training.calibration import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.frozen_features import FrozenImages, why_not
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.state import TrainState, init_state, make_train_step, split_model
@@ -182,7 +183,8 @@ def train(config: Config) -> Path:
     else:
         print(f"{len(prepared)} training images, prepared anew at each visit", flush=True)
     dev = open_data(config, "dev" if is_procedural(config.data.source) else "val", config.train.evaluate_samples)
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    cache = config.data.cache_features
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=cache)
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = config.model.head in LEARNED
@@ -192,6 +194,10 @@ def train(config: Config) -> Path:
     texts.add(all_texts(prepared))
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
+    reason = why_not(config) if cache else None
+    frozen = FrozenImages(Path(cache), prepared) if cache and not reason else None
+    if reason:
+        print(f"--data.cache-features: image features are not cached, since {reason}", flush=True)
     assemble = Assemble(
         text_states=texts,
         tokens=texts.longest,
@@ -203,6 +209,7 @@ def train(config: Config) -> Path:
         colour_jitter=config.data.colour_jitter,
         free=free,
         free_tokens=free_tokens,
+        frozen=frozen,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
 
@@ -220,6 +227,15 @@ def train(config: Config) -> Path:
     everywhere = NamedSharding(mesh, PartitionSpec())
     state, constants, names = jax.device_put((state, constants, names), everywhere)
     split_rows = NamedSharding(mesh, PartitionSpec("data"))
+    if frozen is not None:
+        count = frozen.compute(
+            graphdef,
+            nnx.merge_state(state.params, constants),
+            config,
+            batch_size=config.train.batch_size,
+            sharding=split_rows,
+        )
+        print(f"features of {count:,} images computed, {time.monotonic() - started:.0f} s", flush=True)
     train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
     calibration = Calibration(graphdef, texts) if from_words else None

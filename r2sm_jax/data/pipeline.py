@@ -177,6 +177,8 @@ class Assemble:
     colour_jitter: float = 0.0
     free: Sequence[FreeSentence] = ()
     free_tokens: int = 0
+    frozen: Callable[[int], Batch] | None = None
+    """Features of the image that training does not change, by its position in the source."""
 
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
         chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
@@ -224,7 +226,9 @@ class Assemble:
             "type_mask": drop_tokens(text_mask, self.token_drop, rng),
             "index": np.int32(index),
         }
-        return example | self._free(rng) if self.free else example
+        if self.free:
+            example |= self._free(rng)
+        return example | self.frozen(index) if self.frozen else example
 
     def _free(self, rng: np.random.Generator) -> Batch:
         chosen = [self.free[int(i)] for i in rng.integers(0, len(self.free), FREE)]

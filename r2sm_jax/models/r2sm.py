@@ -24,7 +24,7 @@ from r2sm_jax.models.decoder import (
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.lora import merge_all
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
-from r2sm_jax.models.vision import ConvStem, VisionConfig, VisionEncoder
+from r2sm_jax.models.vision import ConvStem, FrozenFeatures, VisionConfig, VisionEncoder
 from r2sm_jax.models.weights import MINILM
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
@@ -126,14 +126,26 @@ class R2SM(nnx.Module):
         self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
         self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
-    def encode_image(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> tuple[Array, PixelFeatures]:
+    def encode_image(
+        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"], frozen: FrozenFeatures | None = None
+    ) -> tuple[Array, PixelFeatures]:
         """Everything that is done once per image: tokens [b h w d] and pixel features.
 
-        `valid` is False on letterbox padding, which becomes zero after normalisation.
+        `valid` is False on letterbox padding, which becomes zero after normalisation. `frozen`: `frozen_features` of
+        these images, if they are known.
         """
-        normalised = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
-        features = self.vision(jnp.where(valid[..., None], normalised, 0).astype(self.config.dtype))
+        if frozen is not None:
+            frozen = jax.tree.map(lambda x: x.astype(self.config.dtype), frozen)
+        features = self.vision(self._normalised(image, valid), frozen)
         return features.tokens, self.pixels(features)
+
+    def frozen_features(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> FrozenFeatures:
+        """The part of `encode_image` that no training changes."""
+        return self.vision.frozen_features(self._normalised(image, valid))
+
+    def _normalised(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> Float[Array, "b H W 3"]:
+        normalised = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
+        return jnp.where(valid[..., None], normalised, 0).astype(self.config.dtype)
 
     def decode(
         self,

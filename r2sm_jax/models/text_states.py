@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from r2sm_jax.data.feature_cache import FeatureCache, digest
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_encoder import TextEncoder
@@ -53,7 +54,12 @@ class TextStates:
     Threads may share it.
     """
 
-    def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int):
+    def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache: str | None = None):
+        """`cache`: folder of states that an earlier run computed (data/feature_cache.py), which new ones are added to.
+
+        Raises:
+            InputError: the model cannot be had or read, or has not these layers or so many tokens.
+        """
         folder = find_language_model(name)
         self.folder: Path = folder
         encoder = load_text_encoder(folder)
@@ -75,6 +81,7 @@ class TextStates:
             return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
 
         self._encode = encode
+        self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
         self._states: dict[str, np.ndarray] = {}
         self._passing: deque[str] = deque()
         self._lock = threading.RLock()
@@ -88,9 +95,9 @@ class TextStates:
         return self._states[sentence]
 
     def add(self, sentences: Iterable[str]) -> int:
-        """Encodes the sentences that are not known yet; returns how many there were."""
+        """Encodes the sentences that are not known yet, here or in the cache; returns how many there were."""
         with self._lock:
-            new = self._new(sentences)
+            new = self._uncached(self._new(sentences))
             by_length: dict[int, list[tuple[str, list[int]]]] = {}
             for sentence, ids in new:
                 by_length.setdefault(-(-max(len(ids), 1) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
@@ -102,6 +109,8 @@ class TextStates:
                     self._keep(before)  # while this batch is being computed
                     before = batch
             self._keep(before)
+            if self._cache is not None and new:
+                self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new)
             return len(new)
 
     def now(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
@@ -140,6 +149,20 @@ class TextStates:
         if not new:
             return []
         return list(zip(new, self._cut(new), strict=True))
+
+    def _uncached(self, new: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
+        """Those that the cache lacks, which it gets room for; the others are known from here on."""
+        if self._cache is None:
+            return new
+        lacking = []
+        for sentence, ids in new:
+            if (key := _key(ids)) in self._cache:
+                (self._states[sentence],) = self._cache[key]
+            else:
+                lacking.append((sentence, ids))
+        tokens = sum(max(len(ids), 1) + bool(self._whole) for _, ids in lacking)
+        self._cache.make_room("sentences", len(lacking), 2 * tokens * len(self.layers) * self.dim)
+        return lacking
 
     def _cut(self, sentences: list[str]) -> list[list[int]]:
         encoded = self.tokenizer(sentences)["input_ids"]
@@ -236,6 +259,10 @@ class TextStates:
         return (
             f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"
         )
+
+
+def _key(ids: list[int]) -> str:
+    return digest(np.asarray(ids, np.int32))
 
 
 def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBase:

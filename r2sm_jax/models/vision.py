@@ -72,6 +72,16 @@ class VisionConfig:
         """Tokens each way."""
         return self.image_size // self.patch_size
 
+    @property
+    def trunk_is_frozen(self) -> bool:
+        """Whether `init` is there and none of it is trained."""
+        return self.init is not None and self.frozen and not self.lora_rank
+
+    @property
+    def plain_is_frozen(self) -> bool:
+        """Whether `name` is there and none of it is trained."""
+        return self.name is not None and self.name_frozen and not self.lora_rank
+
 
 SAM_VIT_B = VisionConfig(
     image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
@@ -86,6 +96,16 @@ class VisionFeatures(NamedTuple):
 
     tokens: Float[Array, "b h w d"]
     skips: tuple[Float[Array, "b _h _w _c"], ...]
+
+
+class FrozenFeatures(NamedTuple):
+    """What frozen weights make of an image; None where they are trained. It can be kept
+    (training/frozen_features.py)."""
+
+    trunk: Float[Array, "b h w d"] | None = None
+    """Of SAM's encoder, before the norms of the neck."""
+    plain: Float[Array, "b _y _x e"] | None = None
+    """Of the plain ViT."""
 
 
 class ConvStem(nnx.Module):
@@ -238,11 +258,22 @@ class VisionEncoder(nnx.Module):
 
         return load_encoder(name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
 
-    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
-        """`image` is normalised to zero mean and unit scale; padding is zero."""
-        x, skips = self._trunk(image) if self.stem is not None else (None, ())
+    def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
+        """What stays the same throughout training."""
+        trunk = self._trunk(image)[0] if self.config.trunk_is_frozen else None
+        return FrozenFeatures(trunk, self.plain(image) if self.plain and self.config.plain_is_frozen else None)
+
+    def __call__(self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None) -> VisionFeatures:
+        """`image` is normalised to zero mean and unit scale; padding is zero. What is given as `frozen` is
+        not computed."""
+        frozen = frozen or FrozenFeatures()
+        if frozen.trunk is not None:
+            x, skips = frozen.trunk, ()
+        else:
+            x, skips = self._trunk(image) if self.stem is not None else (None, ())
         if self.plain is not None:
-            joined = self.join(resize(self.plain(image), self.config.grid))
+            plain = self.plain(image) if frozen.plain is None else frozen.plain
+            joined = self.join(resize(plain, self.config.grid))
             x = joined if x is None else x + joined
         assert x is not None  # for the type checker: check_config asks for one of the two
         return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)

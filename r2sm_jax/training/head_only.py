@@ -4,8 +4,8 @@ The language model is frozen and the head reads nothing but its states, so heads
 images; `train.py` trains the same head with the same loss and optimizer beside the masks.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -147,8 +147,17 @@ def train_head(
     """
     layers, width = groups[0].states.shape[-2:]
     graphdef, params = nnx.split(LEARNED[name](width, layers, rngs=nnx.Rngs(seed)))
-    optimizer = make_optimizer(OptimizerConfig(), steps)
+    optimizer, step = _step(graphdef, steps)
     opt_state = optimizer.init(params)
+    for states, mask, rows in _batches(groups, steps, np.random.default_rng(seed)):
+        params, opt_state = step(params, opt_state, states, mask, amodal[rows])
+    return TrainedHead(graphdef, params)
+
+
+@lru_cache(maxsize=8)
+def _step(graphdef: nnx.GraphDef, steps: int) -> tuple[optax.GradientTransformation, Callable[..., tuple]]:
+    """The optimizer and the jitted step of a head, the same for all seeds: compiling takes longer than training."""
+    optimizer = make_optimizer(OptimizerConfig(), steps)
     smoothing = LossConfig().type_smoothing
 
     @jax.jit
@@ -161,9 +170,7 @@ def train_head(
         updates, new = optimizer.update(jax.grad(loss)(params), opt_state, params)
         return optax.apply_updates(params, updates), new
 
-    for states, mask, rows in _batches(groups, steps, np.random.default_rng(seed)):
-        params, opt_state = step(params, opt_state, states, mask, amodal[rows])
-    return TrainedHead(graphdef, params)
+    return optimizer, step
 
 
 def _batches(

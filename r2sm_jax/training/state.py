@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
+from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
 from r2sm_jax.training.losses import LossConfig, Mean, SharedMeans, Targets, masked_mean
 
@@ -65,7 +66,8 @@ def compute_losses(
 ) -> tuple[Array, Logs]:
     """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
     targets = make_targets(batch)
-    tokens, pixels = model.encode_image(batch["image"], batch["valid"])
+    frozen = FrozenFeatures(batch.get("frozen_trunk"), batch.get("frozen_plain"))
+    tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
     canvas = masks.canvas(pixels.fine)

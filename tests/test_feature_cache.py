@@ -1,0 +1,212 @@
+"""Features on disk: round trip, interruption, damage, a full disk; sentences and images of frozen models."""
+
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from r2sm_jax.config import parse_config
+from r2sm_jax.data import feature_cache
+from r2sm_jax.data.feature_cache import FeatureCache, digest
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.plain_vit import PlainViTConfig
+from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.vision import VisionConfig, VisionEncoder
+from r2sm_jax.train import main
+from r2sm_jax.training.frozen_features import why_not
+
+SENTENCES = ["the red mug", "the complete shape of the car", "only what can be seen of the dog", "a"]
+
+
+def arrays(seed: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(seed + 1, 3)).astype(np.float16), rng.normal(size=(2, 2)).astype(np.float16)
+
+
+def test_what_is_kept_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "FILE_BYTES", 1000)  # several files
+    cache = FeatureCache(tmp_path, "model")
+    cache.add((str(seed), arrays(seed)) for seed in range(20))
+    cache.add((str(seed), arrays(seed)) for seed in range(20, 25))
+    for found in (cache, FeatureCache(tmp_path, "model")):
+        assert len(found) == 25 and "25" not in found
+        for seed in range(25):
+            for kept, was in zip(found[str(seed)], arrays(seed), strict=True):
+                assert kept.dtype == was.dtype and kept.tobytes() == was.tobytes()
+    assert len(list((tmp_path / "model").glob("*.json"))) > 2
+    assert len(FeatureCache(tmp_path, "another")) == 0
+
+
+def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "FILE_BYTES", 1000)
+
+    def items():
+        yield from ((str(seed), arrays(seed)) for seed in range(10))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FeatureCache(tmp_path, "model").add(items())
+    found = FeatureCache(tmp_path, "model")
+    assert 0 < len(found) < 10 and not list(found.folder.glob("*.part"))
+    assert all(np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found)))
+
+
+@pytest.mark.parametrize("suffix", ["json", "array_record"])
+def test_a_damaged_cache_is_one_sentence(tmp_path, suffix):
+    cache = FeatureCache(tmp_path, "model")
+    cache.add((str(seed), arrays(seed)) for seed in range(5))
+    (file,) = cache.folder.glob(f"*.{suffix}")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"model is damaged; delete it"):
+        FeatureCache(tmp_path, "model")["0"]
+
+
+def test_a_list_without_its_records_is_damage(tmp_path):
+    cache = FeatureCache(tmp_path, "model")
+    cache.add([("0", arrays(0))])
+    (file,) = cache.folder.glob("*.json")
+    file.write_text(json.dumps({"keys": ["0", "1"]}))
+    with pytest.raises(InputError, match="is damaged"):
+        FeatureCache(tmp_path, "model")
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path):
+    cache = FeatureCache(tmp_path, "model")
+    with np.errstate(over="ignore"), pytest.raises(InputError, match="beyond its range"):
+        cache.add([("0", (np.array([1e5], np.float32),))])
+    assert len(FeatureCache(tmp_path, "model")) == 0 and not os.listdir(cache.folder)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000_000))
+    cache = FeatureCache(tmp_path, "model")
+    cache.make_room("images", 100, 4_000_000_000)
+    assert "the features of 100 images, 4.0 GB" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"1,200 images take 4.9 GB and the disk has 5.0 GB left"):
+        cache.make_room("images", 1200, 4_900_000_000)
+
+
+def test_a_folder_below_a_file_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--data\.cache-features .*file/below.* can be written to"):
+        FeatureCache(tmp_path / "file" / "below", "model")
+
+
+def test_a_hash_tells_values_shapes_and_types_apart():
+    a = np.arange(6, dtype=np.int32)
+    different = [a, a + 1, a.reshape(2, 3), a.reshape(3, 2), a.astype(np.int64), a.astype(np.uint32)]
+    assert len({digest(x) for x in different} | {digest("a", "b"), digest("ab"), digest("a", "b", "")}) == 9
+    assert digest(a[::2]) == digest(a[::2].copy())
+
+
+def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
+    def texts(layers: tuple[int, ...] = (1, 2)) -> TextStates:
+        return TextStates(str(bert_folder), layers=layers, max_tokens=16, cache=str(tmp_path))
+
+    first = texts()
+    assert first.add(SENTENCES[:3]) == 3 and first.add(SENTENCES) == 1
+    again = texts()
+    assert again.add([*SENTENCES, "a new one"]) == 1
+    for sentence in SENTENCES:
+        assert again.known(sentence).tobytes() == first.known(sentence).tobytes()
+    assert texts((2,)).add(SENTENCES) == len(SENTENCES)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    pytest.importorskip("torch")
+    import published_models as published
+
+    made = {name: tmp_path_factory.mktemp(name) / "published" for name in ("sam", "dinov2")}
+    published.write(published.sam_config(), made["sam"])
+    published.write(published.plain_config("dinov2"), made["dinov2"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_flags) -> list[str]:
+    """Those of a tiny run but for the sizes that published weights have."""
+    rest, skip = [], False
+    for word in tiny_flags:
+        if word.startswith("--"):
+            sized = ("dim", "depth", "heads", "patch-size", "image-size")
+            skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
+        rest += [] if skip else [word]
+    return [*rest, "--model.vision.image-size", "64", "--model.decoder.fine-dim", "16"]
+
+
+def parameters(run: Path) -> dict[str, np.ndarray]:
+    from r2sm_jax.runs import restore_weights
+
+    found = nnx.to_flat_state(restore_weights(run).params)
+    return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
+
+
+def test_training_from_the_cache_is_training(flags, folders, tmp_path, command):
+    """Frozen SAM with a frozen plain ViT beside it."""
+    frozen = ["--model.vision.init", folders["sam"], "--model.vision.frozen", "--model.vision.name", folders["dinov2"]]
+    cache = ["--data.cache-features", tmp_path / "cache"]
+    runs = {}
+    for name, extra in {"without": [], "filled": cache, "read": cache}.items():
+        end = command(main, *flags, *frozen, "--data.no-mirror", "--run", tmp_path / name, *extra)
+        assert end.code == 0, end
+        runs[name] = parameters(tmp_path / name), end.out
+    without, filled, read = (weights for weights, _ in runs.values())
+    assert "features of 0 images computed" in runs["read"][1]
+    assert "features of 0 images" not in runs["filled"][1] and "features of" in runs["filled"][1]
+    assert all(filled[name].tobytes() == read[name].tobytes() for name in filled)
+    for name, weights in without.items():
+        np.testing.assert_allclose(filled[name], weights, atol=2e-3, err_msg=name)  # states are float16
+
+
+@pytest.mark.parametrize(
+    ("frozen", "kept"),
+    [({}, (True, False)), ({"name": "plain"}, (True, True)), ({"frozen": False, "name": "plain"}, (False, True))],
+    ids=["SAM", "both", "only the plain ViT"],
+)
+def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
+    plain = (
+        PlainViTConfig(family="dinov2", dim=16, depth=1, heads=2, mlp_dim=16, patch_size=8)
+        if "name" in frozen
+        else PlainViTConfig()
+    )
+    sizes = {"image_size": 48, "patch_size": 16, "stem": "patch", "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 32}
+    config = VisionConfig(**sizes, **({"init": "sam", "frozen": True} | frozen), out_dim=8, plain=plain)
+    encoder = VisionEncoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    if "name" in frozen:  # at zero where training starts beside published weights
+        encoder.join.kernel[...] = jax.random.normal(jax.random.key(0), encoder.join.kernel.shape)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 48, 3)), jnp.float32)
+    features = encoder.frozen_features(images)
+    assert tuple(part is not None for part in features) == kept
+    whole = encoder(images)
+    np.testing.assert_array_equal(encoder(images, features).tokens, whole.tokens)
+    # It is read, and not computed anew: other features, other tokens.
+    other = jax.tree.map(lambda x: x[::-1], features)
+    assert not np.allclose(encoder(images, other).tokens, whole.tokens, atol=1e-2)
+
+
+def test_why_images_are_not_cached():
+    frozen = ["--model.vision.init", "facebook/sam-vit-base", "--model.vision.frozen"]
+    still = ["--data.no-mirror"]
+    assert why_not(parse_config([*frozen, *still])) is None
+    assert why_not(parse_config(["--model.vision.name", "facebook/dinov2-small", *still])) is None
+    for extra in ([], [*still, "--data.crop", "0.8"], [*still, "--data.colour-jitter", "0.1"]):
+        assert "augmented" in str(why_not(parse_config([*frozen, *extra])))
+    for model in ([], frozen[:2], [*frozen, "--model.vision.lora-rank", "4"]):
+        assert "no image encoder is frozen" in str(why_not(parse_config([*model, *still])))
+
+
+def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):
+    """Sentences are."""
+    flags = [*tiny_flags, "--data.cache-features", tmp_path / "cache"]
+    end = command(main, *flags, "--run", tmp_path / "run")
+    assert end.code == 0 and "not cached, since no image encoder is frozen" in end.out
+    assert len(list((tmp_path / "cache").iterdir())) == 1
