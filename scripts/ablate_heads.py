@@ -1,7 +1,8 @@
 """Mask-type heads compared: `python scripts/ablate_heads.py [--text-only] [--heads attention layers] [--seeds 3]`.
 
 `--text-only` trains the heads alone on cached token states, some seconds each; without it every cell is a whole
-training run with masks, which is a job for the background. A cell that is finished is not run again. Writes
+training run with masks, which is a job for the background (`--config configs/ablation.py`: some minutes each). A cell
+that is finished is not run again. Writes
 `table.md`, `table.csv` and `plot.png` into `--out`; `--leave-one-out` also trains the first head once without each
 family of wordings and tests it on that family.
 """
@@ -13,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from r2sm_jax.huge_pages import use_huge_pages
 from r2sm_jax.metrics.bootstrap import interval
 from r2sm_jax.metrics.mask_type import mask_type_scores
 from r2sm_jax.metrics.pages import percent, table
-from r2sm_jax.models.heads import LEARNED, check_head
+from r2sm_jax.models.heads import DECODER_HEAD, LEARNED, check_head
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.train import train
 from r2sm_jax.training import head_only
@@ -45,7 +47,8 @@ SMALLEST = 20
 class Options:
     """What is compared, and on how much."""
 
-    heads: tuple[str, ...] = tuple(LEARNED)
+    heads: tuple[str, ...] = ()
+    """Default: all that learn; with --text-only all that decide from the words alone."""
     seeds: int = 3
     text_only: bool = False
     """Train the heads alone, without images."""
@@ -58,7 +61,7 @@ class Options:
     """Sentences about anything that they also learn from, with --text-only."""
     test_scenes: int = 160
     """Scenes of each validation split, with --text-only."""
-    steps: int = 600
+    steps: int = 300
     """Training steps of 128 sentences, with --text-only."""
     leave_one_out: bool = False
     """Also train without each family of wordings, with --text-only."""
@@ -67,7 +70,8 @@ class Options:
 def text_only(options: Options, config: Config, folder: Path) -> None:
     """All cells of heads alone, and the table."""
     text = config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    cache = config.data.cache_features
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=cache)
     free = head_only.free_sentences(options.free_sentences)
     training = head_only.scene_sentences("train", options.scenes).joined(free)
     tests = {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
@@ -81,18 +85,20 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     settings = {
         "steps": options.steps, "sentences": sentences.hexdigest(), "model": texts.sha256, "layers": list(text.layers),
     }  # fmt: skip
-    start, cells = time.monotonic(), []
-    for head in options.heads:
-        for seed in range(options.seeds):
-            path = folder / f"text_{head}_{seed}.json"
-            cell = _finished(path, settings)
-            if cell is None:
-                cell = {"head": head, "seed": seed, "settings": settings}
-                cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["intent"].amodal)
-                path.write_text(json.dumps(cell))
-            cells.append(cell)
-            shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
-            print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
+
+    def run(seed: int, head: str) -> dict[str, Any]:
+        path = folder / f"text_{head}_{seed}.json"
+        cell = _finished(path, settings)
+        if cell is None:
+            cell = {"head": head, "seed": seed, "settings": settings}
+            cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["intent"].amodal)
+            path.write_text(json.dumps(cell))
+        shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
+        print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
+        return cell
+
+    start = time.monotonic()
+    cells = [run(seed, head) for seed, head in product(range(options.seeds), options.heads)]
     print(f"{len(cells)} cells in {time.monotonic() - start:.0f} s", flush=True)
     rows = [_keyword_row(tests), *(_text_row(head, cells, tests) for head in options.heads)]
     lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
@@ -208,17 +214,20 @@ def _significance(heads: Sequence[str], cells: Sequence[dict[str, Any]], tests: 
 
 def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences) -> list[str]:
     """Accuracy on each family of wordings by a head that never saw that family."""
-    names, counts = np.unique(training.families, return_counts=True)
-    rows, shares, weights = [], [], []
-    for name in names[counts >= SMALLEST]:
+    found, counts = np.unique(training.families, return_counts=True)
+    names, weights = found[counts >= SMALLEST].tolist(), counts[counts >= SMALLEST]
+    if not names:
+        raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
+
+    def run(name: str) -> float:
         rest, tested = training.without(name), training.only(name)
         trained = head_only.train_head(head, head_only.pad(texts, rest.texts), rest.amodal, steps=steps)
         accuracy = _accuracy(sigmoid(trained.logits(head_only.pad(texts, tested.texts))).tolist(), tested.amodal)
-        shares, weights = [*shares, accuracy], [*weights, len(tested.texts)]
-        rows.append([name, f"{len(tested.texts)}", percent(accuracy)])
         print(f"without {name}: {accuracy:.3f}", flush=True)
-    if not rows:
-        raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
+        return accuracy
+
+    shares = [run(name) for name in names]
+    rows = [[n, f"{count}", percent(share)] for n, count, share in zip(names, weights, shares, strict=True)]
     means = percent(float(np.mean(shares))), percent(float(np.average(shares, weights=weights)))
     rows.append(["mean over families / over sentences", f"{sum(weights)}", " / ".join(means)])
     title = f"## Accuracy of `{head}` on families of wordings that it did not see"
@@ -228,14 +237,13 @@ def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences
 def whole_runs(options: Options, config: Config, folder: Path) -> None:
     """A training run for every cell, and the table of their reports."""
     reports: dict[str, list[dict[str, Any]]] = {}
-    for head in options.heads:
-        for seed in range(options.seeds):
-            run = folder / f"run_{head}_{seed}"
-            if not (run / "report.json").is_file():
-                cell = replace(config, run=str(run), resume=(run / "config.json").is_file())
-                cell = replace(cell, model=replace(config.model, head=head), train=replace(config.train, seed=seed))
-                train(cell)
-            reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
+    for seed, head in product(range(options.seeds), options.heads):
+        run = folder / f"run_{head}_{seed}"
+        if not (run / "report.json").is_file():
+            cell = replace(config, run=str(run), resume=(run / "config.json").is_file())
+            cell = replace(cell, model=replace(config.model, head=head), train=replace(config.train, seed=seed))
+            train(cell)
+        reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
     rows = []
     for head, found in reports.items():
         row: Row = {"head": head, "parameters": found[0]["meta"].get("parameters", 0)}
@@ -281,6 +289,8 @@ def main() -> None:
     """Command line."""
     use_huge_pages()
     options = parse_flags(Options, sys.argv[1:], prog="python scripts/ablate_heads.py")
+    if not options.heads:
+        options = replace(options, heads=(*LEARNED,) if options.text_only else (*LEARNED, DECODER_HEAD))
     for head in options.heads:
         check_head(head)
         if options.text_only and head not in LEARNED:

@@ -6,7 +6,7 @@ images; `train.py` trains the same head with the same loss and optimizer beside 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from r2sm_jax.training.losses import LossConfig
 from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 BATCH = 128
-LENGTHS = (12, 16, 22, 32, 64)
+LENGTHS = (12, 16, 22, 42)
 """Sentences are padded to one of these numbers of tokens, or cut to the last."""
 
 
@@ -100,8 +100,7 @@ def pad(texts: TextStates, sentences: Sequence[str]) -> list[Padded]:
         last = length == LENGTHS[-1]
         rows = np.flatnonzero((sizes > low) & ((sizes <= length) | last))
         if len(rows):
-            width = min(length, int(sizes[rows].max()))
-            groups.append(Padded(rows, *texts([sentences[int(i)] for i in rows], width)))
+            groups.append(Padded(rows, *texts([sentences[int(i)] for i in rows], length)))
         low = length
     return groups
 
@@ -147,30 +146,41 @@ def train_head(
     """
     layers, width = groups[0].states.shape[-2:]
     graphdef, params = nnx.split(LEARNED[name](width, layers, rngs=nnx.Rngs(seed)))
-    optimizer, step = _step(graphdef, steps)
+    optimizer, update = _optimizer(steps)
     opt_state = optimizer.init(params)
     for states, mask, rows in _batches(groups, steps, np.random.default_rng(seed)):
-        params, opt_state = step(params, opt_state, states, mask, amodal[rows])
+        gradient = _gradient(graphdef, params, states, mask, amodal[rows])
+        params, opt_state = update(gradient, opt_state, params)
     return TrainedHead(graphdef, params)
 
 
-@lru_cache(maxsize=8)
-def _step(graphdef: nnx.GraphDef, steps: int) -> tuple[optax.GradientTransformation, Callable[..., tuple]]:
-    """The optimizer and the jitted step of a head, the same for all seeds: compiling takes longer than training."""
-    optimizer = make_optimizer(OptimizerConfig(), steps)
+# Compiling takes as long as training. So both halves of a step are compiled once for all seeds, and the update, the
+# larger half, once for all lengths.
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradient(
+    graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array, amodal: jax.Array
+) -> nnx.State:
     smoothing = LossConfig().type_smoothing
 
+    def loss(params: nnx.State) -> jax.Array:
+        logits = _apply(graphdef, params, states, mask)
+        return optax.sigmoid_binary_cross_entropy(logits, amodal * (1 - 2 * smoothing) + smoothing).mean()
+
+    return jax.grad(loss)(params)
+
+
+@lru_cache(maxsize=1)
+def _optimizer(steps: int) -> tuple[optax.GradientTransformation, Callable[..., tuple[nnx.State, Any]]]:
+    optimizer = make_optimizer(OptimizerConfig(), steps)
+
     @jax.jit
-    def step(params: nnx.State, opt_state: Any, states: jax.Array, mask: jax.Array, wanted: jax.Array):
-        def loss(params: nnx.State) -> jax.Array:
-            logits = _apply(graphdef, params, states, mask)
-            target = wanted * (1 - 2 * smoothing) + smoothing
-            return optax.sigmoid_binary_cross_entropy(logits, target).mean()
+    def update(gradient: nnx.State, opt_state: Any, params: nnx.State) -> tuple[nnx.State, Any]:
+        updates, new = optimizer.update(gradient, opt_state, params)
+        return cast(nnx.State, optax.apply_updates(params, updates)), new
 
-        updates, new = optimizer.update(jax.grad(loss)(params), opt_state, params)
-        return optax.apply_updates(params, updates), new
-
-    return optimizer, step
+    return optimizer, update
 
 
 def _batches(

@@ -1,0 +1,15 @@
+"""A seventh of the default's training, for comparing mask-type heads on whole runs with masks.
+
+Sentences are encoded once for all runs. Set JAX_COMPILATION_CACHE_DIR, and a head is compiled once for all its seeds.
+
+    python scripts/ablate_heads.py --config configs/ablation.py
+"""
+
+from r2sm_jax.config import Config, DataConfig, LoopConfig
+
+
+def get_config() -> Config:
+    return Config(
+        data=DataConfig(scenes=2400, cache_features="ablation/features"),
+        train=LoopConfig(steps=300, checkpoint_every=300, evaluate_every=300, report_samples=128),
+    )
