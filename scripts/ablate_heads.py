@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -26,13 +28,20 @@ from scipy.special import expit as sigmoid
 
 from r2sm_jax.config import Config, load_config_file, parse_flags
 from r2sm_jax.data.queries import keyword_mask_type
+from r2sm_jax.data.schema import MaskType
+from r2sm_jax.data.sources import SceneSource
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.huge_pages import use_huge_pages
 from r2sm_jax.metrics.bootstrap import interval
+from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.mask_type import mask_type_scores
 from r2sm_jax.metrics.pages import percent, table
+from r2sm_jax.metrics.report import REFERENCES, collect, with_decision, wrong_type_gap
+from r2sm_jax.metrics.scoring import QueryResult
 from r2sm_jax.models.heads import DECODER_HEAD, LEARNED, check_head
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.predictor import Predictor
+from r2sm_jax.runs import abstract_state, open_run, read_config
 from r2sm_jax.train import train
 from r2sm_jax.training import head_only
 from r2sm_jax.training.calibration import fit_temperature
@@ -63,12 +72,15 @@ class Options:
     """Scenes of each validation split, with --text-only."""
     steps: int = 300
     """Training steps of 128 sentences, with --text-only."""
+    run: str | None = None
+    """Run whose masks the decisions of all heads are also scored on, with --text-only."""
     leave_one_out: bool = False
     """Also train without each family of wordings, with --text-only."""
 
 
 def text_only(options: Options, config: Config, folder: Path) -> None:
     """All cells of heads alone, and the table."""
+    predictor = open_run(Path(options.run)).predictor if options.run else None
     text = config.model.text
     cache = config.data.cache_features
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=cache)
@@ -103,6 +115,8 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     rows = [_keyword_row(tests), *(_text_row(head, cells, tests) for head in options.heads)]
     lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
     lines += [*_as_table(rows), *_significance(options.heads, cells, tests)]
+    if predictor is not None:
+        lines += _on_masks_of(predictor, options, cells, tests)
     if options.leave_one_out:
         lines += _leave_one_out(options.heads[0], options.steps, texts, training)
     _write(folder, "text", lines, rows, list(tests))
@@ -212,6 +226,40 @@ def _significance(heads: Sequence[str], cells: Sequence[dict[str, Any]], tests: 
     return ["## Differences in accuracy, 95 % intervals of a paired bootstrap", "", *table(["", *tests], rows)]
 
 
+def _on_masks_of(
+    predictor: Predictor, options: Options, cells: Sequence[dict[str, Any]], tests: dict[str, Sentences]
+) -> list[str]:
+    """gIoU of a run's masks, had each head decided which of them is the answer."""
+    rows: dict[str, list[str]] = {name: [] for name in ("always_modal", "always_amodal", "keyword", *options.heads)}
+    rows |= {"oracle_type": [], "wrong-type gap of the run's own head": []}
+    for split in SPLITS:
+        source = SceneSource(split, options.test_scenes)
+        results = score_source(predictor, source).results
+        place = {text: n for n, text in enumerate(tests[split].texts)}
+        asked = {q.id: place[q.text] for i in range(len(source)) for q in source.queries_at(i)}
+        for name, row in rows.items():
+            if name in REFERENCES:
+                found = [collect(results, REFERENCES[name]).scores()["giou"]]
+            elif name in options.heads:
+                mine = [np.array(c["probabilities"][split]) > 0.5 for c in cells if c["head"] == name]
+                picks = [with_decision(partial(_decided, asked, said)) for said in mine]
+                found = [collect(results, pick).scores()["giou"] for pick in picks]
+            else:
+                found = [wrong_type_gap(results)]
+            row.append(_spread(found))
+    title = f"## gIoU of the masks of {options.run} with each head's decisions"
+    return [
+        "",
+        title,
+        "",
+        *table(["decision", *SPLITS], [[name.replace("_", " "), *row] for name, row in rows.items()]),
+    ]
+
+
+def _decided(asked: dict[int, int], amodal: np.ndarray, result: QueryResult) -> MaskType:
+    return "amodal" if amodal[asked[result.query_id]] else "modal"
+
+
 def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences) -> list[str]:
     """Accuracy on each family of wordings by a head that never saw that family."""
     found, counts = np.unique(training.families, return_counts=True)
@@ -246,7 +294,7 @@ def whole_runs(options: Options, config: Config, folder: Path) -> None:
         reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
     rows = []
     for head, found in reports.items():
-        row: Row = {"head": head, "parameters": found[0]["meta"].get("parameters", 0)}
+        row: Row = {"head": head, "parameters": _parameters(folder / f"run_{head}_0")}
         row["seconds"] = 60 * float(np.mean([report["meta"]["minutes"] for report in found]))
         for name in found[0]["splits"]:
             splits = [report["splits"][name] for report in found]
@@ -258,6 +306,12 @@ def whole_runs(options: Options, config: Config, folder: Path) -> None:
         rows.append(row)
     lines = ["# Mask-type heads, whole runs", "", f"{options.seeds} seeds; percent, mean ± standard deviation.", ""]
     _write(folder, "runs", lines + _as_table(rows), rows, list(next(iter(reports.values()))[0]["splits"]))
+
+
+def _parameters(run: Path) -> int:
+    """Of a run's mask-type head."""
+    params = abstract_state(read_config(run))[1].params
+    return sum(leaf.size for part in ("head", "decoder_head") for leaf in jax.tree.leaves(params.get(part, {})))
 
 
 def _write(folder: Path, name: str, lines: Sequence[str], rows: Sequence[Row], tests: Sequence[str]) -> None:
@@ -297,8 +351,9 @@ def main() -> None:
             raise InputError(f"--heads {head}: nothing of it is learned; with --text-only use {', '.join(LEARNED)}")
     if options.seeds < 1 or options.steps < 1:
         raise InputError("--seeds and --steps must be at least 1")
-    if options.leave_one_out and not options.text_only:
-        raise InputError("--leave-one-out trains heads alone; add --text-only")
+    for flag, given in (("--leave-one-out", options.leave_one_out), ("--run", options.run)):
+        if given and not options.text_only:
+            raise InputError(f"{flag} is for heads that are trained alone; add --text-only")
     config = load_config_file(Path(options.config)) if options.config else Config()
     folder = Path(options.out)
     try:

@@ -114,14 +114,18 @@ def _plain(config) -> dict:
     return to_json(config)
 
 
-def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path):
+def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path, tiny_run):
     flags = ["--text-only", "--heads", "linear", "mlp", "--seeds", 2, "--scenes", 60, "--test-scenes", 4, "--steps", 3]
     flags += ["--free-sentences", 100]
-    end = ablate(*flags, "--leave-one-out")
+    end = ablate(*flags, "--leave-one-out", "--run", tiny_run)
     assert end.code == 0, end.err
     out = tmp_path / "out"
     text = (out / "text.md").read_text()
     assert "linear - mlp" in text and "did not see" in text and "| keyword (reference) |" in text
+    masks = text.split("gIoU of the masks of")[1].split("\n## ")[0]
+    found = {row.split("|")[1].strip(): row.split("|")[2] for row in masks.splitlines() if row.startswith("|")}
+    assert {"always modal", "keyword", "linear", "mlp", "oracle type"} <= found.keys()
+    assert "±" in found["linear"] and 0 <= float(found["oracle type"]) <= 100
     with (out / "text.csv").open(newline="") as file:
         rows = {row["head"]: row for row in csv.DictReader(file)}
     cells = [json.loads((out / f"text_linear_{seed}.json").read_text()) for seed in range(2)]
@@ -140,6 +144,7 @@ def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
     assert end.code == 0, end.err
     text = (tmp_path / "out" / "runs.md").read_text()
     report = json.loads((tmp_path / "out" / "run_linear_0" / "report.json").read_text())
+    assert re.search(r"\| linear \|.*\| [1-9]\d* \|", text)  # parameters of the head
     assert "val gIoU, oracle type" in text and f"{100 * report['splits']['val']['all']['giou']:.2f}" in text
 
 
@@ -149,6 +154,8 @@ def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
         (["--heads", "linar"], "did you mean 'linear'"),
         (["--heads", "keyword", "--text-only"], "nothing of it is learned"),
         (["--leave-one-out"], "add --text-only"),
+        (["--run", "runs/latest"], "add --text-only"),
+        (["--text-only", "--run", "nowhere"], "no such run folder"),
         (["--seeds", "0"], "at least 1"),
     ],
 )

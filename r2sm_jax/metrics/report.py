@@ -29,7 +29,7 @@ RATES = (0.0, 0.15, 0.25, 0.40)
 RATE_NAMES = ("none", "0-0.15", "0.15-0.25", "0.25-0.40", "0.40-1")
 
 
-def _collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
+def collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
     return IoU([counts for result in results if (counts := pick(result)) is not None])
 
 
@@ -41,7 +41,7 @@ complete = attrgetter("complete")
 
 def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
     """gIoU, cIoU and occluded IoU as ratios of sums over queries."""
-    chosen, hidden = _collect(results, answer), [result.occluded for result in results]
+    chosen, hidden = collect(results, answer), [result.occluded for result in results]
     counts = chosen.array.astype(float)
     there = np.array([h is not None for h in hidden], float)
     occluded = np.zeros(len(hidden))
@@ -51,15 +51,15 @@ def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
         "ciou": (counts[:, 0], counts[:, 1]),
         "occluded_iou": (occluded, there),
     }
-    outlines = _collect(results, boundary)
+    outlines = collect(results, boundary)
     if len(outlines) == len(results):
         found["boundary_iou"] = outlines.per_query, np.ones(len(results))
     return found
 
 
 def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
-    chosen, occluded = _collect(results, answer), _collect(results, lambda r: r.occluded)
-    hidden, whole = occluded.scores(), _collect(results, complete).scores()
+    chosen, occluded = collect(results, answer), collect(results, lambda r: r.occluded)
+    hidden, whole = occluded.scores(), collect(results, complete).scores()
     images = np.array([result.image_id for result in results], np.int64)
     figures: dict[str, Any] = {
         **chosen.scores(),
@@ -67,7 +67,7 @@ def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -
         "occluded_ciou": hidden["ciou"],
         "complete_iou": whole["giou"],
         "complete_ciou": whole["ciou"],
-        "boundary_iou": _collect(results, boundary).scores()["giou"],
+        "boundary_iou": collect(results, boundary).scores()["giou"],
         "wrong_type_gap": wrong_type_gap(results),
         "queries": len(chosen),
         "occluded_queries": len(occluded),
@@ -88,11 +88,11 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     differ = [r for r in results if r.truth.amodal is not None and r.truth.amodal != r.truth.modal]
     if not differ:
         return None
-    other = _collect(differ, lambda r: r.overlap(r.chosen, "modal" if r.mask_type == "amodal" else "amodal"))
-    return float((_collect(differ, answer).per_query - other.per_query).mean())
+    other = collect(differ, lambda r: r.overlap(r.chosen, "modal" if r.mask_type == "amodal" else "amodal"))
+    return float((collect(differ, answer).per_query - other.per_query).mean())
 
 
-def _with_decision(decide: Callable[[QueryResult], MaskType]) -> Callable[[QueryResult], Overlap | None]:
+def with_decision(decide: Callable[[QueryResult], MaskType]) -> Callable[[QueryResult], Overlap | None]:
     """The answer that another decision would have given."""
 
     def pick(result: QueryResult) -> Overlap | None:
@@ -116,10 +116,10 @@ def _truth_as_answer(mask_type: MaskType) -> Callable[[QueryResult], Overlap | N
 
 
 REFERENCES: dict[str, Callable[[QueryResult], Overlap | None]] = {
-    "always_modal": _with_decision(lambda r: "modal"),
-    "always_amodal": _with_decision(lambda r: "amodal"),
-    "keyword": _with_decision(lambda r: r.keyword),
-    "oracle_type": _with_decision(lambda r: r.mask_type),
+    "always_modal": with_decision(lambda r: "modal"),
+    "always_amodal": with_decision(lambda r: "amodal"),
+    "keyword": with_decision(lambda r: r.keyword),
+    "oracle_type": with_decision(lambda r: r.mask_type),
     "true_modal_for_all": _truth_as_answer("modal"),
     "true_amodal_for_all": _truth_as_answer("amodal"),
 }
@@ -152,8 +152,8 @@ def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
         order = list(RATE_NAMES if name == "occlusion" else AREAS if name == "size" else sorted(by_value))
         found[name] = {
             value: {
-                **_collect(by_value[value], answer).scores(),
-                "occluded_iou": _collect(by_value[value], lambda r: r.occluded).scores()["giou"],
+                **collect(by_value[value], answer).scores(),
+                "occluded_iou": collect(by_value[value], lambda r: r.occluded).scores()["giou"],
                 "queries": len(by_value[value]),
             }
             for value in order
@@ -165,7 +165,7 @@ def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
 def split_figures(results: Sequence[QueryResult], instances: InstanceScores | None = None) -> dict[str, Any]:
     """All figures of one split: All / Modal / Amodal queries, mask type, references, variants and breakdowns."""
     by_type = {t: [r for r in results if r.mask_type == t] for t in TYPES}
-    chosen = _collect(results, answer)
+    chosen = collect(results, answer)
     variants: dict[str, Any] = {name: variant(chosen.array) for name, variant in VARIANTS.items()}
     if instances is not None:
         variants["muse"] = muse([instances.units[result.query_id] for result in results])
@@ -174,7 +174,7 @@ def split_figures(results: Sequence[QueryResult], instances: InstanceScores | No
         "modal": _figures(by_type["modal"], instances),
         "amodal": _figures(by_type["amodal"], instances),
         "mask_type": _decisions(results),
-        "references": {name: _collect(results, pick).scores() for name, pick in REFERENCES.items()},
+        "references": {name: collect(results, pick).scores() for name, pick in REFERENCES.items()},
         "variants": variants,
         "breakdowns": _breakdowns(results),
     }
