@@ -209,6 +209,30 @@ def tiny_flags(bert_folder) -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def published_folders(tmp_path_factory) -> dict[str, Path]:
+    """Small published image encoders with random weights: `sam` and `dinov2`."""
+    pytest.importorskip("torch")
+    import published_models as published
+
+    made = {name: tmp_path_factory.mktemp(name) / "published" for name in ("sam", "dinov2")}
+    published.write(published.sam_config(), made["sam"])
+    published.write(published.plain_config("dinov2"), made["dinov2"])
+    return made
+
+
+@pytest.fixture(scope="session")
+def published_flags(tiny_flags) -> list[str]:
+    """Those of a tiny run but for the sizes that published weights have."""
+    rest, skip = [], False
+    for word in tiny_flags:
+        if word.startswith("--"):
+            sized = ("dim", "depth", "heads", "patch-size", "image-size")
+            skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
+        rest += [] if skip else [word]
+    return [*rest, "--model.vision.image-size", "64", "--model.decoder.fine-dim", "16"]
+
+
+@pytest.fixture(scope="session")
 def tiny_config(tiny_flags):
     """The same as a `Config`."""
     from r2sm_jax.config import parse_config

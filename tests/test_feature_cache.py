@@ -92,6 +92,8 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     assert "the features of 100 images, 4.0 GB" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"1,200 images take 4.9 GB and the disk has 5.0 GB left"):
         cache.make_room("images", 1200, 4_900_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0))
+    cache.make_room("images", 0, 0)  # all is there already: a full disk does not matter
 
 
 def test_a_folder_below_a_file_is_one_sentence(tmp_path):
@@ -120,29 +122,6 @@ def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
     assert texts((2,)).add(SENTENCES) == len(SENTENCES)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    pytest.importorskip("torch")
-    import published_models as published
-
-    made = {name: tmp_path_factory.mktemp(name) / "published" for name in ("sam", "dinov2")}
-    published.write(published.sam_config(), made["sam"])
-    published.write(published.plain_config("dinov2"), made["dinov2"])
-    return made
-
-
-@pytest.fixture(scope="module")
-def flags(tiny_flags) -> list[str]:
-    """Those of a tiny run but for the sizes that published weights have."""
-    rest, skip = [], False
-    for word in tiny_flags:
-        if word.startswith("--"):
-            sized = ("dim", "depth", "heads", "patch-size", "image-size")
-            skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
-        rest += [] if skip else [word]
-    return [*rest, "--model.vision.image-size", "64", "--model.decoder.fine-dim", "16"]
-
-
 def parameters(run: Path) -> dict[str, np.ndarray]:
     from r2sm_jax.runs import restore_weights
 
@@ -150,13 +129,19 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
 
 
-def test_training_from_the_cache_is_training(flags, folders, tmp_path, command):
+def test_training_from_the_cache_is_training(published_flags, published_folders, tmp_path, command):
     """Frozen SAM with a frozen plain ViT beside it."""
-    frozen = ["--model.vision.init", folders["sam"], "--model.vision.frozen", "--model.vision.name", folders["dinov2"]]
+    frozen = [
+        "--model.vision.init",
+        published_folders["sam"],
+        "--model.vision.frozen",
+        "--model.vision.name",
+        published_folders["dinov2"],
+    ]
     cache = ["--data.cache-features", tmp_path / "cache"]
     runs = {}
     for name, extra in {"without": [], "filled": cache, "read": cache}.items():
-        end = command(main, *flags, *frozen, "--data.no-mirror", "--run", tmp_path / name, *extra)
+        end = command(main, *published_flags, *frozen, "--data.no-mirror", "--run", tmp_path / name, *extra)
         assert end.code == 0, end
         runs[name] = parameters(tmp_path / name), end.out
     without, filled, read = (weights for weights, _ in runs.values())

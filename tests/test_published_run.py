@@ -19,26 +19,6 @@ torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp(name) / "published" for name in ("sam", "dinov2")}
-    published.write(published.sam_config(), made["sam"])
-    published.write(published.plain_config("dinov2"), made["dinov2"])
-    return made
-
-
-@pytest.fixture(scope="module")
-def flags(tiny_flags) -> list[str]:
-    """Those of a tiny run but for the sizes that published weights have."""
-    rest, skip = [], False
-    for word in tiny_flags:
-        if word.startswith("--"):
-            sized = ("dim", "depth", "heads", "patch-size", "image-size")
-            skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
-        rest += [] if skip else [word]
-    return [*rest, "--model.vision.image-size", "64", "--model.decoder.fine-dim", "16"]
-
-
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     _, state, constants = abstract_state(read_config(run))
     return {
@@ -46,13 +26,14 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     }
 
 
-def test_sam_and_dinov2_and_lora_and_sams_decoder(flags, folders, tmp_path, command):
+def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_folders, tmp_path, command):
     """Everything at once: frozen SAM with LoRA, frozen DINOv2 beside it, SAM's decoder trained."""
-    run, given = tmp_path / "run", {name: tmp_path / name for name in folders}
+    run, given = tmp_path / "run", {name: tmp_path / name for name in published_folders}
     for name, folder in given.items():
-        shutil.copytree(folders[name], folder)
+        shutil.copytree(published_folders[name], folder)
     end = command(
-        main, *flags, "--run", run, "--train.steps", 2, "--model.vision.init", given["sam"], "--model.vision.frozen",
+        main, *published_flags, "--run", run, "--train.steps", 2,
+        "--model.vision.init", given["sam"], "--model.vision.frozen",
         "--model.vision.name", given["dinov2"], "--model.vision.lora-rank", 2, "--model.decoder.kind", "sam",
     )  # fmt: skip
     assert end.code == 0, end
@@ -88,12 +69,14 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(flags, folders, tmp_path, comm
     assert end.code == 0 and json.loads(end.out)["size"] == [40, 70]
 
 
-def test_the_weights_of_sam_are_where_training_starts(flags, folders, tmp_path):
+def test_the_weights_of_sam_are_where_training_starts(published_flags, published_folders, tmp_path):
     """Trained whole, with our decoder: after one step with a rate of zero they are still the published ones."""
-    config = parse_config([*flags, "--model.vision.init", str(folders["sam"]), "--optimizer.learning-rate", "0"])
+    config = parse_config(
+        [*published_flags, "--model.vision.init", str(published_folders["sam"]), "--optimizer.learning-rate", "0"]
+    )
     run = train(replace(config, run=str(tmp_path / "run"), train=replace(config.train, steps=1)))
     weights = open_run(run).predictor.weights
-    theirs = dict(published.load(folders["sam"]))
+    theirs = dict(published.load(published_folders["sam"]))
     ours = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(weights)}
     np.testing.assert_array_equal(
         ours["vision.blocks.0.attention.qkv.kernel"], theirs["vision_encoder.layers.0.attn.qkv.weight"].T
@@ -117,16 +100,16 @@ def test_the_weights_of_sam_are_where_training_starts(flags, folders, tmp_path):
         (["--model.decoder.kind", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_no_run(extra, said, folders, tmp_path, refused, bert_folder):
-    words = [word.format(**folders) for word in extra]
+def test_what_cannot_be_is_one_sentence_and_no_run(extra, said, published_folders, tmp_path, refused, bert_folder):
+    words = [word.format(**published_folders) for word in extra]
     sentence = refused(main, "--run", tmp_path / "run", "--model.text.name", bert_folder, *words)
     assert said in sentence and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-def test_weights_that_do_not_fit_name_every_key(change, flags, folders, tmp_path, refused):
+def test_weights_that_do_not_fit_name_every_key(change, published_flags, published_folders, tmp_path, refused):
     folder = tmp_path / "sam"
-    shutil.copytree(folders["sam"], folder)
+    shutil.copytree(published_folders["sam"], folder)
     tensors = published.load(folder)
     if change == "missing":
         del tensors["vision_encoder.layers.0.attn.qkv.weight"], tensors["vision_encoder.neck.conv1.weight"]
@@ -138,5 +121,5 @@ def test_weights_that_do_not_fit_name_every_key(change, flags, folders, tmp_path
         tensors["vision_encoder.layers.0.mlp.lin1.bias"] = np.zeros(5, np.float32)
         said = ("vision_encoder.layers.0.mlp.lin1.bias has shape (5,), not (48,)",)
     published.save(tensors, folder)
-    sentence = refused(main, *flags, "--run", tmp_path / "run", "--model.vision.init", folder)
+    sentence = refused(main, *published_flags, "--run", tmp_path / "run", "--model.vision.init", folder)
     assert all(part in sentence for part in said) and "model.safetensors" in sentence.replace(str(folder), "")

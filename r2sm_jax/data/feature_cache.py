@@ -25,6 +25,7 @@ Arrays = tuple[np.ndarray, ...]
 FILE_BYTES = 256 << 20
 """Features are written to files of about this size."""
 SAID_BYTES = 1 << 20
+"""Less than this is written without a word."""
 SPARE_BYTES = 256 << 20
 """Disk space that is left alone: checkpoints and logs want some too."""
 OPTIONS = "group_size:1,uncompressed"
@@ -74,7 +75,7 @@ class FeatureCache:
         records = [str(file.with_suffix(".array_record")) for file in lists]
         try:
             self._records: Any = self._source(records) if records else []
-        except Exception:  # array_record has no errors of its own
+        except Exception:  # array_record has no errors of its own: a damaged file raises whatever its C++ part does
             raise self._damaged() from None
         if len(self._records) != len(keys):
             raise self._damaged()
@@ -100,6 +101,8 @@ class FeatureCache:
         Raises:
             InputError: the disk has less than that to spare.
         """
+        if not count:
+            return
         free = shutil.disk_usage(self.folder).free
         if size >= SAID_BYTES:
             print(f"caching the features of {count:,} {what}, {said(size)}, in {self.folder}", flush=True)

@@ -30,6 +30,7 @@ RATE_NAMES = ("none", "0-0.15", "0.15-0.25", "0.25-0.40", "0.40-1")
 
 
 def collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
+    """The overlaps that `pick` finds in the queries, without those where it finds none."""
     return IoU([counts for result in results if (counts := pick(result)) is not None])
 
 

@@ -1,0 +1,255 @@
+"""The page of `demo.py` as it is served: over HTTP, and in a real browser at two widths."""
+
+import json
+import re
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from test_demo import drawn
+
+from r2sm_jax import demo, demo_answers as answers
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+SECRET = "only the server may read this"
+
+
+# Over HTTP.
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run, tmp_path_factory):
+    """The page's address; uploads are limited to 1 MB."""
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    patch, asked = pytest.MonkeyPatch(), demo.ask
+    patch.setattr(demo, "ask", lambda *arguments: drawn(asked(*arguments)))  # four steps of training draw nothing
+    folder = tmp_path_factory.mktemp("served")
+    page = demo.launch(demo.DemoConfig(str(tiny_run), port=0, max_upload_mb=1), folder, block=False)
+    yield f"http://127.0.0.1:{page.server_port}"
+    page.close()
+    patch.undo()
+
+
+def status(url: str, data: bytes | None = None, headers: dict | None = None) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers or {}), timeout=30) as answer:
+            return answer.status, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode("utf-8", "replace")
+
+
+def upload(server: str, name: str, content: bytes) -> tuple[int, str]:
+    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    body = head + content + b"\r\n--x--\r\n"
+    return status(f"{server}/gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"})
+
+
+def test_only_loopback_listens(server):
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("who listens is read from /proc, which is Linux")
+    rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    port = f"{int(server.rsplit(':', 1)[1]):04X}"
+    listening = {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"}
+    assert listening == {"0100007F"}
+
+
+def test_no_file_of_the_server_is_served(server, tmp_path, tiny_run):
+    (tmp_path / "secret.txt").write_text(SECRET)
+    for file in (tmp_path / "secret.txt", tiny_run / "config.json", "/etc/passwd", Path(__file__), "pyproject.toml"):
+        for path in (f"file={file}", f"file=../{file}", f"file/{file}"):
+            code, text = status(f"{server}/gradio_api/{path}")
+            assert code in (403, 404) and SECRET not in text, (path, code)
+
+
+def test_an_event_cannot_name_a_file_of_the_server(server, tmp_path):
+    """The page's own request works with what was uploaded, and with no other path or address."""
+    private = tmp_path / "private.png"
+    Image.new("RGB", (8, 8)).save(private)
+    uploaded = json.loads(upload(server, "mine.png", private.read_bytes())[1])[0]
+    config = json.loads(status(f"{server}/config")[1])
+    taken = next(d["id"] for d in config["dependencies"] if d["targets"] and d["targets"][0][1] == "upload")
+
+    def succeeds(session: int, **file: str) -> bool:
+        data = {
+            "data": [file | {"meta": {"_type": "gradio.FileData"}}],
+            "fn_index": taken,
+            "session_hash": f"s{session}",
+        }
+        headers = {"Content-Type": "application/json"}
+        assert status(f"{server}/gradio_api/queue/join", json.dumps(data).encode(), headers)[0] == 200
+        stream = status(f"{server}/gradio_api/queue/data?session_hash=s{session}")[1]
+        (done,) = (json.loads(line[6:]) for line in stream.splitlines() if '"process_completed"' in line)
+        return done["success"]
+
+    assert succeeds(0, path=uploaded)
+    assert not succeeds(1, path=str(private))
+    assert not succeeds(2, path="x.png", url=f"file://{private}")
+    assert not succeeds(3, path="x.png", url=f"{server}/config")
+    assert not succeeds(4, path=f"{Path(uploaded).parent}/../../../../../../../../../..{private}")
+    assert status(server)[0] == 200
+
+
+def test_uploads_are_limited_and_the_rest_is_closed(server):
+    assert upload(server, "small.png", b"x" * 1000)[0] == 200
+    code, text = upload(server, "large.png", b"x" * 1_200_000)
+    assert code == 413 and "maximum allowed size" in text
+    api = json.loads(status(f"{server}/gradio_api/info")[1])
+    assert api == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    for closed in ("monitoring/summary", "gradio_api/runs", "gradio_api/mcp/sse", "gradio_api/vibe-code"):
+        assert status(f"{server}/{closed}")[0] in (403, 404, 405), closed
+    config = json.loads(status(f"{server}/config")[1])
+    assert config["analytics_enabled"] is False
+
+
+def test_the_page_names_no_other_host_to_load_from(server):
+    _, page = status(server)
+    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//([^/"]+)', page)
+    assert loaded == [], loaded
+    assert "fonts.googleapis" not in page
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: .[browser]")
+    if not BROWSER:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=list(WIDTHS))
+def page(request, browser, server):
+    """The page at one width. At the end nothing was asked of another host, no script failed, nothing sticks out."""
+    width, height = WIDTHS[request.param]
+    opened = browser.new_page(viewport={"width": width, "height": height})
+    opened.set_default_timeout(60_000)
+    elsewhere, failed = [], []
+    opened.on("request", lambda r: elsewhere.append(r.url) if not r.url.startswith((server, "data:", "blob:")) else 0)
+    opened.on("pageerror", lambda error: failed.append(str(error)))
+    opened.goto(server)
+    opened.wait_for_selector("#ask")
+    yield opened
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    assert not elsewhere and not failed, (elsewhere, failed)
+    opened.close()
+
+
+def verdict(page) -> str:
+    page.wait_for_selector("#decision .verdict strong")
+    return page.inner_text("#decision .verdict strong")
+
+
+def stage(page, other_than: str = "") -> str:
+    """The address of the picture that is shown, once it is another one."""
+    page.wait_for_function(
+        "old => { const i = document.querySelector('#stage img'); return i && i.src !== old && i.complete }",
+        arg=other_than,
+    )
+    return page.get_attribute("#stage img", "src")
+
+
+def choose_example(page, number: int = 1) -> str:
+    page.click(f"#examples .thumbnail >> nth={number}")
+    page.wait_for_selector(".sentence:visible")
+    return stage(page)
+
+
+def test_an_example_is_asked_and_its_masks_are_looked_at_and_taken_away(page, tmp_path):
+    before = choose_example(page)
+    page.click(".sentence >> nth=1")
+    said = verdict(page)
+    assert said in ("Modal", "Amodal")
+    assert page.input_value("#query textarea").startswith("the complete shape of the ")
+    picture = stage(page, before)
+    assert page.is_checked(f"#shown input[value={said.lower()}]")
+    shown = {picture}
+    for name in ("Occluded", "Modal", "Amodal"):
+        page.get_by_label(name, exact=True).check()
+        picture = stage(page, picture)
+        shown.add(picture)
+        assert f"The {name.lower()} mask of " in page.get_attribute("#stage img", "alt")
+    assert len(shown) == 3
+    page.get_by_label("2 · 0.90").check()
+    stage(page, picture)
+    assert re.search(r"instances?.*480 × 480 px.*ms", page.inner_text("#facts"), re.S)
+    with page.expect_download() as download:
+        page.click("#zip")
+    download.value.save_as(tmp_path / "masks.zip")
+    with page.expect_download() as download:
+        page.click("#json")
+    download.value.save_as(tmp_path / "prediction.json")
+    record = json.loads((tmp_path / "prediction.json").read_text())
+    with zipfile.ZipFile(tmp_path / "masks.zip") as files:
+        assert json.loads(files.read("prediction.json")) == record
+    assert record["mask_type"] == said.lower() and record["size"] == [480, 480]
+    assert f"{record['amodal_probability']:.3f}" in page.inner_text("#decision .ends")
+
+
+def test_the_keyboard_is_enough(page):
+    """Tab to an example, Enter, a sentence, Enter, the threshold by arrow keys: the decision turns over."""
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.innerText") == "Example 1":
+            break
+    page.keyboard.press("Enter")
+    before = stage(page)
+    page.focus("#query textarea")
+    page.keyboard.type("the red mug")
+    page.keyboard.press("Enter")
+    first = verdict(page)
+    stage(page, before)
+    page.focus("#threshold input[type=range]")
+    page.keyboard.press("End" if first == "Amodal" else "Home")
+    page.wait_for_function(f"document.querySelector('#decision .verdict strong').innerText !== '{first}'")
+    assert {first, verdict(page)} == {"Modal", "Amodal"}
+
+
+def test_errors_are_said_on_the_page_and_the_next_question_is_answered(page, tmp_path):
+    def alert() -> str:
+        page.wait_for_selector("#decision [role=alert]")
+        return page.inner_text("#decision [role=alert]")
+
+    page.click("#ask")
+    assert "no image yet" in alert()
+    (tmp_path / "fake.png").write_text("no image")
+    page.set_input_files("#upload input[type=file]", tmp_path / "fake.png")
+    page.wait_for_function("document.querySelector('#decision').innerText.includes('fake.png')")
+    assert page.locator("#stage").is_hidden()
+    assert "not an image" in alert() and str(tmp_path) not in alert() and "/" not in alert()
+    page.reload()
+    page.wait_for_selector("#ask")
+    photo = tmp_path / "photo.png"
+    Image.fromarray(answers.make_examples()[0].image[:300, :400]).save(photo)
+    page.set_input_files("#upload input[type=file]", photo)
+    before = stage(page)
+    page.click("#ask")
+    assert "query is empty" in alert()
+    page.fill("#query textarea", "<b>the mug</b> " + "very " * 10_000 + "old")
+    page.click("#ask")
+    assert verdict(page) in ("Modal", "Amodal")
+    stage(page, before)
+    assert "Too long" in page.inner_text("#decision") and page.locator("#decision .words b").count() == 0
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it(page):
+    choose_example(page)
+    page.click(".sentence >> nth=0")
+    verdict(page)
+    unnamed = page.evaluate("""() => [...document.querySelectorAll('button, input, textarea, a')]
+        .filter(e => e.offsetParent && e.type !== 'file' && !(e.innerText.trim() || e.ariaLabel || e.title ||
+                     e.querySelector('img[alt]:not([alt=""])') || 
+                     [...(e.labels || [])].some(l => l.innerText.trim())))
+        .map(e => e.outerHTML.slice(0, 120))""")
+    assert unnamed == []
+    assert page.get_attribute("#decision .decision", "aria-live") == "polite"
