@@ -189,9 +189,8 @@ def train(config: Config) -> Path:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
-    texts.add([sentence.text for sentence in free])
-    free_tokens = texts.longest
-    texts.add(all_texts(prepared))
+    query_texts, free_texts = all_texts(prepared), [sentence.text for sentence in free]
+    texts.add([*query_texts, *free_texts])
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     reason = why_not(config) if cache else None
@@ -200,7 +199,7 @@ def train(config: Config) -> Path:
         print(f"--data.cache-features: image features are not cached, since {reason}", flush=True)
     assemble = Assemble(
         text_states=texts,
-        tokens=texts.longest,
+        tokens=texts.longest(query_texts),
         queries=config.data.queries,
         instances=config.data.instances,
         slots=config.model.decoder.slots,
@@ -208,7 +207,7 @@ def train(config: Config) -> Path:
         token_drop=config.data.token_drop,
         colour_jitter=config.data.colour_jitter,
         free=free,
-        free_tokens=free_tokens,
+        free_tokens=texts.longest(free_texts),
         frozen=frozen,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)

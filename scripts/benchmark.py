@@ -68,16 +68,16 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
     free = write_free_sentences(min(200, config.data.free_sentences), seed=0)
-    texts.add([sentence.text for sentence in free])
-    free_tokens = texts.longest
-    texts.add(sentences)
+    free_texts = [sentence.text for sentence in free]
+    texts.add([*free_texts, *sentences])
 
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     assemble = Assemble(
-        text_states=texts, tokens=texts.longest, queries=config.data.queries, instances=config.data.instances,
-        slots=config.model.decoder.slots, mirror=True, free=free, free_tokens=free_tokens,
+        text_states=texts, tokens=texts.longest(sentences), queries=config.data.queries,
+        instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
+        free_tokens=texts.longest(free_texts),
     )  # fmt: skip
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}

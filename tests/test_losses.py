@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from r2sm_jax.models.decoder import Kernels, MaskTokens
+from r2sm_jax.models.decoder import PLACE, Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
     LossConfig,
@@ -98,12 +98,17 @@ def test_soft_iou_does_not_look_at_padding():
 # Queries: two of them about one image with two instances.
 
 
+def wherever(weights: jnp.ndarray) -> jnp.ndarray:
+    """Kernels to which the place of a pixel does not matter."""
+    return jnp.pad(weights, ((0, 0),) * (weights.ndim - 1) + ((0, PLACE),))
+
+
 def tokens(fused, slots=(), *, iou=0.5, presence=0.0) -> MaskTokens:
     """Kernels that draw the given (modal, amodal) masks: one fused pair a query, and for each its slots."""
     rows = [[pair, *(slots[k] if slots else [])] for k, pair in enumerate(fused)]
     kernels = jnp.stack([jnp.stack([logits(*pair).reshape(2, -1) for pair in row]) for row in rows])[None]
     shape = kernels.shape[:3]
-    drawn = Kernels(kernels, jnp.zeros((*shape, 2)))
+    drawn = Kernels(wherever(kernels), jnp.zeros((*shape, 2)))
     return MaskTokens(drawn, (drawn,), jnp.full(shape, presence), jnp.full((*shape, 2), iou))
 
 
@@ -323,7 +328,8 @@ def test_instance_losses_ask_for_each_instance_by_itself():
     truth = targets()
 
     def loss(weights, truth=truth):
-        return instance_losses(Kernels(weights, jnp.zeros((1, 1, 2, 2))), PIXELS, truth, LossConfig())["instance"]
+        kernels = Kernels(wherever(weights), jnp.zeros((1, 1, 2, 2)))
+        return instance_losses(kernels, PIXELS, truth, LossConfig())["instance"]
 
     assert loss(drawn) == pytest.approx(0, abs=1e-5)
     assert loss(drawn[:, :, ::-1]) > 5

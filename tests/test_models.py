@@ -10,7 +10,16 @@ from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import DecoderConfig, Kernels, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
+from r2sm_jax.models.decoder import (
+    PLACE,
+    DecoderConfig,
+    Kernels,
+    PixelDecoder,
+    PixelFeatures,
+    draw_masks,
+    draw_pair,
+    places,
+)
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
@@ -50,7 +59,7 @@ def shapes(tree) -> list:
 def test_instance_kernels_depend_on_the_visible_pixels_only():
     model = R2SM(CONFIG, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.kernel_dim)), jnp.float32)
+    fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
     visible = jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)  # the left half, and an instance that is not there
     kernels = model.instance_kernels(PixelFeatures(fine, fine), visible)
     assert kernels.weights.shape == (1, 1, 2, 2, DECODER.kernel_dim) and kernels.biases.shape == (1, 1, 2, 2)
@@ -65,8 +74,9 @@ def test_a_kernel_can_confine_a_mask_to_a_place():
     # steep * (0.1 - (x - x0)^2 - (y - y0)^2), by a kernel on the places alone, which are scaled by 2
     weights = steep * jnp.array([2 * x0, 2 * y0, -1, -1]) / 2
     bias = steep * (0.1 - x0**2 - y0**2)
-    kernels = Kernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 4)), jnp.full((1, 1, 1, 2), bias))
-    mask = draw_masks(kernels, places(32)[None])[0, 0, 0, 0] > 0
+    weights = jnp.concatenate([jnp.ones(3), weights])  # nothing is to be seen on these three channels
+    kernels = Kernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 7)), jnp.full((1, 1, 1, 2), bias))
+    mask = draw_masks(kernels, jnp.zeros((1, 32, 32, 3)))[0, 0, 0, 0] > 0
     at = (np.arange(32) + 0.5) / 16 - 1
     np.testing.assert_array_equal(mask, (at[None] - x0) ** 2 + (at[:, None] - y0) ** 2 < 0.1)
 
@@ -121,7 +131,7 @@ def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
     sizes = [jax.ShapeDtypeStruct((2, side, side, c), FLOAT32) for side, c in zip((16, 8), skips, strict=False)]
     features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
-    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.kernel_dim))
+    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.mask_dim))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
@@ -179,13 +189,24 @@ def test_relative_positions_start_without_effect_and_then_matter():
     np.testing.assert_allclose(moved[:, 0], plain(x)[:, 0], atol=1e-5)  # the first row has none above it
 
 
-def test_masks_are_dot_products_of_kernels_and_pixels():
+def test_masks_are_dot_products_of_kernels_and_pixels_with_their_places():
     rng = np.random.default_rng(0)
     kernels, biases, pixels = (
-        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 6, 6, 5))
+        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5 + PLACE), (2, 3, 4, 2), (2, 6, 6, 5))
     )
     out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
-    wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, pixels) + biases[..., None, None]
+    placed = np.concatenate([pixels, np.broadcast_to(places(6), (2, 6, 6, PLACE))], axis=-1)
+    wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, placed) + biases[..., None, None]
+    np.testing.assert_allclose(out, wanted, atol=1e-5)
+
+
+def test_masks_of_queries_with_pixels_of_their_own_are_dot_products_alone():
+    rng = np.random.default_rng(0)
+    kernels, biases, pixels = (
+        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 3, 6, 6, 5))
+    )
+    out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
+    wanted = np.einsum("bkqtc,bkyxc->bkqtyx", kernels, pixels) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
 
@@ -207,7 +228,7 @@ def test_the_default_encoder_is_what_it_was_before_published_weights_could_be_lo
 def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
     rng = np.random.default_rng(seed)
     kernels, biases, pixels = (
-        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 4), (1, 2, 3, 2), (1, 4, 4, 4))
+        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 8), (1, 2, 3, 2), (1, 4, 4, 4))
     )
     modal, amodal = draw_pair(Kernels(kernels, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()

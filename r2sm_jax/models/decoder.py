@@ -36,11 +36,11 @@ class DecoderConfig:
     fine_dim: int = 64
     """Channels at stride 4."""
     mask_dim: int = 64
-    """Learned channels of the pixel features that masks are dot products with."""
+    """Channels of the pixel features that masks are dot products with."""
 
     @property
     def kernel_dim(self) -> int:
-        """All their channels: the learned ones and the `place` of a pixel."""
+        """Channels of a kernel: those of the pixel features and the `places` of a pixel."""
         return self.mask_dim + PLACE
 
 
@@ -94,8 +94,7 @@ class PixelDecoder(nnx.Module):
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
         fine = self.fine(coarse, fine_skip)
         fine = fine + self.out(nnx.relu(self.norm(fine)))
-        place = jnp.broadcast_to(places(fine.shape[1]).astype(fine.dtype), (*fine.shape[:3], PLACE))
-        return PixelFeatures(coarse, jnp.concatenate([fine, place], axis=-1))
+        return PixelFeatures(coarse, fine)
 
 
 def places(size: int) -> Float[Array, "h w 4"]:
@@ -279,14 +278,18 @@ def fourier_features(points: Float[Array, "n 2"], frequencies: Float[Array, "2 _
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def draw_masks(kernels: Kernels, pixels: Float[Array, "b *k h w c"]) -> Float[Array, "b k q 2 h w"]:
-    """Mask logits in float32: every kernel times every pixel, of the image or of its own query."""
+def draw_masks(kernels: Kernels, pixels: Float[Array, "b *k h w _c"]) -> Float[Array, "b k q 2 h w"]:
+    """Mask logits in float32: every kernel times every pixel, of the image or of its own query.
+
+    Kernels of an image's pixels have `PLACE` more channels than these, which are multiplied with the pixel's place.
+    """
     b, k, q, two, _ = kernels.weights.shape
     if pixels.ndim == 5:
         logits = jnp.einsum("bkqtc,bkhwc->bkqthw", kernels.weights, pixels.astype(jnp.float32))
         return logits + kernels.biases[..., None, None]
     flat = rearrange(kernels.weights, "b k q two c -> b (k q two) c")
-    logits = jnp.einsum("bqc,bhwc->bqhw", flat, pixels.astype(flat.dtype))
+    logits = jnp.einsum("bqc,bhwc->bqhw", flat[..., :-PLACE], pixels.astype(flat.dtype))
+    logits += jnp.einsum("bqc,hwc->bqhw", flat[..., -PLACE:], places(pixels.shape[1]))
     return logits.reshape(b, k, q, two, *pixels.shape[1:3]) + kernels.biases[..., None, None]
 
 

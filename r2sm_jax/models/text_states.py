@@ -211,10 +211,9 @@ class TextStates:
             states[row, : len(state)], mask[row, : len(state)] = state[:padded], True
         return states, mask
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sentence so far."""
-        return max(map(len, self._states.values()), default=1)
+    def longest(self, sentences: Iterable[str]) -> int:
+        """Tokens of the longest of these sentences, which were added."""
+        return max((len(self._states[sentence]) for sentence in sentences), default=1)
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
         """One last-layer state of each name, relative to the others: centred, unit variance.
