@@ -248,12 +248,8 @@ def _on_masks_of(
                 found = [wrong_type_gap(results)]
             row.append(_spread(found))
     title = f"## gIoU of the masks of {options.run} with each head's decisions"
-    return [
-        "",
-        title,
-        "",
-        *table(["decision", *SPLITS], [[name.replace("_", " "), *row] for name, row in rows.items()]),
-    ]
+    named = [[name.replace("_", " "), *row] for name, row in rows.items()]
+    return ["", title, "", *table(["decision", *SPLITS], named)]
 
 
 def _decided(asked: dict[int, int], amodal: np.ndarray, result: QueryResult) -> MaskType:

@@ -179,11 +179,10 @@ class R2SM(nnx.Module):
     def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
         """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, for dense supervision: what
         could be drawn if the language had been understood."""
-        visible = visible.astype(pixels.fine.dtype)
-        total = jnp.einsum("bmhw,bhwc->bmc", visible, pixels.fine)
-        place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]).astype(visible.dtype))
+        total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
+        place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]))
         mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
-        return make_kernels(self.dense_kernels(mean[:, None]))
+        return make_kernels(self.dense_kernels(mean[:, None].astype(total.dtype)))
 
     def __call__(
         self,
