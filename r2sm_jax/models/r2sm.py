@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
@@ -112,12 +113,12 @@ class R2SM(nnx.Module):
         stem = self.vision.stem
         skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
+        words = config.text.dim * len(config.text.layers)
         type_token, options = config.head == heads.DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
         if decoder.kind == "sam":
-            self.decoder = SamMaskDecoder(decoder, config.text.dim, type_token=type_token, **options)
+            self.decoder = SamMaskDecoder(decoder, words, type_token=type_token, **options)
         else:
-            grid = vision.grid
-            self.decoder = MaskDecoder(decoder, vision.out_dim, config.text.dim, grid, type_token=type_token, **options)
+            self.decoder = MaskDecoder(decoder, vision.out_dim, words, vision.grid, type_token=type_token, **options)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if type_token else None
@@ -160,7 +161,7 @@ class R2SM(nnx.Module):
 
         `type_mask`: the tokens that the mask-type head sees in training; all of `text_mask` otherwise.
         """
-        states = text[..., -1, :].astype(self.config.dtype)
+        states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         masks = self.decoder(tokens, pixels.fine, states, text_mask)
         if self.decoder_head is not None and masks.type_state is not None:
             return self.decoder_head(masks.type_state), masks
