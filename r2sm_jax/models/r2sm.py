@@ -40,7 +40,7 @@ class TextConfig:
     name: str = MINILM
     """A local folder or a Hugging Face name of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
-    """Hidden layers that are read; 0 = embeddings."""
+    """Hidden layers that are read, side by side; 0 = embeddings."""
     max_tokens: int = 64
     """Longer queries are cut, with a warning: type words often stand last."""
     dim: int = 384
