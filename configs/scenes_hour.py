@@ -1,7 +1,7 @@
 """An hour on two CPU cores and 13 GB of memory: the default model on more scenes, for longer.
 
 Task: R2SM, arXiv 2506.01795. Measured: on `val` gIoU 0.821 (modal 0.827, amodal 0.816), occluded IoU 0.497, AP 0.582,
-type accuracy 0.999 (`val_phrasing` 0.951, `val_hard` 0.905); 79 minutes at 0.53 s a step on a slow day, 62 at 0.41 s.
+type accuracy 0.999 (`val_phrasing` 0.951, `val_hard` 0.905); 79 minutes on a slow day, at 0.53 s a step.
 
     python -m r2sm_jax.train configs/scenes_hour.py
 """
