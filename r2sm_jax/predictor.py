@@ -102,7 +102,7 @@ class Predictor:
 
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
-        self._weights, self._leaves = weights, jax.device_put(jax.tree.leaves(weights))
+        self._weights, self._leaves = weights, jax.device_put(jax.tree.leaves(weights), jax.local_devices()[0])
 
     @property
     def weights_sha256(self) -> str:

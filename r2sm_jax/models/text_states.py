@@ -165,7 +165,7 @@ class TextStates:
         return lacking
 
     def _cut(self, sentences: list[str]) -> list[list[int]]:
-        encoded = self.tokenizer(sentences)["input_ids"]
+        encoded = self.tokenizer(sentences, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
         limit = self._words + len(self._ending)
         self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > limit}
         return [ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded]

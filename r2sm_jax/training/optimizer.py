@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
-from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 
@@ -55,9 +55,9 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps. Only matrices are decayed."""
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
-    adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_matrix)
+    adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
     if config.name == "adamw":
-        return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
+        return optax.chain(optax.clip_by_global_norm(config.clip), stacked(adamw))
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
         optax.contrib.scale_by_muon(
@@ -71,24 +71,47 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         optax.scale_by_learning_rate(muon_rate),
     )
     both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
-    return optax.chain(optax.clip_by_global_norm(config.clip), optax.partition(both, _labels))
+    return optax.chain(optax.clip_by_global_norm(config.clip), stacked(optax.partition(both, _labels)))
 
 
-def _is_matrix(params: nnx.State, except_in: tuple[str, ...] = NOT_MATRICES) -> nnx.State:
-    """True at kernels of dense layers and convolutions whose path has none of the names `except_in`."""
+def stacked(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Serves parameters of one kind and shape as one array [n ...]: few large operations in place of many small ones.
 
-    def is_matrix(path: tuple, leaf: jax.Array) -> bool:
-        names = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
-        return leaf.ndim >= 2 and not set(names) & set(except_in) and min(leaf.shape[-2:]) > 1
+    `inner` sees a dict from `_group` to these arrays.
+    """
 
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    def stack(tree: Any) -> dict[str, jax.Array]:
+        groups: dict[str, list[jax.Array]] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            groups.setdefault(_group(path, leaf), []).append(leaf)
+        return {group: jnp.stack(leaves) for group, leaves in groups.items()}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        new, state = inner.update(stack(updates), state, None if params is None else stack(params))
+        rows = {group: iter(array) for group, array in new.items()}
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: next(rows[_group(path, leaf)]), updates), state
+
+    return optax.GradientTransformation(lambda params: inner.init(stack(params)), update)
 
 
-def _labels(params: nnx.State) -> nnx.State:
-    """Which optimizer serves each parameter."""
-    return jax.tree.map(lambda m: "muon" if m else "adamw", _is_matrix(params, NOT_MATRICES + NOT_MUON))
+def _group(path: tuple, leaf: jax.Array) -> str:
+    """What the optimizer does with a parameter, and its shape: "muon 128x128"."""
+    names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
+    matrix = leaf.ndim >= 2 and not names & set(NOT_MATRICES) and min(leaf.shape[-2:]) > 1
+    kind = "vector" if not matrix else "matrix" if names & set(NOT_MUON) else "muon"
+    return f"{kind} {'x'.join(map(str, leaf.shape))}"
 
 
-def _dimensions(params: Any) -> Any:
-    """All axes but the last are a matrix's input."""
-    return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1), params)
+def _labels(groups: dict[str, Any]) -> dict[str, str]:
+    """Which optimizer serves each group."""
+    return {group: "muon" if group.startswith("muon") else "adamw" for group in groups}
+
+
+def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
+    """AdamW decays matrices only."""
+    return {group: not group.startswith("vector") for group in groups}
+
+
+def _dimensions(groups: dict[str, Any]) -> dict[str, Any]:
+    """The first axis counts matrices; all others but the last are a matrix's input."""
+    return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(1, p.ndim - 1)), p.ndim - 1), groups)
