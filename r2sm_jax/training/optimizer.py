@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def stacked(inner: optax.GradientTransformation) -> optax.GradientTransformation
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         new, state = inner.update(stack(updates), state, None if params is None else stack(params))
-        rows = {group: iter(array) for group, array in new.items()}
+        rows = {group: iter(array) for group, array in cast(dict[str, jax.Array], new).items()}
         return jax.tree_util.tree_map_with_path(lambda path, leaf: next(rows[_group(path, leaf)]), updates), state
 
     return optax.GradientTransformation(lambda params: inner.init(stack(params)), update)
@@ -112,6 +112,6 @@ def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
     return {group: not group.startswith("vector") for group in groups}
 
 
-def _dimensions(groups: dict[str, Any]) -> dict[str, Any]:
+def _dimensions(groups: Any) -> Any:
     """The first axis counts matrices; all others but the last are a matrix's input."""
     return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(1, p.ndim - 1)), p.ndim - 1), groups)
