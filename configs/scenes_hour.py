@@ -11,6 +11,6 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig
 
 def get_config() -> Config:
     return Config(
-        data=DataConfig(scenes=24576),
+        data=DataConfig(scenes=16384),
         train=LoopConfig(steps=8000, evaluate_every=2000, checkpoint_every=1000),
     )

@@ -207,7 +207,7 @@ def train(config: Config) -> Path:
         token_drop=config.data.token_drop,
         colour_jitter=config.data.colour_jitter,
         free=free,
-        free_tokens=texts.longest(free_texts),
+        type_tokens=texts.longest([*query_texts, *free_texts]) if from_words else 0,
         frozen=frozen,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)

@@ -25,6 +25,7 @@ from r2sm_jax.data.scenes import draw_scene
 from r2sm_jax.data.sources import open_source, things
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.optimizer import make_optimizer
@@ -77,7 +78,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     assemble = Assemble(
         text_states=texts, tokens=texts.longest(sentences), queries=config.data.queries,
         instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
-        free_tokens=texts.longest(free_texts),
+        type_tokens=texts.longest([*sentences, *free_texts]) if config.model.head in LEARNED else 0,
     )  # fmt: skip
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from r2sm_jax.config import Config, parse_config
-from r2sm_jax.data.pipeline import FREE
+from r2sm_jax.data.pipeline import TYPE_SENTENCES
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text import abstract_text_encoder
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import abstract_state
@@ -43,12 +44,13 @@ def batch_shapes(config: Config) -> dict[str, Any]:
         "amodal_known": ((m,), jnp.bool_), "boxes": ((m, 4), jnp.float32), "loss_valid": ((mask, mask), jnp.uint8),
         "members": ((k, m), jnp.bool_), "slots": ((k, slots), jnp.int32), "wants_amodal": ((k,), jnp.bool_),
         "query_valid": ((k,), jnp.bool_), "text": ((k, t, len(text.layers), text.dim), jnp.float16),
-        "text_mask": ((k, t), jnp.bool_), "type_mask": ((k, t), jnp.bool_), "index": ((), jnp.int32),
+        "text_mask": ((k, t), jnp.bool_), "index": ((), jnp.int32),
     }  # fmt: skip
-    if config.data.free_sentences:
+    if config.model.head in LEARNED:
+        f = TYPE_SENTENCES
         shapes |= {
-            "free_text": ((FREE, t, len(text.layers), text.dim), jnp.float16), "free_mask": ((FREE, t), jnp.bool_),
-            "free_amodal": ((FREE,), jnp.bool_),
+            "type_text": ((f, t, len(text.layers), text.dim), jnp.float16), "type_mask": ((f, t), jnp.bool_),
+            "type_amodal": ((f,), jnp.bool_), "type_valid": ((f,), jnp.bool_),
         }  # fmt: skip
     batch: dict[str, Any] = {name: jax.ShapeDtypeStruct((b, *shape), kind) for name, (shape, kind) in shapes.items()}
     return batch | {"labels": {"category": jax.ShapeDtypeStruct((b, m), jnp.int32)}}

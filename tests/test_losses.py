@@ -19,6 +19,7 @@ from r2sm_jax.training.losses import (
     slot_losses,
     soft_iou,
     total_loss,
+    type_loss,
 )
 
 LN2 = float(np.log(2))
@@ -125,19 +126,16 @@ def targets(**changes) -> Targets:
     return Targets(**known | changes)
 
 
-def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear", type_logit=None):
+def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear"):
     """Losses of the fused masks."""
-    type_logit = jnp.zeros((1, 2)) if type_logit is None else type_logit
-    return query_losses(
-        masks, type_logit, PIXELS, truth, config or LossConfig(type_smoothing=0), head=head, threshold=0
-    )
+    return query_losses(masks, PIXELS, truth, config or LossConfig(), head=head, threshold=0)
 
 
 RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
 
 
 def test_right_answers_cost_nothing():
-    parts = losses(tokens(RIGHT_ANSWER, iou=1.0, presence=20.0), targets(), type_logit=jnp.array([[-20.0, 20.0]]))
+    parts = losses(tokens(RIGHT_ANSWER, iou=1.0, presence=20.0), targets())
     assert all(value == pytest.approx(0, abs=1e-5) for value in parts.values()), parts
 
 
@@ -206,14 +204,21 @@ def test_without_a_head_one_mask_learns_whatever_is_asked_for():
     assert gradient_of_kernels(targets(), LossConfig(), "none") == [[True, False], [True, False]]
 
 
-def test_type_and_presence_are_cross_entropies():
+def softplus(x: float) -> float:
+    return np.log1p(np.exp(x))
+
+
+def test_every_reader_of_the_mask_type_is_judged_alone():
+    readings = jnp.array([[[1.0, 3.0, 50.0]], [[-2.0, 4.0, 50.0]]])
+    wants, valid = jnp.array([[False, True, False]]), jnp.array([[True, True, False]])
+    loss = type_loss(readings, wants, valid, LossConfig(type_smoothing=0))
+    alone = [softplus(1.0) + softplus(-3.0), softplus(-2.0) + softplus(-4.0)]
+    assert loss == pytest.approx(sum(alone) / 4, rel=1e-5)
+
+
+def test_presence_is_a_cross_entropy():
     truth = targets(members=jnp.array([[[True, False], [False, False]]]))
-    parts = losses(tokens(RIGHT_ANSWER, presence=1.0), truth, type_logit=jnp.array([[1.0, 3.0]]))
-
-    def softplus(x: float) -> float:
-        return np.log1p(np.exp(x))
-
-    assert parts["type"] == pytest.approx((softplus(1.0) + softplus(-3.0)) / 2, rel=1e-5)
+    parts = losses(tokens(RIGHT_ANSWER, presence=1.0), truth)
     assert parts["presence"] == pytest.approx((softplus(-1.0) + softplus(1.0)) / 2, rel=1e-5)
 
 
@@ -341,8 +346,8 @@ def test_instance_losses_ask_for_each_instance_by_itself():
 
 
 def test_the_total_is_the_weighted_sum():
-    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early instance free_type"
+    names = "modal amodal type presence slot_presence slots iou slot_iou dense_a dense_b early instance"
     parts = {name: jnp.array(float(10**i)) for i, name in enumerate(names.split())}
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7, instance=8)
-    wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11 + 2e12
+    wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
     assert total_loss(parts, config) == pytest.approx(wanted)

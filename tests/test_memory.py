@@ -52,10 +52,10 @@ def batch() -> dict[str, Any]:
         "query_valid": some(K),
         "text": rng.normal(size=(B, K, 6, 1, 20)).astype(np.float16),
         "text_mask": np.ones((B, K, 6), bool),
-        "type_mask": np.ones((B, K, 6), bool),
-        "free_text": rng.normal(size=(B, 2, 6, 1, 20)).astype(np.float16),
-        "free_mask": np.ones((B, 2, 6), bool),
-        "free_amodal": rng.random((B, 2)) < 0.5,
+        "type_text": rng.normal(size=(B, 2, 6, 1, 20)).astype(np.float16),
+        "type_mask": np.ones((B, 2, 6), bool),
+        "type_amodal": rng.random((B, 2)) < 0.5,
+        "type_valid": some(2),
         "index": np.arange(B, dtype=np.int32),
     }
 

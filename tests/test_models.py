@@ -1,5 +1,6 @@
 import hashlib
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from r2sm_jax.models.decoder import (
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
 from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
+from r2sm_jax.training.losses import LossConfig, type_loss
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
 DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
@@ -295,6 +297,28 @@ def test_learned_heads_give_one_logit_and_ignore_padding(name):
     logit = head(text, mask)
     assert logit.shape == (2, 3) and logit.dtype == FLOAT32 and np.unique(logit).size == 6
     np.testing.assert_allclose(head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5)
+    np.testing.assert_allclose(heads.readings(head, text, mask).mean(0), logit, atol=1e-6)
+
+
+def test_the_readers_of_the_attention_head_start_and_learn_apart():
+    head = heads.AttentionHead(20, 2, rngs=nnx.Rngs(0))
+    inputs = fake_inputs(CONFIG, 2, 3)
+    text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
+    said = heads.readings(head, text, mask)
+    assert said.shape == (len(head.readers), 2, 3) and np.unique(said).size == said.size
+    wants, valid = jnp.arange(6).reshape(2, 3) % 2 == 0, jnp.ones((2, 3), bool)
+
+    def gradients(head):
+        graphdef, params = nnx.split(head, nnx.Param)
+        return jax.grad(
+            lambda p: type_loss(heads.readings(nnx.merge(graphdef, p), text, mask), wants, valid, LossConfig())
+        )(params)["readers"]
+
+    before = gradients(head)
+    head.readers[1].out.kernel[...] = -9 * head.readers[1].out.kernel[...]
+    after = gradients(head)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-7), after[0], before[0])
+    assert np.abs(after[1]["out"]["kernel"][...] - before[1]["out"]["kernel"][...]).max() > 1e-4
 
 
 def test_the_decoder_head_reads_the_words_and_looks_at_the_image():

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.pipeline import Assemble, Prepared, PreparedSource, prepare, training_batches
 from r2sm_jax.data.schema import Instance, Query, Sample
 from r2sm_jax.data.sources import open_source
@@ -108,7 +109,7 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "amodal": ("u1", (3, CELLS, CELLS)), "amodal_known": ("?", (3,)), "boxes": ("f4", (3, 4)),
         "loss_valid": ("u1", (CELLS, CELLS)), "members": ("?", (4, 3)), "slots": ("i4", (4, 2)),
         "wants_amodal": ("?", (4,)), "query_valid": ("?", (4,)), "text": ("f2", (4, 3, 2, 4)),
-        "text_mask": ("?", (4, 3)), "type_mask": ("?", (4, 3)), "index": ("i4", ()),
+        "text_mask": ("?", (4, 3)), "index": ("i4", ()),
     }  # fmt: skip
     found = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
     assert found == {k: (np.dtype(t), s) for k, (t, s) in wanted.items()}
@@ -116,10 +117,25 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
 
 
 def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
-    everything = assemble(prepared())
-    assert (everything["type_mask"] == everything["text_mask"]).all()
-    some = np.stack([assemble(prepared(), seed=seed, token_drop=0.5)["type_mask"] for seed in range(20)])
+    assert assemble(prepared(), type_tokens=6)["type_mask"].all()
+    some = np.stack([assemble(prepared(), seed=seed, type_tokens=6, token_drop=0.5)["type_mask"] for seed in range(20)])
     assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
+
+
+def test_the_head_learns_from_queries_and_from_sentences_about_anything():
+    free = write_free_sentences(40, seed=0)
+    known = {len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)} for s in free}
+    p, rows = prepared(), []
+    asked = dict(zip(map(len, p.texts), p.wants_amodal.tolist(), strict=True))
+    for seed in range(20):
+        e = assemble(p, seed, type_tokens=6, free=free)
+        assert e["type_text"].shape == (4, 6, 2, 4) and e["type_valid"].all()
+        rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
+        assert [asked[n] for n in lengths[:3]] == e["type_amodal"][:3].tolist()
+        assert e["type_amodal"][3] in known[lengths[3]]
+    assert set(asked) <= set(rows) and len(set(rows)) > 10
+    alone = assemble(replace(p, texts=p.texts[:3]), type_tokens=6)
+    assert alone["type_valid"].tolist() == [True, True, True, False] and "type_text" not in assemble(p)
 
 
 def test_everything_beyond_the_sample_is_padding():

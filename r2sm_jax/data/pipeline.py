@@ -15,12 +15,15 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
     query_valid   bool  [b k]         False on padding
     text          f16   [b k t l e]   frozen token states
     text_mask     bool  [b k t]
-    type_mask     bool  [b k t]       the tokens that the mask-type head sees: some are dropped
     index         int   [b]           position in the source
-    free_text     f16   [b f t l e]   states of sentences about anything, which only the mask-type head sees; `FREE` an
-                                      image, where there are any (data/free_sentences.py)
-    free_mask     bool  [b f t]       their tokens, some dropped
-    free_amodal   bool  [b f]
+
+and, for a mask-type head that reads words alone, the f = `TYPE_SENTENCES` sentences an image that it learns from:
+
+    type_text     f16   [b f t l e]   states of some of the queries and of sentences about anything
+                                      (data/free_sentences.py)
+    type_mask     bool  [b f t]       their tokens, some dropped
+    type_amodal   bool  [b f]
+    type_valid    bool  [b f]         False on padding
 """
 
 import multiprocessing
@@ -43,8 +46,8 @@ from r2sm_jax.data.sources import Source
 from r2sm_jax.data.transforms import Letterbox
 
 Batch = dict[str, Any]
-FREE = 4
-"""Sentences about anything that go with an image."""
+TYPE_SENTENCES = 4
+"""One of them is about anything, where there are such sentences."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
@@ -176,7 +179,8 @@ class Assemble:
     token_drop: float = 0.0
     colour_jitter: float = 0.0
     free: Sequence[FreeSentence] = ()
-    free_tokens: int = 0
+    type_tokens: int = 0
+    """Tokens of the longest sentence that the mask-type head learns from; 0: it reads no words."""
     frozen: Callable[[int], Batch] | None = None
     """Features of the image that training does not change, by its position in the source."""
 
@@ -223,18 +227,27 @@ class Assemble:
             "query_valid": query_valid,
             "text": text,
             "text_mask": text_mask,
-            "type_mask": drop_tokens(text_mask, self.token_drop, rng),
             "index": np.int32(index),
         }
-        if self.free:
-            example |= self._free(rng)
+        if self.type_tokens:
+            example |= self._type_sentences(p, rng)
         return example | self.frozen(index) if self.frozen else example
 
-    def _free(self, rng: np.random.Generator) -> Batch:
-        chosen = [self.free[int(i)] for i in rng.integers(0, len(self.free), FREE)]
-        states, mask = self.text_states([sentence.text for sentence in chosen], self.free_tokens)
-        amodal = np.array([sentence.mask_type == "amodal" for sentence in chosen])
-        return {"free_text": states, "free_mask": drop_tokens(mask, self.token_drop, rng), "free_amodal": amodal}
+    def _type_sentences(self, p: Prepared, rng: np.random.Generator) -> Batch:
+        queries = rng.permutation(len(p.texts))[: TYPE_SENTENCES - bool(self.free)]
+        chosen = [(p.texts[i], bool(p.wants_amodal[i])) for i in queries]
+        if self.free:
+            sentence = self.free[rng.integers(len(self.free))]
+            chosen.append((sentence.text, sentence.mask_type == "amodal"))
+        count = len(chosen)
+        texts, amodal = zip(*chosen, *[("", False)] * (TYPE_SENTENCES - count), strict=True)
+        states, mask = self.text_states(list(texts), self.type_tokens)
+        return {
+            "type_text": states,
+            "type_mask": drop_tokens(mask, self.token_drop, rng),
+            "type_amodal": np.array(amodal),
+            "type_valid": np.arange(TYPE_SENTENCES) < count,
+        }
 
 
 def drop_tokens(

@@ -50,13 +50,17 @@ class MLPHead(nnx.Module):
 
 
 class AttentionHead(nnx.Module):
-    """The mean of two readers, which err on different wordings: together they do better than one of twice the size."""
+    """The mean of four readers, which err on different wordings as each learns for itself."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
-        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(2)])
+        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(4)])
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
-        return jnp.stack([reader(states, mask) for reader in self.readers]).mean(0)
+        return self.readings(states, mask).mean(0)
+
+    def readings(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
+        """What each reader says."""
+        return jnp.stack([reader(states, mask) for reader in self.readers])
 
 
 class Reader(nnx.Module):
@@ -96,6 +100,13 @@ class LayersHead(nnx.Module):
         scales = jax.lax.rsqrt(jnp.square(states).mean(-1) + 1e-6) * shares
         mixed = sum(states[..., layer, :] * scales[..., layer, None] for layer in range(states.shape[-2]))
         return self.reader(jnp.asarray(mixed)[..., None, :], mask)
+
+
+def readings(
+    head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+) -> Float[Array, "r b k"]:
+    """The logits that a head is trained by: those of each reader, where it is the mean of several."""
+    return head.readings(states, mask) if isinstance(head, AttentionHead) else head(states, mask)[None]
 
 
 class DecoderHead(nnx.Module):

@@ -155,21 +155,23 @@ class R2SM(nnx.Module):
         pixels: PixelFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
-        type_mask: Bool[Array, "b k t"] | None = None,
-    ) -> tuple[Float[Array, "b k"], MaskTokens]:
-        """Everything that is done once per query, except drawing: type logit, not calibrated, and mask kernels.
-
-        `type_mask`: the tokens that the mask-type head sees in training; all of `text_mask` otherwise.
-        """
+    ) -> MaskTokens:
+        """Everything that is done once per query, except drawing and what the mask-type head does."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        masks = self.decoder(tokens, pixels.fine, states, text_mask)
-        if self.decoder_head is not None and masks.type_state is not None:
-            return self.decoder_head(masks.type_state), masks
-        return self.type_logit(text, text_mask if type_mask is None else type_mask), masks
+        return self.decoder(tokens, pixels.fine, states, text_mask)
 
-    def type_logit(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
-        """What the mask-type head says of the tokens that it sees, not calibrated; 0 where no head is learned."""
+    def type_logit(
+        self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"], masks: MaskTokens | None = None
+    ) -> Float[Array, "b k"]:
+        """What the mask-type head says, not calibrated; 0 where no head is learned. `decoder` reads `masks`."""
+        if self.decoder_head is not None and masks is not None and masks.type_state is not None:
+            return self.decoder_head(masks.type_state)
         return self.head(text.astype(jnp.float32), mask) if self.head else jnp.zeros(text.shape[:2])
+
+    def type_readings(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
+        """The logits by which a head that reads words alone is trained."""
+        assert self.head is not None
+        return heads.readings(self.head, text.astype(jnp.float32), mask)
 
     def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
         """Per-pixel predictions for dense supervision."""
@@ -204,7 +206,8 @@ class R2SM(nnx.Module):
     ) -> R2SMOutput:
         """Answers k queries about each of b images that `encode_image` has looked at. Without a mask-type head there
         is one mask, and no other amodal one."""
-        type_logit, masks = self.decode(tokens, pixels, text, text_mask)
+        masks = self.decode(tokens, pixels, text, text_mask)
+        type_logit = self.type_logit(text, text_mask, masks)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, masks.canvas(pixels.fine)))
         iou = jnp.clip(masks.iou, 0, 1)
         amodal = modal if self.config.head == heads.NO_HEAD else amodal

@@ -20,7 +20,7 @@ from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.intent import intent_sentences
 from r2sm_jax.data.pipeline import drop_tokens
 from r2sm_jax.data.sources import SceneSource
-from r2sm_jax.models.heads import LEARNED
+from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.training.losses import LossConfig
 from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -165,8 +165,10 @@ def _gradient(
     smoothing = LossConfig().type_smoothing
 
     def loss(params: nnx.State) -> jax.Array:
-        logits = _apply(graphdef, params, states, mask)
-        return optax.sigmoid_binary_cross_entropy(logits, amodal * (1 - 2 * smoothing) + smoothing).mean()
+        head = nnx.merge(graphdef, params)
+        logits = readings(head, states[None].astype(jnp.float32), mask[None])[:, 0]
+        target = amodal * (1 - 2 * smoothing) + smoothing
+        return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean()
 
     return jax.grad(loss)(params)
 

@@ -141,10 +141,10 @@ def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Arra
 
 
 def query_losses(
-    masks: MaskTokens, type_logit: Float[Array, "b k"], pixels: Float[Array, "b *_k h w c"], targets: Targets,
-    config: LossConfig, *, head: str, threshold: float, mean: Mean = masked_mean,
+    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
+    threshold: float, mean: Mean = masked_mean,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Losses of the fused masks, their scores and the mask type. `head` "none" has one mask for either type;
+    """Losses of the fused masks and their scores. `head` "none" has one mask for either type;
     `threshold` is the logit above which a pixel is mask."""
     modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
     modal_target, amodal_target, known = query_targets(targets)
@@ -174,23 +174,22 @@ def query_losses(
         "early": early,
         "modal": mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
         "amodal": mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "type": type_loss(type_logit, wants, valid, config, mean=mean),
         "presence": mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
         "iou": mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
     }
 
 
 def type_loss(
-    logit: Float[Array, "b k"],
+    readings: Float[Array, "r b k"],
     wants_amodal: Bool[Array, "b k"],
     valid: Bool[Array, "b k"],
     config: LossConfig,
     *,
     mean: Mean = masked_mean,
 ) -> Float[Array, ""]:
-    """Cross entropy of the mask type, with smoothed labels."""
+    """Cross entropy of the mask type, with smoothed labels; every reader is judged alone."""
     target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
-    return mean(optax.sigmoid_binary_cross_entropy(logit, target), valid)
+    return mean(optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0), valid)
 
 
 def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
@@ -313,7 +312,7 @@ def instance_losses(
 
 def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
     """The weighted sum that is differentiated."""
-    total = parts["modal"] + parts["amodal"] + config.type * (parts["type"] + parts["free_type"])
+    total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
     total += config.early * parts["early"]
     total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
     total += config.iou * (parts["iou"] + parts["slot_iou"]) + config.instance * parts["instance"]

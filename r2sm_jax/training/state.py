@@ -68,15 +68,17 @@ def compute_losses(
     targets = make_targets(batch)
     frozen = FrozenFeatures(batch.get("frozen_trunk"), batch.get("frozen_plain"))
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
-    type_logit, masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"], batch["type_mask"])
+    masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
     head, threshold = model.config.head, model.config.mask_threshold
     canvas = masks.canvas(pixels.fine)
-    parts = losses.query_losses(masks, type_logit, canvas, targets, config, head=head, threshold=threshold, mean=mean)
-    parts["free_type"] = jnp.zeros(())
-    if "free_text" in batch and model.head is not None:
-        amodal = batch["free_amodal"]
-        logit = model.type_logit(batch["free_text"], batch["free_mask"])
-        parts["free_type"] = losses.type_loss(logit, amodal, jnp.ones_like(amodal), config, mean=mean)
+    parts = losses.query_losses(masks, canvas, targets, config, head=head, threshold=threshold, mean=mean)
+    if model.head is not None:
+        readings = model.type_readings(batch["type_text"], batch["type_mask"])
+        wants, valid = batch["type_amodal"], batch["type_valid"]
+    else:
+        readings = model.type_logit(batch["text"], batch["text_mask"], masks)[None]
+        wants, valid = targets.wants_amodal, targets.query_valid
+    parts["type"] = losses.type_loss(readings, wants, valid, config, mean=mean)
     parts |= losses.slot_losses(masks, canvas, targets, config, threshold=threshold, mean=mean)
     kernels = model.instance_kernels(pixels, targets.modal)
     parts |= losses.instance_losses(kernels, pixels.fine, targets, config, mean=mean)
