@@ -63,7 +63,7 @@ class DataConfig:
 class LoopConfig:
     """The training loop."""
 
-    steps: int = 1750
+    steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
     accumulate: int = 1

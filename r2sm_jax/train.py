@@ -42,6 +42,8 @@ from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.state import TrainState, init_state, make_train_step, split_model
 
 SHEET_ROWS = 6
+FITTING = 0.99
+"""Share of the sentences that training has room for: the longest are left out, or all would be padded to them."""
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
@@ -189,9 +191,12 @@ def train(config: Config) -> Path:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
-    query_texts, free_texts = all_texts(prepared), [sentence.text for sentence in free]
-    texts.add([*query_texts, *free_texts])
+    sentences = [*all_texts(prepared), *(sentence.text for sentence in free)]
+    texts.add(sentences)
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
+    tokens = texts.fitting(sentences, FITTING)
+    too_long = frozenset(sentence for sentence in sentences if texts.longest([sentence]) > tokens)
+    print(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     reason = why_not(config) if cache else None
     frozen = FrozenImages(Path(cache), prepared) if cache and not reason else None
@@ -199,15 +204,16 @@ def train(config: Config) -> Path:
         print(f"--data.cache-features: image features are not cached, since {reason}", flush=True)
     assemble = Assemble(
         text_states=texts,
-        tokens=texts.longest(query_texts),
+        tokens=tokens,
         queries=config.data.queries,
         instances=config.data.instances,
         slots=config.model.decoder.slots,
         mirror=config.data.mirror,
         token_drop=config.data.token_drop,
         colour_jitter=config.data.colour_jitter,
-        free=free,
-        type_tokens=texts.longest([*query_texts, *free_texts]) if from_words else 0,
+        from_words=from_words,
+        free=[sentence for sentence in free if sentence.text not in too_long],
+        too_long=too_long,
         frozen=frozen,
     )
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)

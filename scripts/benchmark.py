@@ -76,9 +76,9 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     assemble = Assemble(
-        text_states=texts, tokens=texts.longest(sentences), queries=config.data.queries,
+        text_states=texts, tokens=texts.longest([*sentences, *free_texts]), queries=config.data.queries,
         instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
-        type_tokens=texts.longest([*sentences, *free_texts]) if config.model.head in LEARNED else 0,
+        from_words=config.model.head in LEARNED,
     )  # fmt: skip
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}

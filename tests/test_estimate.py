@@ -32,7 +32,7 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     texts = TextStates(model.text.name, layers=model.text.layers, max_tokens=model.text.max_tokens)
     assemble = Assemble(
         text_states=texts, tokens=model.text.max_tokens, queries=data.queries, instances=data.instances,
-        slots=model.decoder.slots, mirror=False, type_tokens=model.text.max_tokens,
+        slots=model.decoder.slots, mirror=False, from_words=True,
         free=write_free_sentences(data.free_sentences, seed=0),
     )  # fmt: skip
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size)

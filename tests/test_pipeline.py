@@ -117,8 +117,10 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
 
 
 def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
-    assert assemble(prepared(), type_tokens=6)["type_mask"].all()
-    some = np.stack([assemble(prepared(), seed=seed, type_tokens=6, token_drop=0.5)["type_mask"] for seed in range(20)])
+    assert assemble(prepared(), from_words=True)["type_mask"].all()
+    some = np.stack(
+        [assemble(prepared(), seed=seed, from_words=True, token_drop=0.5)["type_mask"] for seed in range(20)]
+    )
     assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
 
 
@@ -128,14 +130,24 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     p, rows = prepared(), []
     asked = dict(zip(map(len, p.texts), p.wants_amodal.tolist(), strict=True))
     for seed in range(20):
-        e = assemble(p, seed, type_tokens=6, free=free)
-        assert e["type_text"].shape == (4, 6, 2, 4) and e["type_valid"].all()
+        e = assemble(p, seed, from_words=True, free=free)
+        assert e["type_text"].shape == (4, 3, 2, 4) and e["type_valid"].all()
         rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
         assert [asked[n] for n in lengths[:3]] == e["type_amodal"][:3].tolist()
         assert e["type_amodal"][3] in known[lengths[3]]
     assert set(asked) <= set(rows) and len(set(rows)) > 10
-    alone = assemble(replace(p, texts=p.texts[:3]), type_tokens=6)
+    alone = assemble(replace(p, texts=p.texts[:3]), from_words=True)
     assert alone["type_valid"].tolist() == [True, True, True, False] and "type_text" not in assemble(p)
+
+
+def test_queries_that_are_too_long_are_left_out():
+    p = prepared()
+    for seed in range(20):
+        e = assemble(p, seed, from_words=True, too_long=frozenset({p.texts[1], p.texts[2]}))
+        assert e["query_valid"].tolist() == [True] * 2 + [False] * 2
+        assert {len(p.texts[1]), len(p.texts[2])}.isdisjoint({*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]})
+        assert e["type_valid"].sum() == 2 and not e["members"][2:].any()
+    assert not assemble(p, too_long=frozenset(p.texts))["query_valid"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():

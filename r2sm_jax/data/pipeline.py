@@ -179,13 +179,16 @@ class Assemble:
     token_drop: float = 0.0
     colour_jitter: float = 0.0
     free: Sequence[FreeSentence] = ()
-    type_tokens: int = 0
-    """Tokens of the longest sentence that the mask-type head learns from; 0: it reads no words."""
+    from_words: bool = False
+    """Whether there is a mask-type head that learns from words alone."""
+    too_long: frozenset[str] = frozenset()
+    """Queries of more than `tokens` tokens, which are left out."""
     frozen: Callable[[int], Batch] | None = None
     """Features of the image that training does not change, by its position in the source."""
 
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
-        chosen = np.sort(rng.permutation(len(p.texts))[: self.queries])
+        fitting = [i for i, text in enumerate(p.texts) if text not in self.too_long]
+        chosen = np.sort(rng.permutation(fitting)[: self.queries].astype(int))
         k, count = self.queries, len(p.boxes)
         order = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
         m = len(order)
@@ -229,19 +232,19 @@ class Assemble:
             "text_mask": text_mask,
             "index": np.int32(index),
         }
-        if self.type_tokens:
-            example |= self._type_sentences(p, rng)
+        if self.from_words:
+            example |= self._type_sentences(p, rng.permutation(fitting).astype(int), rng)
         return example | self.frozen(index) if self.frozen else example
 
-    def _type_sentences(self, p: Prepared, rng: np.random.Generator) -> Batch:
-        queries = rng.permutation(len(p.texts))[: TYPE_SENTENCES - bool(self.free)]
+    def _type_sentences(self, p: Prepared, queries: np.ndarray, rng: np.random.Generator) -> Batch:
+        queries = queries[: TYPE_SENTENCES - bool(self.free)]
         chosen = [(p.texts[i], bool(p.wants_amodal[i])) for i in queries]
         if self.free:
             sentence = self.free[rng.integers(len(self.free))]
             chosen.append((sentence.text, sentence.mask_type == "amodal"))
         count = len(chosen)
         texts, amodal = zip(*chosen, *[("", False)] * (TYPE_SENTENCES - count), strict=True)
-        states, mask = self.text_states(list(texts), self.type_tokens)
+        states, mask = self.text_states(list(texts), self.tokens)
         return {
             "type_text": states,
             "type_mask": drop_tokens(mask, self.token_drop, rng),

@@ -215,6 +215,11 @@ class TextStates:
         """Tokens of the longest of these sentences, which were added."""
         return max((len(self._states[sentence]) for sentence in sentences), default=1)
 
+    def fitting(self, sentences: Iterable[str], share: float) -> int:
+        """The number of tokens that this share of the sentences, which were added, does not exceed."""
+        counts = [len(self._states[sentence]) for sentence in sentences]
+        return int(np.quantile(counts, share, method="higher")) if counts else 1
+
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
         """One last-layer state of each name, relative to the others: centred, unit variance.
 
