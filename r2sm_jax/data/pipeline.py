@@ -240,7 +240,7 @@ class Assemble:
         queries = queries[: TYPE_SENTENCES - bool(self.free)]
         chosen = [(p.texts[i], bool(p.wants_amodal[i])) for i in queries]
         if self.free:
-            sentence = self.free[rng.integers(len(self.free))]
+            sentence = self.free[int(rng.integers(len(self.free)))]
             chosen.append((sentence.text, sentence.mask_type == "amodal"))
         count = len(chosen)
         texts, amodal = zip(*chosen, *[("", False)] * (TYPE_SENTENCES - count), strict=True)
