@@ -195,7 +195,7 @@ def train(config: Config) -> Path:
     texts.add(sentences)
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     tokens = texts.fitting(sentences, FITTING)
-    too_long = frozenset(sentence for sentence in sentences if texts.longest([sentence]) > tokens)
+    too_long = frozenset(sentence for sentence in sentences if len(texts.known(sentence)) > tokens)
     print(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     reason = why_not(config) if cache else None

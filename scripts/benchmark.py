@@ -76,7 +76,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     assemble = Assemble(
-        text_states=texts, tokens=texts.longest([*sentences, *free_texts]), queries=config.data.queries,
+        text_states=texts, tokens=texts.fitting([*sentences, *free_texts]), queries=config.data.queries,
         instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
         from_words=config.model.head in LEARNED,
     )  # fmt: skip

@@ -109,6 +109,15 @@ def test_long_sentences_are_cut_and_what_is_left_fits(kind, folders):
     assert texts.cut_off(long.removesuffix(cut) + cut.split()[0]) != ""
 
 
+def test_a_share_of_the_sentences_fits(folders):
+    texts = TextStates(str(folders["bert"]), layers=(1,), max_tokens=12)
+    sentences = ["mug"] * 9 + ["the red mug behind the book"]
+    texts.add(sentences)
+    short, long = (len(texts.known(s)) for s in ("mug", sentences[-1]))
+    assert short < long == texts.fitting(sentences) == texts.fitting(sentences, 0.99)
+    assert texts.fitting(sentences, 0.8) == short and texts.fitting([]) == 1
+
+
 def test_a_sentence_without_tokens_is_one_token(folders, tmp_path):
     folder = Path(shutil.copytree(folders["llama"], tmp_path / "bare"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

@@ -211,11 +211,7 @@ class TextStates:
             states[row, : len(state)], mask[row, : len(state)] = state[:padded], True
         return states, mask
 
-    def longest(self, sentences: Iterable[str]) -> int:
-        """Tokens of the longest of these sentences, which were added."""
-        return max((len(self._states[sentence]) for sentence in sentences), default=1)
-
-    def fitting(self, sentences: Iterable[str], share: float) -> int:
+    def fitting(self, sentences: Iterable[str], share: float = 1.0) -> int:
         """The number of tokens that this share of the sentences, which were added, does not exceed."""
         counts = [len(self._states[sentence]) for sentence in sentences]
         return int(np.quantile(counts, share, method="higher")) if counts else 1

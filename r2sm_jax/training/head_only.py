@@ -22,7 +22,7 @@ from r2sm_jax.data.pipeline import drop_tokens
 from r2sm_jax.data.sources import SceneSource
 from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.training.losses import LossConfig
+from r2sm_jax.training.losses import LossConfig, type_loss
 from r2sm_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 BATCH = 128
@@ -162,13 +162,9 @@ def train_head(
 def _gradient(
     graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array, amodal: jax.Array
 ) -> nnx.State:
-    smoothing = LossConfig().type_smoothing
-
     def loss(params: nnx.State) -> jax.Array:
-        head = nnx.merge(graphdef, params)
-        logits = readings(head, states[None].astype(jnp.float32), mask[None])[:, 0]
-        target = amodal * (1 - 2 * smoothing) + smoothing
-        return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean()
+        said = readings(nnx.merge(graphdef, params), states[None].astype(jnp.float32), mask[None])
+        return type_loss(said, amodal[None], jnp.ones((1, len(amodal)), bool), LossConfig())
 
     return jax.grad(loss)(params)
 
