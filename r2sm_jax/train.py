@@ -25,7 +25,7 @@ from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, show_report
-from r2sm_jax.huge_pages import use_huge_pages
+from r2sm_jax.malloc import keep_memory
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
@@ -317,7 +317,7 @@ def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path,
 
 def main() -> None:
     """Command line. A run that is resumed keeps its configuration; flags may only repeat it."""
-    use_huge_pages()
+    keep_memory()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):
