@@ -20,7 +20,7 @@ from rich.markdown import Markdown
 from r2sm_jax.config import parse_flags
 from r2sm_jax.data.sources import SPLITS, Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.malloc import keep_memory
+from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics import compare
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.html import page, render
@@ -124,7 +124,7 @@ def count_compilations() -> Callable[[], str]:
 
 def main() -> None:
     """Command line."""
-    keep_memory()
+    tune_malloc()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if args.compare:
         _compare(args)

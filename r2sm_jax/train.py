@@ -25,7 +25,7 @@ from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, show_report
-from r2sm_jax.malloc import keep_memory
+from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
@@ -249,7 +249,8 @@ def train(config: Config) -> Path:
     logs = Logs(folder, config, start=int(state.step))
     stop = Stop()
     images: dict[int, Any] = {}
-    for step in range(int(state.step) + 1, config.train.steps + 1):
+    first = int(state.step) + 1
+    for step in range(first, config.train.steps + 1):
         batch = next(batches)
         images = {step - 1: images.get(step - 1), step: batch["index"]}
         state, values = train_step(state, constants, jax.device_put(batch, split_rows), names)
@@ -264,6 +265,9 @@ def train(config: Config) -> Path:
                 f"state is saved in {folder / 'not_finite'}; lower --optimizer.learning-rate and "
                 "--optimizer.muon-learning-rate or look at these images, then --resume from the checkpoint before"
             )
+        if step == first:
+            jax.block_until_ready(values)
+            ask_for_huge_pages()
         giou = None
         if evaluates:
             constants = calibration(state.params, constants) if calibration else constants
@@ -317,7 +321,7 @@ def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path,
 
 def main() -> None:
     """Command line. A run that is resumed keeps its configuration; flags may only repeat it."""
-    keep_memory()
+    tune_malloc()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):

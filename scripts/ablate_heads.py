@@ -31,7 +31,7 @@ from r2sm_jax.data.queries import keyword_mask_type
 from r2sm_jax.data.schema import MaskType
 from r2sm_jax.data.sources import SceneSource
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.malloc import keep_memory
+from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics.bootstrap import interval
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.mask_type import mask_type_scores
@@ -337,7 +337,7 @@ def _write(folder: Path, name: str, lines: Sequence[str], rows: Sequence[Row], t
 
 def main() -> None:
     """Command line."""
-    keep_memory()
+    tune_malloc()
     options = parse_flags(Options, sys.argv[1:], prog="python scripts/ablate_heads.py")
     if not options.heads:
         options = replace(options, heads=(*LEARNED,) if options.text_only else (*LEARNED, DECODER_HEAD))

@@ -24,7 +24,7 @@ from r2sm_jax.data.queries import write_queries
 from r2sm_jax.data.scenes import draw_scene
 from r2sm_jax.data.sources import open_source, things
 from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.malloc import keep_memory
+from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -104,7 +104,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    keep_memory()
+    tune_malloc()
     table = Table("what", "figure")
     for row in measure(parse_config(sys.argv[1:])):
         table.add_row(*row)

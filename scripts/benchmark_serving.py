@@ -29,7 +29,7 @@ from r2sm_jax.config import parse_flags
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import count_compilations
-from r2sm_jax.malloc import keep_memory
+from r2sm_jax.malloc import tune_malloc
 
 SIZE = (640, 480)
 
@@ -113,7 +113,7 @@ def measure(config: ServingConfig) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    keep_memory()
+    tune_malloc()
     config = parse_flags(ServingConfig, sys.argv[1:], prog="python scripts/benchmark_serving.py")
     table = Table("what", "figure", title=Path(config.run).name, title_justify="left")
     for row in measure(config):
