@@ -24,7 +24,7 @@ from r2sm_jax.data.queries import write_queries
 from r2sm_jax.data.scenes import draw_scene
 from r2sm_jax.data.sources import open_source, things
 from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.malloc import tune_malloc
+from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -91,6 +91,8 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
         state, logs = train_step(state, constants, batch, names)
         return logs
 
+    jax.block_until_ready(step())
+    ask_for_huge_pages()
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
     yield f"training step, {shape}", f"{1000 * seconds(step, 20):.0f} ms"
 
