@@ -41,8 +41,11 @@ def ask_for_huge_pages() -> None:
         return
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, access, *_, name = f"{line} .".split()[:6]
+        place, access, *rest = line.split()
         start, end = (int(address, 16) for address in place.split("-"))
-        if name == "." and end - start >= HUGE:
-            for advice in (mmap.MADV_HUGEPAGE, *[MADV_COLLAPSE] * access.startswith("rw")):
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+        if len(rest) > 3 or end - start < HUGE:  # a file's, or too small
+            continue
+        region = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+        libc.madvise(*region, mmap.MADV_HUGEPAGE)
+        if access.startswith("rw"):
+            libc.madvise(*region, MADV_COLLAPSE)
