@@ -19,6 +19,7 @@ import tyro
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.heads import check_head
+from r2sm_jax.models.products import Products
 from r2sm_jax.models.r2sm import ModelConfig
 from r2sm_jax.training.losses import LossConfig
 from r2sm_jax.training.optimizer import OptimizerConfig
@@ -68,6 +69,9 @@ class LoopConfig:
     """Images a step, over all devices."""
     accumulate: int = 1
     """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch."""
+    products: Products = "auto"
+    """Operands of dense layers' products in training, and in encoding its sentences unless they are kept
+    (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50

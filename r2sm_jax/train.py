@@ -30,6 +30,7 @@ from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.heads import LEARNED
+from r2sm_jax.models.products import products
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.vision_weights import load_published, with_published_sizes
 from r2sm_jax.predictor import Predictor
@@ -192,7 +193,8 @@ def train(config: Config) -> Path:
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
     sentences = [*all_texts(prepared), *(sentence.text for sentence in free)]
-    texts.add(sentences)
+    with products("float32" if cache else config.train.products):
+        texts.add(sentences)
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     tokens = texts.fitting(sentences, FITTING)
     too_long = frozenset(sentence for sentence in sentences if len(texts.known(sentence)) > tokens)
@@ -241,7 +243,7 @@ def train(config: Config) -> Path:
             sharding=split_rows,
         )
         print(f"features of {count:,} images computed, {time.monotonic() - started:.0f} s", flush=True)
-    train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
+    train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate, config.train.products)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
     calibration = Calibration(graphdef, texts) if from_words else None
 

@@ -83,7 +83,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     batch, names = jax.device_put((batch, names))
-    train_step = make_train_step(graphdef, optimizer, config.loss)
+    train_step = make_train_step(graphdef, optimizer, config.loss, kind=config.train.products)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
 
     def step() -> Any:

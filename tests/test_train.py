@@ -288,6 +288,14 @@ def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
                 assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (step, name)
 
 
+def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp_path):
+    config = replace(tiny_config, run=str(tmp_path / "rounded"))
+    rounded = losses(train_module.train(replace(config, train=replace(config.train, products="bfloat16"))))
+    exact = losses(tiny_run)
+    assert rounded[1]["train/loss"] == pytest.approx(exact[1]["train/loss"], rel=1e-2)
+    assert rounded[1]["train/loss"] != exact[1]["train/loss"]
+
+
 def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
     from r2sm_jax import runs
 

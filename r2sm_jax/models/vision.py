@@ -15,7 +15,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.models.layers import MLP, Linear, freeze
+from r2sm_jax.models.layers import MLP, Conv, Linear, freeze
 from r2sm_jax.models.lora import projection
 from r2sm_jax.models.plain_vit import PlainViT, PlainViTConfig, resize
 
@@ -138,7 +138,7 @@ class ConvBlock(nnx.Module):
 
     def __init__(self, dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.conv = nnx.Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.conv = Conv(dim, dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         return x + self.conv(nnx.relu(self.norm(x)))
@@ -227,7 +227,7 @@ class VisionEncoder(nnx.Module):
             self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
             self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.neck2 = nnx.Conv(config.out_dim, config.out_dim, (3, 3), padding=1, use_bias=False, dtype=dtype, rngs=rngs)
+        self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         lora = config.lora_rank, config.lora_alpha
         if config.init and (config.frozen or config.lora_rank):

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from r2sm_jax.models.products import Products, products
 from r2sm_jax.models.r2sm import R2SM, ModelConfig
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
@@ -88,12 +89,17 @@ def compute_losses(
 
 
 def make_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: LossConfig, accumulate: int = 1
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: LossConfig,
+    accumulate: int = 1,
+    kind: Products = "float32",
 ) -> Callable[[TrainState, nnx.State, dict[str, Any], Names], tuple[TrainState, Logs]]:
     """The jitted step `(state, constants, batch, names) -> (state, logs)`; the state's memory is reused.
 
     With `accumulate` parts the batch is worked off one part after the other, which takes the memory of one: losses and
-    gradients are those of the whole batch, as every mean is taken over the valid entries of all parts.
+    gradients are those of the whole batch, as every mean is taken over the valid entries of all parts. `kind`: of
+    dense layers' products.
     """
 
     def gradients(params: nnx.State, constants: nnx.State, batch: dict[str, Any], names: Names, mean: Mean):
@@ -123,10 +129,11 @@ def make_train_step(
 
     @partial(jax.jit, donate_argnums=0)
     def train_step(state: TrainState, constants: nnx.State, batch: dict[str, Any], names: Names):
-        if accumulate == 1:
-            (loss, logs), grads = gradients(state.params, constants, batch, names, masked_mean)
-        else:
-            (loss, logs), grads = accumulated(state.params, constants, batch, names)
+        with products(kind):
+            if accumulate == 1:
+                (loss, logs), grads = gradients(state.params, constants, batch, names, masked_mean)
+            else:
+                (loss, logs), grads = accumulated(state.params, constants, batch, names)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
         logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}
