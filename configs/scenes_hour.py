@@ -12,5 +12,5 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig
 def get_config() -> Config:
     return Config(
         data=DataConfig(scenes=24576),
-        train=LoopConfig(steps=8800, evaluate_every=2200, checkpoint_every=1100),
+        train=LoopConfig(steps=8000, evaluate_every=2000, checkpoint_every=1000),
     )

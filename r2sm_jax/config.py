@@ -67,8 +67,9 @@ class LoopConfig:
     steps: int = 2000
     batch_size: int = 16
     """Images a step, over all devices."""
-    accumulate: int = 1
-    """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch."""
+    accumulate: int = 0
+    """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch. 0: no need
+    to save memory."""
     products: Products = "auto"
     """Operands of dense layers' products in training, and in encoding its sentences unless they are kept
     (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
@@ -185,7 +186,7 @@ def check_config(config: Config) -> Config:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
     positive = {
         "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
-        "--train.accumulate": config.train.accumulate,
+        "--train.accumulate": config.train.accumulate + 1,
         "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
         "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
         "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,
@@ -193,7 +194,8 @@ def check_config(config: Config) -> Config:
     }  # fmt: skip
     for flag, value in positive.items():
         if value < 1:
-            raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
+            least = 3 if "tokens" in flag else 0 if "accumulate" in flag else 1
+            raise InputError(f"{flag} is too small; it must be at least {least}")
     return config
 
 

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, check_sizes, parse_config
+from r2sm_jax.config import Config, LoopConfig, check_sizes, parse_config
 from r2sm_jax.data.free_sentences import write_free_sentences
 from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sheet import save_sheet
@@ -85,7 +85,7 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
-def make_mesh(batch_size: int, accumulate: int = 1) -> jax.sharding.Mesh:
+def make_mesh(batch_size: int, accumulate: int = 0) -> jax.sharding.Mesh:
     """All local devices along one `data` axis.
 
     Raises:
@@ -94,12 +94,20 @@ def make_mesh(batch_size: int, accumulate: int = 1) -> jax.sharding.Mesh:
     devices = jax.local_device_count()
     if batch_size % devices:
         raise InputError(f"--train.batch-size {batch_size} is not divisible by the {devices} devices; give a multiple")
-    if batch_size // devices % accumulate:
+    if accumulate and batch_size // devices % accumulate:
         raise InputError(
             f"--train.accumulate {accumulate}: a device's {batch_size // devices} images (--train.batch-size over "
             f"{devices} devices) do not divide into so many parts; give a divisor"
         )
     return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def how_to_step(loop: LoopConfig) -> dict[str, Any]:
+    """Options of `make_train_step`. On CPU half a batch at a time is faster, since more of it stays in the caches."""
+    halves = jax.default_backend() == "cpu" and loop.batch_size // jax.local_device_count() % 2 == 0
+    if loop.accumulate == 0 and halves:
+        return {"accumulate": 2, "unroll": True, "kind": loop.products}
+    return {"accumulate": loop.accumulate or 1, "kind": loop.products}
 
 
 def with_sizes(config: Config) -> Config:
@@ -243,7 +251,7 @@ def train(config: Config) -> Path:
             sharding=split_rows,
         )
         print(f"features of {count:,} images computed, {time.monotonic() - started:.0f} s", flush=True)
-    train_step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate, config.train.products)
+    train_step = make_train_step(graphdef, optimizer, config.loss, **how_to_step(config.train))
     predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
     calibration = Calibration(graphdef, texts) if from_words else None
 

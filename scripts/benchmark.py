@@ -28,6 +28,7 @@ from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.train import how_to_step
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.state import init_state, make_train_step, split_model
 
@@ -83,7 +84,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     batch, names = jax.device_put((batch, names))
-    train_step = make_train_step(graphdef, optimizer, config.loss, kind=config.train.products)
+    train_step = make_train_step(graphdef, optimizer, config.loss, **how_to_step(config.train))
     predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
 
     def step() -> Any:

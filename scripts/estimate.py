@@ -62,7 +62,8 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: the batch does not divide by the devices and parts.
     """
-    mesh = make_mesh(config.train.batch_size, config.train.accumulate)
+    parts = config.train.accumulate or 1
+    mesh = make_mesh(config.train.batch_size, parts)
     try:
         config = with_sizes(config)
     except InputError as error:
@@ -84,7 +85,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     flops = _flops(make_train_step(graphdef, optimizer, config.loss).lower(*arguments))
     yield "FLOPs a step, all devices", f"{flops:.3g}"
     yield "FLOPs of the run", f"{flops * config.train.steps:.3g} in {config.train.steps:,} steps"
-    step = make_train_step(graphdef, optimizer, config.loss, config.train.accumulate)
+    step = make_train_step(graphdef, optimizer, config.loss, parts)
     memory = step.lower(*arguments).compile(compiler_options=KEEP_REMAT).memory_analysis()
     yield "devices", f"{mesh.size}, {config.train.batch_size // mesh.size} images each"
     yield "arguments a device (weights, optimizer, batch)", gigabytes(memory.argument_size_in_bytes)

@@ -200,7 +200,7 @@ def tiny_flags(bert_folder) -> list[str]:
     }  # fmt: skip
     loop = {
         "steps": 4, "batch-size": 8, "log-every": 1, "evaluate-every": 2, "checkpoint-every": 1,
-        "evaluate-samples": 2, "report-samples": 2, "products": "float32",
+        "evaluate-samples": 2, "report-samples": 2, "products": "float32", "accumulate": 1,
     }  # fmt: skip
     values = {f"model.{name}": value for name, value in model.items()}
     values |= {f"train.{name}": value for name, value in loop.items()}
