@@ -163,8 +163,8 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_pa
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, tmp_path, refused, monkeypatch):
     make, seen = train_module.make_train_step, []
 
-    def broken(*arguments):
-        step = make(*arguments)
+    def broken(*arguments, **options):
+        step = make(*arguments, **options)
 
         def train_step(state, constants, batch, names):
             seen.append(np.asarray(batch["index"]).tolist())
