@@ -71,7 +71,7 @@ class LoopConfig:
     """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch. 0: no need
     to save memory."""
     products: Products = "auto"
-    """Operands of dense layers' products in training, and in encoding its sentences unless they are kept
+    """Operands of dense layers and 3x3 convolutions in training, and in encoding its sentences unless they are kept
     (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
@@ -184,9 +184,10 @@ def check_config(config: Config) -> Config:
         raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
     if not 0 <= config.data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
+    if config.train.accumulate < 0:
+        raise InputError(f"--train.accumulate {config.train.accumulate} is below 0; give the number of parts, or 0")
     positive = {
         "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
-        "--train.accumulate": config.train.accumulate + 1,
         "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
         "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
         "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,
@@ -194,8 +195,7 @@ def check_config(config: Config) -> Config:
     }  # fmt: skip
     for flag, value in positive.items():
         if value < 1:
-            least = 3 if "tokens" in flag else 0 if "accumulate" in flag else 1
-            raise InputError(f"{flag} is too small; it must be at least {least}")
+            raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
     return config
 
 

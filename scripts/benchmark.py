@@ -26,6 +26,7 @@ from r2sm_jax.data.sources import open_source, things
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.models.heads import LEARNED
+from r2sm_jax.models.products import products
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.train import how_to_step
@@ -66,7 +67,8 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     def encode_anew() -> None:
         number = next(numbers)
-        texts.add(f"{sentence} {number}" for sentence in sentences)
+        with products(config.train.products):
+            texts.add(f"{sentence} {number}" for sentence in sentences)
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
     free = write_free_sentences(min(200, config.data.free_sentences), seed=0)

@@ -31,6 +31,7 @@ def products(kind: Products) -> AbstractContextManager:
 
 def are_bfloat16() -> bool:
     """Whether `products("bfloat16")` is in force."""
+    # JAX adds its options to `config` when it is imported, which type checkers do not see.
     return jax.config.jax_default_matmul_precision == "bfloat16"  # pyright: ignore[reportAttributeAccessIssue]
 
 

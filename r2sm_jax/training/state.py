@@ -123,7 +123,6 @@ def make_train_step(
         totals = [count.sum(0) for count in jax.lax.map(counts, parts)]
 
         def add(sums: Any, part: dict[str, Any]):
-            sums, part = jax.lax.optimization_barrier((sums, part))
             return jax.tree.map(jnp.add, sums, gradients(params, constants, part, names, SharedMeans(totals))), None
 
         first = jax.tree.map(lambda x: x[0], parts)
