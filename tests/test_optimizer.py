@@ -56,7 +56,7 @@ def test_only_parameters_have_optimizer_state(name):
     _, params, _constants = split_model(CONFIG, 0)
     optimizer = make_optimizer(OptimizerConfig(name=name), 10)
     state = names(jax.eval_shape(lambda p: init_state(p, optimizer), params).opt_state)
-    kept = sum(leaf.size for key, leaf in state.items() if ".mu[" in key or ".nu[" in key)
+    kept = sum(leaf.size for key, leaf in state.items() if any(moment in key for moment in (".mu[", ".nu[", ".trace[")))
     # Adam keeps two moments of a parameter, Muon one momentum of a matrix.
     by_muon = [is_matrix(key, p) and not any(m in key for m in NOT_MUON) for key, p in names(params).items()]
     both = [p.size for p in jax.tree.leaves(params)]

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, BFloat16, Float32
+from jaxtyping import Array, BFloat16, Float, Float32
 
 Products = Literal["auto", "float32", "bfloat16"]
 CPUINFO = Path("/proc/cpuinfo")
@@ -63,6 +63,18 @@ def _multiply_back(kept: tuple[Array, Array], gradient: Float32[Array, "n d"]) -
 multiply.defvjp(_multiply, _multiply_back)
 
 
+def multiply_each(x: Float[Array, "n c d"], y: Float[Array, "n d e"]) -> Float32[Array, "n c e"]:
+    """`x @ y` as `products` has it; not to be differentiated."""
+    if not are_bfloat16():
+        return x @ y
+    return _product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+
+
+def transpose_each(x: Float32[Array, "n c d"]) -> Float[Array, "n d c"]:
+    """Each matrix transposed, as an operand of `multiply_each`."""
+    return _transposed(x.astype(jnp.bfloat16)) if are_bfloat16() else x.swapaxes(1, 2)
+
+
 @jax.custom_vjp
 def convolve(x: Float32[Array, "b h w c"], kernel: Float32[Array, "3 3 c d"]) -> Float32[Array, "b h w d"]:
     """A convolution over 3x3 pixels, padded by 1, as nine such products, one for each place of the kernel."""
@@ -98,7 +110,7 @@ def _seen(x: BFloat16[Array, "b h w c"]) -> list[BFloat16[Array, "n c"]]:
     return [padded[:, y : y + height, x : x + width].reshape(-1, c) for y in range(3) for x in range(3)]
 
 
-def _product(a: BFloat16[Array, "n c"], b: BFloat16[Array, "c d"]) -> Float32[Array, "n d"]:
+def _product(a: BFloat16[Array, "*n c d"], b: BFloat16[Array, "*n d e"]) -> Float32[Array, "*n c e"]:
     """The barriers keep XLA from working transpositions into a product, which then either gathers its operands one
     number at a time or, in jaxlib 0.10, does not run at all."""
     a, b = jax.lax.optimization_barrier((a, b))
@@ -107,4 +119,4 @@ def _product(a: BFloat16[Array, "n c"], b: BFloat16[Array, "c d"]) -> Float32[Ar
 
 def _transposed(x: Array) -> Array:
     """Laid out anew, not the same memory looked at in another way."""
-    return with_layout_constraint(x.T, Layout((0, 1)))
+    return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))

@@ -7,7 +7,8 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers
+
+from r2sm_jax.training.muon import scale_by_muon
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class OptimizerConfig:
     """Optimizer and schedule."""
 
     name: Literal["muon", "adamw"] = "muon"
-    """`muon` orthogonalises the update of every matrix (optax.contrib.muon) in three steps, see `POLAR_STEPS`."""
+    """`muon` orthogonalises the update of every matrix (training/muon.py)."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
     muon_learning_rate: float = 0.03
@@ -32,9 +33,6 @@ class OptimizerConfig:
     """Largest global gradient norm."""
 
 
-POLAR_STEPS = ((8.385, -24.7754, 18.3653), (4.0435, -3.0115, 0.5695), (3.5055, -2.6266, 0.5257))
-"""Coefficients of x, x³, x⁵ in Muon's three steps, each the best for the interval that the one before leaves (Polar
-Express, arXiv 2505.16932, section 3): singular values between 0.003 and 1 end between 0.35 and 1.65."""
 NOT_MATRICES = (
     *("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding"),
     *("class_token", "registers", "iou_token", "mask_tokens", "type_token", "no_mask"),
@@ -60,13 +58,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         return optax.chain(optax.clip_by_global_norm(config.clip), stacked(adamw))
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
-        optax.contrib.scale_by_muon(
-            ns_coeffs=POLAR_STEPS,
-            ns_steps=len(POLAR_STEPS),
-            preconditioning="aol",
-            beta=config.momentum,
-            weight_dimension_numbers=_dimensions,
-        ),
+        scale_by_muon(config.momentum),
         optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )
@@ -110,8 +102,3 @@ def _labels(groups: dict[str, Any]) -> dict[str, str]:
 def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
     """AdamW decays matrices only."""
     return {group: not group.startswith("vector") for group in groups}
-
-
-def _dimensions(groups: Any) -> Any:
-    """The first axis counts matrices; all others but the last are a matrix's input."""
-    return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(1, p.ndim - 1)), p.ndim - 1), groups)

@@ -39,7 +39,7 @@ def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State
 
 def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
-    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+    return TrainState(params, jax.jit(optimizer.init)(params), jnp.zeros((), jnp.int32))
 
 
 def make_targets(batch: dict[str, Any]) -> Targets:
@@ -137,7 +137,7 @@ def make_train_step(
                 (loss, logs), grads = gradients(state.params, constants, batch, names, masked_mean)
             else:
                 (loss, logs), grads = accumulated(state.params, constants, batch, names)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
         logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}
         return TrainState(params, opt_state, state.step + 1), logs
