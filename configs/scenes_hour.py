@@ -12,5 +12,5 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig
 def get_config() -> Config:
     return Config(
         data=DataConfig(scenes=24576),
-        train=LoopConfig(steps=8000, evaluate_every=2000, checkpoint_every=1000),
+        train=LoopConfig(steps=10000, evaluate_every=2500, checkpoint_every=1250),
     )
