@@ -71,8 +71,8 @@ class LoopConfig:
     """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch. 0: no need
     to save memory."""
     products: Products = "auto"
-    """Operands of dense layers and 3x3 convolutions in training, and in encoding its sentences unless they are kept
-    (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
+    """Operands of dense layers, 3x3 convolutions and Muon in training, and in encoding its sentences unless they are
+    kept (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50

@@ -1,8 +1,8 @@
-"""Products of dense layers with bfloat16 operands and float32 sums, for processors with matrix units (AMX).
+"""Matrix products with bfloat16 operands and float32 sums, for processors with matrix units (AMX).
 
-Such a product takes down to a sixth of the time in float32 (docs/experiments.md). All else stays float32: what comes
-in and goes out, parameters, softmax, norms. `jax.default_matmul_precision` is the switch, which on CPU XLA itself does
-not look at.
+Dense layers, 3x3 convolutions and Muon have them. Such a product takes down to a sixth of the time in float32
+(docs/experiments.md). All else stays float32: what comes in and goes out, parameters, softmax, norms.
+`jax.default_matmul_precision` is the switch, which on CPU XLA itself does not look at.
 """
 
 from contextlib import AbstractContextManager, nullcontext
