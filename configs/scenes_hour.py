@@ -7,10 +7,12 @@ type accuracy 1.000 (`val_phrasing` 0.971, `val_hard` 0.930); 47 minutes, at 0.3
 """
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig
+from r2sm_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> Config:
     return Config(
         data=DataConfig(scenes=24576),
+        optimizer=OptimizerConfig(learning_rate=7e-4, muon_learning_rate=0.02),
         train=LoopConfig(steps=10000, evaluate_every=2500, checkpoint_every=1250),
     )

@@ -184,6 +184,11 @@ def check_config(config: Config) -> Config:
         raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
     if not 0 <= config.data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
+    if config.model.decoder.second_look and config.loss.instance <= 0:
+        raise InputError(
+            f"--loss.instance {config.loss.instance} leaves the second look untrained; give a weight above 0, or "
+            "--model.decoder.no-second-look"
+        )
     if config.train.accumulate < 0:
         raise InputError(f"--train.accumulate {config.train.accumulate} is below 0; give the number of parts, or 0")
     positive = {

@@ -36,6 +36,7 @@ def test_flags_override_a_config_file(tmp_path):
         (["--train.batch-size", "0"], ["--train.batch-size"]),
         (["--data.crop", "0"], ["--data.crop 0", "1 = no crops"]),
         (["--data.colour-jitter", "1.5"], ["--data.colour-jitter 1.5", "0 = none"]),
+        (["--loss.instance", "0"], ["--loss.instance 0", "--model.decoder.no-second-look"]),
         (["missing.py"], ["missing.py", "does not exist"]),
     ],
 )

@@ -15,6 +15,7 @@ from r2sm_jax.models.decoder import (
     PLACE,
     DecoderConfig,
     Kernels,
+    MaskTokens,
     PixelDecoder,
     PixelFeatures,
     draw_masks,
@@ -69,6 +70,40 @@ def test_instance_kernels_depend_on_the_visible_pixels_only():
     np.testing.assert_array_equal(kernels.weights, other.weights)
     changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
     assert not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0]) and np.isfinite(changed.weights).all()
+
+
+@pytest.mark.parametrize("present, shares", [((1, -1), (0.5, 0.5)), ((1, 1), (0, 0.5)), ((-1, -1), (0, 0.5))])
+def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_instances(present, shares):
+    model = R2SM(CONFIG, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    pixels = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
+    first = Kernels(
+        jnp.asarray(rng.normal(size=(1, 1, 3, 2, DECODER.kernel_dim)), jnp.float32), jnp.zeros((1, 1, 3, 2))
+    )
+    presence = jnp.array([[[-1, *present]]], jnp.float32)
+    masks = MaskTokens(first, (), presence, jnp.zeros((1, 1, 3, 2)))
+    features = PixelFeatures(pixels, pixels)
+    out = model.look_again(masks, features)
+    visible = jax.nn.sigmoid(draw_pair(first, pixels)[0])[:, 0]
+    again = model.instance_kernels(features, visible)
+    for token, share in enumerate((shares[0], shares[1], shares[1])):
+        for mine, one, other in zip(out, first, again, strict=True):
+            expected = (1 - share) * one[:, :, token] + share * other[:, :, token]
+            np.testing.assert_allclose(mine[:, :, token], expected, atol=1e-5)
+
+
+def test_a_second_look_can_be_left_out_and_is_none_without_a_mask_type():
+    inputs = jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2))
+    with_look, without, no_type = (
+        R2SM(replace(CONFIG, head=head, decoder=replace(DECODER, second_look=look)), rngs=nnx.Rngs(0))
+        for head, look in (("attention", True), ("attention", False), ("none", True))
+    )
+    tokens, pixels = without.encode_image(inputs["image"], inputs["valid"])
+    masks = without.decode(tokens, pixels, inputs["text"], inputs["text_mask"])
+    drawn = draw_pair(masks.kernels, pixels.fine)[0] - CONFIG.mask_threshold
+    for model in (without, no_type):
+        np.testing.assert_allclose(model(**inputs).slot_modal, drawn[:, :, 1:], atol=1e-5)
+    assert not np.allclose(with_look(**inputs).slot_modal, drawn[:, :, 1:], atol=1e-3)
 
 
 def test_a_kernel_can_confine_a_mask_to_a_place():

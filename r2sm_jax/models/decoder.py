@@ -37,6 +37,9 @@ class DecoderConfig:
     """Channels at stride 4."""
     mask_dim: int = 64
     """Channels of the pixel features that masks are dot products with."""
+    second_look: bool = True
+    """Answers are drawn with the mean of two kernels: of the words', and of one from what the words' mask is seen to
+    lie on (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:

@@ -187,6 +187,22 @@ class R2SM(nnx.Module):
         mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
         return make_kernels(self.dense_kernels(mean[:, None].astype(total.dtype)))
 
+    def look_again(self, masks: MaskTokens, pixels: PixelFeatures) -> Kernels:
+        """The kernels of `masks`, averaged with `instance_kernels` of the modal masks that they draw.
+
+        The words' kernels know which instance is meant, those from its pixels what it looks like, and their errors
+        differ. A mean feature stands for one instance, so the fused mask is left as it is where several slots, or
+        none, have a target.
+        """
+        first = masks.kernels
+        visible = jax.nn.sigmoid(draw_pair(first, pixels.fine)[0])
+        again = self.instance_kernels(pixels, rearrange(visible, "b k q h w -> b (k q) h w"))
+        again = Kernels(*(rearrange(x, "b 1 (k q) ... -> b k q ...", q=visible.shape[2]) for x in again))
+        one = (masks.presence[..., 1:] > 0).sum(-1) == 1
+        share = jnp.full(masks.presence.shape, 0.5).at[..., 0].set(jnp.where(one, 0.5, 0))[..., None]
+        weights = first.weights + share[..., None] * (again.weights - first.weights)
+        return Kernels(weights, first.biases + share * (again.biases - first.biases))
+
     def __call__(
         self,
         image: UInt8[Array, "b H W 3"],
@@ -208,7 +224,9 @@ class R2SM(nnx.Module):
         is one mask, and no other amodal one."""
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.kernels, masks.canvas(pixels.fine)))
+        looks = self.config.decoder.second_look and masks.pixels is None and self.config.head != heads.NO_HEAD
+        kernels = self.look_again(masks, pixels) if looks else masks.kernels
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(kernels, masks.canvas(pixels.fine)))
         iou = jnp.clip(masks.iou, 0, 1)
         amodal = modal if self.config.head == heads.NO_HEAD else amodal
         return R2SMOutput(
