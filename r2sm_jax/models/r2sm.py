@@ -93,7 +93,7 @@ class R2SMOutput(NamedTuple):
     presence: Float[Array, "b k"]
     """Logit that the query has a target."""
     iou: Float[Array, "b k 2"]
-    """Predicted IoU of `modal` and `amodal`."""
+    """Predicted IoU of `modal` and `amodal`, as they were before a second look."""
     slot_modal: Float[Array, "b k q h w"]
     slot_amodal: Float[Array, "b k q h w"]
     slot_presence: Float[Array, "b k q"]
@@ -180,8 +180,8 @@ class R2SM(nnx.Module):
         return DenseOutput(dense[..., :e], dense[..., e : 2 * e], dense[..., 2 * e :])
 
     def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
-        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, for dense supervision: what
-        could be drawn if the language had been understood."""
+        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region: what could be
+        drawn if the language had been understood. For dense supervision, and for `look_again`."""
         total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
         place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]))
         mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
