@@ -184,8 +184,7 @@ def check_config(config: Config) -> Config:
         raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
     if not 0 <= config.data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
-    decoder = config.model.decoder
-    if decoder.second_look and decoder.kind == "shared" and config.loss.instance <= 0:
+    if config.model.looks_again and config.loss.instance <= 0:
         raise InputError(
             f"--loss.instance {config.loss.instance} leaves the second look untrained; give a weight above 0, or "
             "--model.decoder.no-second-look"

@@ -68,6 +68,12 @@ class ModelConfig:
         """Pixels of the predicted square masks."""
         return 4 * self.vision.grid
 
+    @property
+    def looks_again(self) -> bool:
+        """Whether answers have a second look: not SAM's kernels, which are for the query's own pixels, nor a single
+        mask of either type."""
+        return self.decoder.second_look and self.decoder.kind == "shared" and self.head != heads.NO_HEAD
+
 
 class DenseOutput(NamedTuple):
     """What single pixels say of the object that they lie on; supervised in training, not used after it."""
@@ -224,8 +230,7 @@ class R2SM(nnx.Module):
         is one mask, and no other amodal one."""
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
-        looks = self.config.decoder.second_look and masks.pixels is None and self.config.head != heads.NO_HEAD
-        kernels = self.look_again(masks, pixels) if looks else masks.kernels
+        kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(kernels, masks.canvas(pixels.fine)))
         iou = jnp.clip(masks.iou, 0, 1)
         amodal = modal if self.config.head == heads.NO_HEAD else amodal
