@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import time
+import timeit
 import warnings
 from collections import Counter
 from hashlib import sha256
@@ -397,10 +398,10 @@ def test_memory_is_bounded() -> None:
 
 
 def test_speed(source: CutoutSource) -> None:
-    start = time.process_time()
-    for index in range(30):
-        source[index]
-    assert 30 / (time.process_time() - start) > 50
+    # timeit keeps the garbage collector off: going through what other tests left takes longer than 30 pictures do.
+    indices = iter(range(SCENES))
+    seconds = timeit.repeat(lambda: source[next(indices)], timer=time.process_time, number=30, repeat=2)
+    assert 30 / min(seconds) > 50
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")

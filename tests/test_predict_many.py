@@ -1,7 +1,5 @@
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -308,7 +306,7 @@ def test_a_killed_process_is_resumed(tiny_run, photos, tmp_path):
     journal = tmp_path / "p" / JOURNAL
     while process.poll() is None and not (journal.exists() and journal.stat().st_size > 400):
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     subprocess.run(line, check=True, capture_output=True)
     subprocess.run([*line[:-1], str(tmp_path / "q")], check=True, capture_output=True)

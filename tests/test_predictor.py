@@ -75,6 +75,7 @@ def test_the_image_is_encoded_once_whatever_is_asked(predictor, images, monkeypa
     assert len(calls) == 1
 
 
+@pytest.mark.filterwarnings("ignore::r2sm_jax.predictor.CutQuery")  # the longest of the queries are cut
 def test_nothing_is_compiled_once_it_is_warm(predictor, images, compiled):
     predictor.warm_up()
     del compiled[:]
