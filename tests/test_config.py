@@ -45,6 +45,13 @@ def test_bad_flags_are_refused_with_the_remedy(flags, words, refused):
     assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize(
+    "flags", [["--model.decoder.kind", "sam"], ["--model.head", "none"], ["--model.decoder.no-second-look"]]
+)
+def test_instances_can_be_left_out_where_nothing_looks_again(flags):
+    assert parse_config([*flags, "--loss.instance", "0"]).loss.instance == 0
+
+
 def test_a_value_of_the_wrong_kind_exits_with_2(command):
     end = command(train, "--train.steps", "many")
     assert end.code == 2 and "--train.steps" in end.err and "Traceback" not in end.err
