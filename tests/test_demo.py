@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -163,4 +164,13 @@ def test_a_photo_that_is_gone_or_bad_is_named_without_the_servers_folder(predict
 
 def test_bad_arguments_are_one_sentence(tmp_path, refused):
     assert "--max-upload-mb" in refused(demo.main, tmp_path, "--max-upload-mb", 0)
+
+
+def test_a_run_that_is_not_there_is_one_sentence(tmp_path, refused):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
     assert "no such run folder" in refused(demo.main, tmp_path / "nowhere")
+
+
+def test_without_gradio_the_remedy_is_named(tmp_path, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert "pip install 'r2sm_jax[demo]'" in refused(demo.main, tmp_path)
