@@ -1,0 +1,82 @@
+"""What must not change by accident: the training scenes, their queries, sentences about anything, the first losses."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from r2sm_jax.config import Config
+from r2sm_jax.data.free_sentences import write_free_sentences
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.train import train
+
+SCENES = "f1bb79f74f09cbb9"
+QUERIES = {
+    "train": "398f16714542cfc1", "val": "7f4f3a4b633a6cd6", "val_phrasing": "7625a627fa8ff679",
+    "val_hard": "929c794bbcec1eee",
+}  # fmt: skip
+FREE_SENTENCES = "56ffd2e0a4a4e3ea"
+LOSSES = {
+    "loss": [87.06417846679688, 84.98055267333984, 71.76994323730469],
+    "gradient_norm": [228.02294921875, 209.8495635986328, 188.844970703125],
+    "modal": [5.981945991516113, 6.229694843292236, 5.987119197845459],
+    "amodal": [6.262479782104492, 6.346684455871582, 6.146309852600098],
+    "type": [0.7385903596878052, 0.702765941619873, 0.7256996631622314],
+    "instance": [12.244412422180176, 12.368719100952148, 12.157909393310547],
+    "slots": [11.94581413269043, 12.440998077392578, 12.090625762939453],
+}
+
+
+def digest(*parts: object) -> str:
+    """A hash of arrays and of values with a stable `repr`."""
+    total = hashlib.sha256()
+    for part in parts:
+        content = part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
+        total.update(content + b"\0")
+    return total.hexdigest()[:16]
+
+
+def test_the_first_training_scenes_are_the_same_byte_for_byte():
+    source = open_source("scenes", "train", count=200)
+    parts: list[object] = []
+    for sample in map(source.__getitem__, range(200)):
+        parts += [sample.image_id, sample.file_name, sample.image]
+        for i in sample.instances:
+            parts += [i.id, i.category, sorted(i.attributes.items()), np.packbits(i.modal), np.packbits(i.amodal)]
+    assert digest(*parts) == SCENES
+
+
+@pytest.mark.parametrize("split", QUERIES)
+def test_the_first_queries_are_the_same(split):
+    count = 200 if split == "train" else 50
+    source = open_source("scenes", split, count=count)
+    queries = [query for index in range(count) for query in source.queries_at(index)]
+    found = [(q.id, q.text, q.mask_type, tuple(q.instance_ids), sorted(q.kind.items())) for q in queries]
+    assert digest(*found) == QUERIES[split]
+
+
+def test_sentences_about_anything_are_the_same():
+    sentences = write_free_sentences(6000, seed=0)
+    assert digest(*((s.text, s.mask_type, s.family) for s in sentences)) == FREE_SENTENCES
+
+
+def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
+    """Muon, two halves a batch, float32 products: the default but for the language model, which is tiny."""
+    default = Config()
+    text = replace(default.model.text, name=str(bert_folder), layers=(1, 2), dim=32)
+    config = replace(
+        default,
+        run=str(tmp_path / "run"),
+        model=replace(default.model, text=text),
+        data=replace(default.data, scenes=32, free_sentences=64),
+        train=replace(
+            default.train, steps=3, log_every=1, evaluate_samples=1, report_samples=1, products="float32"
+        ),
+    )  # fmt: skip
+    folder = train(config)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for name, expected in LOSSES.items():
+        found = [line[f"train/{name}"] for line in lines if "train/loss" in line]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
