@@ -8,8 +8,7 @@ Data: COCOA (Zhu et al., arXiv 1509.01329), converted with
 The small model knows procedural drawings only, so expect little: the file shows the path, not a result.
 """
 
-from r2sm_jax.config import Config, DataConfig, LoopConfig
-from r2sm_jax.training.optimizer import OptimizerConfig
+from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 
 
 def get_config() -> Config:

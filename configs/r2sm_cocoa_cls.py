@@ -24,11 +24,8 @@ peak). On A100 and newer add `--model.dtype bfloat16`.
 
 from dataclasses import replace
 
-from r2sm_jax.config import Config, DataConfig, LoopConfig
-from r2sm_jax.models.decoder import DecoderConfig
-from r2sm_jax.models.r2sm import ModelConfig
+from r2sm_jax.config import Config, DataConfig, DecoderConfig, LoopConfig, ModelConfig, OptimizerConfig
 from r2sm_jax.models.vision import SAM_VIT_B
-from r2sm_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> Config:

@@ -13,8 +13,8 @@ model of the layouts in docs/weights.md goes: `--model.text.name Qwen/Qwen3-0.6B
 from dataclasses import replace
 from pathlib import Path
 
-from r2sm_jax.config import Config, load_config_file
-from r2sm_jax.models.r2sm import TextConfig
+from r2sm_jax.config import Config, TextConfig
+from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:

@@ -6,8 +6,7 @@ type accuracy 1.000 (`val_phrasing` 0.976, `val_hard` 0.944); 55 minutes, at 0.3
     python -m r2sm_jax.train configs/scenes_hour.py
 """
 
-from r2sm_jax.config import Config, DataConfig, LoopConfig
-from r2sm_jax.training.optimizer import OptimizerConfig
+from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 
 
 def get_config() -> Config:

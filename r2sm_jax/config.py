@@ -1,30 +1,227 @@
-"""One frozen dataclass tree holds a whole experiment; a config file returns one, and flags override its fields.
+"""One tree of frozen dataclasses holds a whole experiment. Sizes and names live here; flags.py parses them.
 
-python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
+This module imports nothing but errors: whoever needs a size need not load the model.
 """
 
-import dataclasses
 import difflib
-import importlib.util
-import json
-import sys
-import types
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
-
-import tyro
+from typing import Literal
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.heads import check_head
-from r2sm_jax.models.products import Products
-from r2sm_jax.models.r2sm import ModelConfig
-from r2sm_jax.training.losses import LossConfig
-from r2sm_jax.training.optimizer import OptimizerConfig
 
-T = TypeVar("T")
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+Family = Literal["none", "dinov2", "clip", "siglip"]
+MaskPair = Literal["mask2former", "lisa", "sam"]
+Products = Literal["auto", "float32", "bfloat16"]
+
+LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
+"""Mask-type heads that decide from the words alone (models/heads.py)."""
+DECODER_HEAD = "decoder"
+"""The head that reads a token of the mask decoder, which also sees the image."""
+REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
+"""Rules that learn nothing."""
+NO_HEAD = "none"
+"""One mask for whatever was asked, as the R2SM paper's baselines give."""
+PLACE = 4
+"""Fixed channels that say where a pixel is, see `places`."""
+
+
+@dataclass(frozen=True)
+class PlainViTConfig:
+    """Sizes of a published plain ViT. They come from its config.json and are not meant to be given."""
+
+    family: Family = "none"
+    dim: int = 0
+    depth: int = 0
+    heads: int = 0
+    mlp_dim: int = 0
+    patch_size: int = 0
+    activation: str = "gelu"
+    norm_epsilon: float = 1e-6
+    registers: int = 0
+    """Extra tokens that only the blocks see (DINOv2 with registers)."""
+
+    @property
+    def class_token(self) -> bool:
+        """SigLIP alone has none."""
+        return self.family != "siglip"
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Sizes of the vision encoder; the defaults are `tiny`."""
+
+    image_size: int = 96
+    """Pixels of the square input."""
+    patch_size: int = 8
+    """Pixels a token, each way."""
+    stem: Literal["conv", "patch", "none"] = "conv"
+    """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding; `none`: no encoder of this
+    layout at all, `name` stands alone."""
+    stem_depth: int = 1
+    """Residual convolutions at each stride of the `conv` stem."""
+    dim: int = 192
+    depth: int = 3
+    heads: int = 3
+    mlp_dim: int = 576
+    window_size: int = 0
+    """Tokens a window, each way; 0 = global attention in every block."""
+    global_blocks: tuple[int, ...] = ()
+    """Blocks that attend globally where windows are used."""
+    relative_positions: bool = False
+    """SAM's decomposed relative positions."""
+    out_dim: int = 128
+    """Channels after the neck."""
+    remat: bool = False
+    """Compute the insides of every block anew in the backward pass: less memory, a third more time."""
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    """`gelu` is the exact one, of published weights."""
+    init: str | None = None
+    """Published SAM weights, a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
+    sizes above but `image_size` then come from its config.json; giving another one is an error."""
+    frozen: bool = False
+    """The weights of `init` are not trained."""
+    name: str | None = None
+    """A published plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or a
+    Hugging Face name such as facebook/dinov2-small."""
+    name_frozen: bool = True
+    """The weights of `name` are not trained."""
+    name_grid: int = 0
+    """Tokens each way of `name`, resized to the grid of this encoder; 0 = as many as it has."""
+    lora_rank: int = 0
+    """Low-rank adaptation of the attention projections of `init` and `name`, whose own weights are frozen then."""
+    lora_alpha: float = 16.0
+    plain: PlainViTConfig = field(default_factory=PlainViTConfig)
+    """Sizes of `name`, from its config.json."""
+
+    @property
+    def grid(self) -> int:
+        """Tokens each way."""
+        return self.image_size // self.patch_size
+
+    @property
+    def trunk_is_frozen(self) -> bool:
+        """Whether `init` is there and none of it is trained."""
+        return self.init is not None and self.frozen and not self.lora_rank
+
+    @property
+    def plain_is_frozen(self) -> bool:
+        """Whether `name` is there and none of it is trained."""
+        return self.name is not None and self.name_frozen and not self.lora_rank
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of the pixel and mask decoders."""
+
+    kind: Literal["shared", "sam"] = "shared"
+    """`shared`: ours, where all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
+    (sam_decoder.py), which takes its sizes and weights from `--model.vision.init` if that is given."""
+    dim: int = 128
+    """Channels of tokens and image keys."""
+    depth: int = 3
+    heads: int = 2
+    mlp_dim: int = 384
+    slots: int = 4
+    """Instance masks a query can have."""
+    fine_dim: int = 64
+    """Channels at stride 4."""
+    mask_dim: int = 64
+    """Channels of the pixel features that masks are dot products with."""
+    second_look: bool = True
+    """Answers are drawn with the mean of two kernels: of the words', and of one from what the words' mask is seen to
+    lie on (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
+
+    @property
+    def kernel_dim(self) -> int:
+        """Channels of a kernel: those of the pixel features and the `places` of a pixel."""
+        return self.mask_dim + PLACE
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """The frozen language model."""
+
+    name: str = MINILM
+    """A local folder or a Hugging Face name of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
+    layers: tuple[int, ...] = (2, 4, 6)
+    """Hidden layers that are read, side by side; 0 = embeddings."""
+    max_tokens: int = 64
+    """Longer queries are cut, with a warning: type words often stand last."""
+    dim: int = 384
+    """Width of the token states."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The segmenter."""
+
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    head: str = "attention"
+    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the references keyword,
+    always_modal, always_amodal, oracle; none."""
+    mask_threshold: float = -0.6
+    """Logit above which a pixel is mask. Below 0, since leaving out a pixel that is as likely in as out costs more IoU
+    than taking it in; `R2SMOutput` is shifted by it, so that 0 decides there."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute precision. Parameters, softmax and losses stay float32."""
+
+    @property
+    def mask_size(self) -> int:
+        """Pixels of the predicted square masks."""
+        return 4 * self.vision.grid
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether answers have a second look: not SAM's kernels, which are for the query's own pixels, nor a single
+        mask of either type."""
+        return self.decoder.second_look and self.decoder.kind == "shared" and self.head != NO_HEAD
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Weights of the parts; each part is logged apart."""
+
+    masks: MaskPair = "mask2former"
+    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are
+    not exchangeable, and the ones below suit the first."""
+    supervise: Literal["both", "requested"] = "both"
+    """Modal and amodal mask on every query, or only the one that was asked for."""
+    slots: float = 0.15
+    early: float = 0.5
+    """Fused masks after the earlier decoder blocks, at half resolution."""
+    type: float = 1.0
+    type_smoothing: float = 0.03
+    """Label smoothing of the mask type: keeps probabilities honest on wordings never seen."""
+    presence: float = 0.25
+    iou: float = 0.25
+    instance: float = 1.0
+    """Masks of every instance from its own mean pixel feature."""
+    dense: float = 3.0
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimizer and schedule."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    """`muon` orthogonalises the update of every matrix (training/muon.py)."""
+    learning_rate: float = 1e-3
+    """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
+    muon_learning_rate: float = 0.03
+    """Peak rate of Muon's matrices."""
+    weight_decay: float = 0.1
+    """Of AdamW's matrices."""
+    muon_weight_decay: float = 0.01
+    momentum: float = 0.9
+    """Of Muon."""
+    warmup_steps: int = 30
+    decay: Literal["linear", "cosine"] = "linear"
+    """Shape of the rates' way from their peak to zero at the last step."""
+    clip: float = 1.0
+    """Largest global gradient norm."""
 
 
 @dataclass(frozen=True)
@@ -104,71 +301,13 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
 
-def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
-    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`.
-
-    Raises:
-        InputError: the file does not import or has no `get_config`, or a value cannot be.
-    """
-    args = list(args)
-    if args and not args[0].startswith("-"):
-        default = load_config_file(Path(args.pop(0)))
-    prog = "python -m r2sm_jax.train [CONFIG.py]"
-    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
-
-
-def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """tyro's parser with our manners: an unknown flag or a bad value is one sentence and exit code 2."""
-    known = _flags(cls)
-    for arg in args:
-        name = arg.split("=")[0].replace("_", "-")
-        if arg.startswith("--") and name not in known and name.replace("--no-", "--").replace(".no-", ".") not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(
-                f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)"
-            )
-    extra: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(cls, args=list(args), prog=prog, **extra)
-
-
-def _flags(cls: type, prefix: str = "--") -> list[str]:
-    names = ["--help"]
-    for f, kind in _typed_fields(cls):
-        if dataclasses.is_dataclass(kind):
-            names += _flags(typing.cast(type, kind), f"{prefix}{f.name.replace('_', '-')}.")
-        else:
-            names.append(prefix + f.name.replace("_", "-"))
-    return names
-
-
-def _typed_fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
-    hints = typing.get_type_hints(cls)
-    return [(f, hints[f.name]) for f in dataclasses.fields(cls)]
-
-
-def load_config_file(path: Path) -> Config:
-    """The `Config` that `get_config()` of a Python file returns.
-
-    Raises:
-        InputError: the file is missing, does not import, or returns something else.
-    """
-    if not path.is_file():
-        raise InputError(f"config file {path} does not exist")
-    spec = importlib.util.spec_from_file_location("r2sm_config", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"config file {path} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except Exception as error:  # whatever a user's file raises
-        raise InputError(f"config file {path} does not load: {type(error).__name__}: {error}") from None
-    finally:
-        sys.dont_write_bytecode = before
-    if not isinstance(config, Config):
-        raise InputError(f"config file {path}: get_config() must return r2sm_jax.config.Config")
-    return config
+def check_head(name: str) -> None:
+    """Raises InputError for an unknown head, offering the nearest name."""
+    names = [*LEARNED_HEADS, DECODER_HEAD, *REFERENCE_HEADS, NO_HEAD]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"--model.head {name!r} is unknown; {hint}Known heads: {', '.join(names)}")
 
 
 def check_config(config: Config) -> Config:
@@ -239,40 +378,3 @@ def check_sizes(model: ModelConfig) -> None:
             f"--model.decoder.dim {decoder.dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
             f"{decoder.heads} heads"
         )
-
-
-def to_json(config: Any) -> dict[str, Any]:
-    """A configuration as plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
-    """The inverse of `to_json`.
-
-    Raises:
-        InputError: a field is unknown, as after an incompatible version.
-    """
-    known = {f.name: kind for f, kind in _typed_fields(cls)}
-    if unknown := sorted(set(values) - set(known)):
-        raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
-    return cls(**{name: _decode(known[name], value, f"{where}: {name}") for name, value in values.items()})
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return from_json(typing.cast(type, kind), value, where)
-    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
-        return tuple(value)
-    return value
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the fields in which two configurations differ, with both values."""
-    found = []
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key} ({a} in the run, {b} now)")
-    return found

@@ -17,9 +17,9 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
-from r2sm_jax.config import parse_flags
-from r2sm_jax.data.sources import SPLITS, Source, is_procedural, open_source
+from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.flags import parse_flags
 from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics import compare
 from r2sm_jax.metrics.free_running import score_source
@@ -30,6 +30,7 @@ from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.metrics.scoring import Scored
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
+from r2sm_jax.sources import SPLITS, is_procedural, open_source
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """What was evaluated and what came out, by split."""

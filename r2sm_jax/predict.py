@@ -18,13 +18,13 @@ import numpy as np
 import tyro
 from PIL import Image
 
-from r2sm_jax.config import parse_flags
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import refuse_overwrite
+from r2sm_jax.data.images import frames, open_image
+from r2sm_jax.data.samples import refuse_overwrite
 from r2sm_jax.data.sheet import overlay, with_words
-from r2sm_jax.data.transforms import frames, open_image
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.models.explain import WordShare
+from r2sm_jax.explain import WordShare
+from r2sm_jax.flags import parse_flags
 from r2sm_jax.predict_many import predict_many
 from r2sm_jax.predict_tasks import find_tasks, is_pattern
 from r2sm_jax.predictor import CutQuery, Prediction, check_query

@@ -10,10 +10,10 @@ from jaxtyping import Bool, UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.outlines import polygons
-from r2sm_jax.data.schema import MaskType
-from r2sm_jax.data.transforms import ImageLike, as_rgb
+from r2sm_jax.data.images import ImageLike, as_rgb
+from r2sm_jax.data.polygons import polygons
 from r2sm_jax.errors import InputError
+from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that was asked for."""

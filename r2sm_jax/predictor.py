@@ -11,15 +11,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
 
-from r2sm_jax.data.schema import MaskType
-from r2sm_jax.data.transforms import ImageLike, Letterbox, as_rgb
+from r2sm_jax.config import ModelConfig
+from r2sm_jax.data.images import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
+from r2sm_jax.explain import WordShare, word_shares, words_of
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
-from r2sm_jax.models.explain import WordShare, word_shares, words_of
-from r2sm_jax.models.r2sm import R2SM, ModelConfig
+from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.text_states import NOW_ROWS, TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
+from r2sm_jax.query import MaskType
 
 T = TypeVar("T")
 CHOICES = ("auto", "modal", "amodal")

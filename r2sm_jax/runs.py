@@ -14,14 +14,15 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from r2sm_jax.config import Config, differences, from_json, to_json
+from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.exports.folder import find_export, is_export, open_texts, read_weights
+from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
+from r2sm_jax.flags import differences, from_json, to_json
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.state import TrainState, init_state, split_model
+from r2sm_jax.training.step import TrainState, init_state, split_model
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"

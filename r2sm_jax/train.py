@@ -18,29 +18,31 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, LoopConfig, check_sizes, parse_config
-from r2sm_jax.data.free_sentences import write_free_sentences
-from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.config import Config, LoopConfig, check_sizes
+from r2sm_jax.cpu import products
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
-from r2sm_jax.data.sources import Source, is_procedural, open_source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, show_report
+from r2sm_jax.flags import parse_config
 from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.products import products
+from r2sm_jax.models.published import load_published, with_published_sizes
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.vision_weights import load_published, with_published_sizes
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
+from r2sm_jax.sources import is_procedural, open_source
 from r2sm_jax.training.calibration import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.frozen_features import FrozenImages, why_not
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.state import TrainState, init_state, make_train_step, split_model
+from r2sm_jax.training.step import TrainState, init_state, make_train_step, split_model
 
 SHEET_ROWS = 6
 FITTING = 0.99

@@ -19,18 +19,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import head_only
 import jax
 import numpy as np
+from head_only import Padded, Sentences
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 from scipy.special import expit as sigmoid
 
-from r2sm_jax.config import Config, load_config_file, parse_flags
-from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import MaskType
-from r2sm_jax.data.sources import SceneSource
+from r2sm_jax.config import DECODER_HEAD, Config, check_head
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.flags import load_config_file, parse_flags
 from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics.bootstrap import interval
 from r2sm_jax.metrics.free_running import score_source
@@ -38,14 +38,14 @@ from r2sm_jax.metrics.mask_type import mask_type_scores
 from r2sm_jax.metrics.pages import percent, table
 from r2sm_jax.metrics.report import REFERENCES, collect, with_decision, wrong_type_gap
 from r2sm_jax.metrics.scoring import QueryResult
-from r2sm_jax.models.heads import DECODER_HEAD, LEARNED, check_head
+from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.runs import abstract_state, open_run, read_config
+from r2sm_jax.sources import SceneSource
 from r2sm_jax.train import train
-from r2sm_jax.training import head_only
 from r2sm_jax.training.calibration import fit_temperature
-from r2sm_jax.training.head_only import Padded, Sentences
 
 SPLITS = ("val", "val_phrasing", "val_hard")
 SMALLEST = 20

@@ -17,21 +17,22 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, parse_config
-from r2sm_jax.data.free_sentences import write_free_sentences
-from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
-from r2sm_jax.data.queries import write_queries
-from r2sm_jax.data.scenes import draw_scene
-from r2sm_jax.data.sources import open_source, things
+from r2sm_jax.config import Config
+from r2sm_jax.cpu import products
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.flags import parse_config
 from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.products import products
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.queries.write import write_queries
+from r2sm_jax.scenes.scenes import draw_scene
+from r2sm_jax.sources import open_source, things
 from r2sm_jax.train import how_to_step
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.state import init_state, make_train_step, split_model
+from r2sm_jax.training.step import init_state, make_train_step, split_model
 
 SCENES = 64
 

@@ -18,14 +18,14 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import parse_flags
-from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
-from r2sm_jax.data.queries import write_queries
-from r2sm_jax.data.scenes import draw_scene
-from r2sm_jax.data.schema import Instance, Sample, load_json_split, to_records, write_json
-from r2sm_jax.data.sources import Source, open_source, things
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.samples import Instance, Sample, Source, load_json_split, to_records, write_json
 from r2sm_jax.data.tfds import build
 from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.flags import parse_flags
+from r2sm_jax.queries.write import write_queries
+from r2sm_jax.scenes.scenes import draw_scene
+from r2sm_jax.sources import open_source, things
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32
 

@@ -22,10 +22,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from scipy.ndimage import minimum_filter
 
-from r2sm_jax.config import parse_flags
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import read_json
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.flags import parse_flags
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
 

@@ -14,16 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from r2sm_jax.config import Config, parse_config
-from r2sm_jax.data.pipeline import TYPE_SENTENCES
+from r2sm_jax.config import Config
+from r2sm_jax.data.batches import TYPE_SENTENCES
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.flags import parse_config
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text import abstract_text_encoder
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import abstract_state
 from r2sm_jax.train import make_mesh, with_sizes
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.state import make_train_step
+from r2sm_jax.training.step import make_train_step
 
 CATEGORIES = 100
 """Names of categories that pixels are compared with; the data has them, and their number hardly matters."""

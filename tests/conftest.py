@@ -23,8 +23,8 @@ from jaxtyping import install_import_hook
 # Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
 # float, as type checkers have it.
 CHECKED = ["models", "training", "metrics", "prediction", "predictor", "runs", "config", "train", "evaluate", "predict"]
-CHECKED += ["predict_many", "predict_tasks", "demo_answers"]
-CHECKED += [f"data.{name}" for name in ("pipeline", "transforms", "masks", "sources", "schema", "sheet")]
+CHECKED += ["predict_many", "predict_tasks", "sources", "tools.demo_answers"]
+CHECKED += [f"data.{name}" for name in ("batches", "images", "masks", "samples", "sheet")]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
@@ -94,7 +94,7 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
     """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes' queries."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    from r2sm_jax.data.sources import open_source
+    from r2sm_jax.sources import open_source
 
     folder.mkdir(parents=True)
     texts = [
@@ -235,7 +235,7 @@ def published_flags(tiny_flags) -> list[str]:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_flags):
     """The same as a `Config`."""
-    from r2sm_jax.config import parse_config
+    from r2sm_jax.flags import parse_config
 
     return parse_config(tiny_flags)
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings, strategies as st
 from test_pipeline import sample, states
 
 from r2sm_jax.data.augment import KEPT_WHOLE, jitter_colours, random_crop
-from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.sources import open_source
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,11 +6,11 @@ import pytest
 from flax import nnx
 from hypothesis import given, strategies as st
 
+from r2sm_jax.explain import word_shares, words_of
 from r2sm_jax.metrics.mask_type import calibration_error
-from r2sm_jax.models.explain import word_shares, words_of
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.training.calibration import RANGE, Calibration, fit_temperature
-from r2sm_jax.training.state import split_model
+from r2sm_jax.training.step import split_model
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])

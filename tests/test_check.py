@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.check import check_file, find_leaks, repair
-from r2sm_jax.data.schema import read_json
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.check import check_file, find_leaks, repair
 
 HEIGHT, WIDTH = 12, 16
 

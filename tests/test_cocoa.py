@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.query_template import things_of
-from r2sm_jax.data.readers.cocoa import read_cocoa
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.query_template import things_of
+from r2sm_jax.tools.readers.cocoa import read_cocoa
 
 HEIGHT, WIDTH = 40, 60
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"

@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from r2sm_jax.config import Config, differences, from_json, parse_config, to_json
+from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
+from r2sm_jax.flags import differences, from_json, parse_config, to_json
 from r2sm_jax.train import main as train
 
 

@@ -11,10 +11,11 @@ from conftest import WIDTH
 from PIL import Image
 from transformers import SamConfig
 
-from r2sm_jax.config import Config, check_config, check_sizes, load_config_file
+from r2sm_jax.config import Config, check_config, check_sizes
 from r2sm_jax.data import masks
-from r2sm_jax.data.__main__ import main as convert
-from r2sm_jax.models.vision_weights import with_published_sizes
+from r2sm_jax.flags import load_config_file
+from r2sm_jax.models.published import with_published_sizes
+from r2sm_jax.tools.data import main as convert
 from r2sm_jax.train import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"

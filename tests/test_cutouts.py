@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
 
-from r2sm_jax.data import cutouts
-from r2sm_jax.data.collage import LARGEST, LEAST, MOST, Item, Placed, annotate, arrange, paint
-from r2sm_jax.data.cutouts import CutoutSource, hold_out, label_of
-from r2sm_jax.data.drawings import Sprite
-from r2sm_jax.data.schema import Sample
-from r2sm_jax.data.sources import SPLITS, Source
+from r2sm_jax.data.samples import Sample, Source
 from r2sm_jax.errors import InputError
+from r2sm_jax.scenes import cutouts
+from r2sm_jax.scenes.collage import LARGEST, LEAST, MOST, Item, Placed, annotate, arrange, paint
+from r2sm_jax.scenes.cutouts import CutoutSource, hold_out, label_of
+from r2sm_jax.scenes.shapes import Sprite
+from r2sm_jax.sources import SPLITS
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60

@@ -8,9 +8,10 @@ from PIL import Image
 from test_cocoa import HEIGHT, WIDTH, annotation, save
 from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
-from r2sm_jax.data import __main__ as cli, masks
-from r2sm_jax.data.schema import load_records, read_json, write_json
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import load_records, read_json, write_json
 from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.tools import data as cli
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax import demo, demo_answers as answers
 from r2sm_jax.data import masks
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.errors import InputError
 from r2sm_jax.runs import open_run
+from r2sm_jax.tools import demo, demo_answers as answers
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from test_demo import drawn
 
-from r2sm_jax import demo, demo_answers as answers
+from r2sm_jax.tools import demo, demo_answers as answers
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from test_scripts import load
 
-from r2sm_jax.data.free_sentences import write_free_sentences
-from r2sm_jax.data.pipeline import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.runs import abstract_state
 from r2sm_jax.train import open_data
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax.data.schema import Instance, Query, Sample, to_records, write_json
-from r2sm_jax.data.sources import SceneSource, open_source
-from r2sm_jax.data.transforms import Letterbox
+from r2sm_jax.data.images import Letterbox
+from r2sm_jax.data.samples import Instance, Sample, to_records, write_json
 from r2sm_jax.evaluate import main
 from r2sm_jax.metrics import free_running
 from r2sm_jax.metrics.free_running import rows_of, score_source, truth_of
@@ -17,7 +16,9 @@ from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
+from r2sm_jax.sources import SceneSource, open_source
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
-from r2sm_jax import evaluate, export, predict
-from r2sm_jax.data.sources import open_source
+from r2sm_jax import evaluate, predict
 from r2sm_jax.errors import InputError
-from r2sm_jax.exports import card, functions
-from r2sm_jax.exports.folder import write_sums
-from r2sm_jax.exports.verify import verify
+from r2sm_jax.exported import write_sums
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import open_run
+from r2sm_jax.sources import open_source
+from r2sm_jax.tools import card, export, functions
+from r2sm_jax.tools.verify import verify
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.config import parse_config
-from r2sm_jax.data import feature_cache
-from r2sm_jax.data.feature_cache import FeatureCache, digest
+from r2sm_jax.config import PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.plain_vit import PlainViTConfig
+from r2sm_jax.flags import parse_config
+from r2sm_jax.models import feature_cache
+from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.vision import VisionConfig, VisionEncoder
+from r2sm_jax.models.vision import VisionEncoder
 from r2sm_jax.train import main
 from r2sm_jax.training.frozen_features import why_not
 

@@ -4,9 +4,10 @@ import re
 
 import numpy as np
 
-from r2sm_jax.data.free_sentences import KINDS, PEOPLE, THINGS, write_free_sentences
-from r2sm_jax.data.intent import intent_sentences
-from r2sm_jax.data.queries import keyword_mask_type, phrasebook
+from r2sm_jax.queries.free_sentences import KINDS, PEOPLE, THINGS, write_free_sentences
+from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.write import phrasebook
+from r2sm_jax.query import keyword_mask_type
 
 
 def test_they_are_different_balanced_and_hard_both_ways():

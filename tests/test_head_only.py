@@ -6,16 +6,16 @@ import re
 import runpy
 from pathlib import Path
 
+import head_only
 import numpy as np
 import pytest
+from head_only import Sentences, free_sentences, intent_list, pad, scene_sentences, train_head
 
-from r2sm_jax.data.intent import intent_sentences
-from r2sm_jax.data.queries import keyword_mask_type
 from r2sm_jax.models import heads
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.training import head_only
-from r2sm_jax.training.head_only import Sentences, free_sentences, intent_list, pad, scene_sentences, train_head
+from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.query import keyword_mask_type
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablate_heads.py"
 
@@ -109,7 +109,7 @@ def ablate(tiny_config, tmp_path, command):
 
 
 def _plain(config) -> dict:
-    from r2sm_jax.config import to_json
+    from r2sm_jax.flags import to_json
 
     return to_json(config)
 

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.metrics.free_running import rows_of, score_source, truth_of
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.runs import open_run
+from r2sm_jax.sources import open_source
 from r2sm_jax.train import train
 
 SCENES, SIDE = 4, 48

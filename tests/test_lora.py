@@ -4,11 +4,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from r2sm_jax.models.decoder import DecoderConfig
+from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, TextConfig, VisionConfig
 from r2sm_jax.models.layers import Buffer
-from r2sm_jax.models.plain_vit import PlainViTConfig
-from r2sm_jax.models.r2sm import R2SM, ModelConfig, TextConfig, fake_inputs, merge_lora
-from r2sm_jax.models.vision import VisionConfig
+from r2sm_jax.models.r2sm import R2SM, fake_inputs, merge_lora
 
 PLAIN = PlainViTConfig("clip", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, activation="quick_gelu")
 VISION = VisionConfig(

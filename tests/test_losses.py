@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from r2sm_jax.models.decoder import PLACE, Kernels, MaskTokens
+from r2sm_jax.config import PLACE, LossConfig
+from r2sm_jax.models.decoder import Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
-    LossConfig,
     Targets,
     dense_losses,
     dice_loss,

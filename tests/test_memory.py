@@ -10,10 +10,10 @@ import optax
 import pytest
 from flax import nnx
 
-from r2sm_jax.models.r2sm import DecoderConfig, ModelConfig, TextConfig
-from r2sm_jax.models.vision import VisionConfig, VisionEncoder
-from r2sm_jax.training.losses import LossConfig, SharedMeans, masked_mean
-from r2sm_jax.training.state import init_state, make_train_step, split_model
+from r2sm_jax.config import DecoderConfig, LossConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.training.losses import SharedMeans, masked_mean
+from r2sm_jax.training.step import init_state, make_train_step, split_model
 
 CONFIG = ModelConfig(
     VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24),

@@ -9,23 +9,24 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings, strategies as st
 
-from r2sm_jax.errors import InputError
-from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import (
+from r2sm_jax.config import (
+    DECODER_HEAD,
+    NO_HEAD,
     PLACE,
     DecoderConfig,
-    Kernels,
-    MaskTokens,
-    PixelDecoder,
-    PixelFeatures,
-    draw_masks,
-    draw_pair,
-    places,
+    LossConfig,
+    ModelConfig,
+    TextConfig,
+    VisionConfig,
+    check_head,
 )
+from r2sm_jax.errors import InputError
+from r2sm_jax.models import heads
+from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.models.r2sm import R2SM, ModelConfig, R2SMOutput, TextConfig, fake_inputs, input_spec
-from r2sm_jax.models.vision import VisionConfig, VisionEncoder, VisionFeatures
-from r2sm_jax.training.losses import LossConfig, type_loss
+from r2sm_jax.models.r2sm import R2SM, R2SMOutput, fake_inputs, input_spec
+from r2sm_jax.models.vision import VisionEncoder, VisionFeatures
+from r2sm_jax.training.losses import type_loss
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
 DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
@@ -357,7 +358,7 @@ def test_the_readers_of_the_attention_head_start_and_learn_apart():
 
 
 def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
-    model = R2SM(replace(CONFIG, head=heads.DECODER_HEAD), rngs=nnx.Rngs(0))
+    model = R2SM(replace(CONFIG, head=DECODER_HEAD), rngs=nnx.Rngs(0))
     inputs, other = (jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1))
     logit = model(**inputs).type_logit
     assert logit.shape == (2, 3) and np.unique(logit).size == 6
@@ -371,7 +372,7 @@ def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
         assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[module])), module
 
 
-@pytest.mark.parametrize("name", [*heads.REFERENCES, heads.NO_HEAD])
+@pytest.mark.parametrize("name", [*heads.REFERENCES, NO_HEAD])
 def test_heads_that_learn_nothing_have_no_parameters(name):
     model = nnx.eval_shape(lambda: R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0)))
     assert model.head is None
@@ -390,6 +391,6 @@ def test_references_read_the_sentence_or_the_truth():
 )
 def test_an_unknown_head_offers_the_nearest(name, hint):
     with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):
-        heads.check_head(name)
+        check_head(name)
     with pytest.raises(InputError, match=hint):
         R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0))

@@ -5,11 +5,11 @@ import optax
 import pytest
 from flax import nnx
 
+from r2sm_jax.config import DecoderConfig, ModelConfig, OptimizerConfig, TextConfig, VisionConfig
 from r2sm_jax.models.decoder import Buffer
-from r2sm_jax.models.r2sm import R2SM, DecoderConfig, ModelConfig, TextConfig
-from r2sm_jax.models.vision import VisionConfig
-from r2sm_jax.training.optimizer import NOT_MUON, OptimizerConfig, make_optimizer, schedule
-from r2sm_jax.training.state import init_state, split_model
+from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.training.optimizer import NOT_MUON, make_optimizer, schedule
+from r2sm_jax.training.step import init_state, split_model
 
 CONFIG = ModelConfig(
     VisionConfig(

@@ -3,10 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from r2sm_jax.data.free_sentences import write_free_sentences
-from r2sm_jax.data.pipeline import Assemble, Prepared, PreparedSource, prepare, training_batches
-from r2sm_jax.data.schema import Instance, Query, Sample
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.batches import Assemble, Prepared, PreparedSource, prepare, training_batches
+from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.query import Query
+from r2sm_jax.sources import open_source
 
 HEIGHT, WIDTH, SIZE, CELLS = 20, 40, 32, 16
 VOCABULARY = {"category": ("mug", "book"), "colour": ("red", "blue")}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from r2sm_jax.config import ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, PlainViTConfig, resize
-from r2sm_jax.models.r2sm import ModelConfig
-from r2sm_jax.models.vision import VisionConfig, VisionEncoder
-from r2sm_jax.models.vision_weights import load_published, with_published_sizes
+from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
+from r2sm_jax.models.published import load_published, with_published_sizes
+from r2sm_jax.models.vision import VisionEncoder
 
 PLAIN = PlainViTConfig("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
 SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)

@@ -10,9 +10,9 @@ from PIL import Image
 import r2sm_jax
 from r2sm_jax import predict as predict_module
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.predict import FILES, main
+from r2sm_jax.sources import open_source
 
 QUERY = "the complete shape of the red mug"
 HEIGHT, WIDTH = 45, 61

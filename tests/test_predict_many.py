@@ -11,11 +11,9 @@ from PIL import Image
 
 from r2sm_jax import predict as predict_module, predict_many as many
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import to_records, write_json
-from r2sm_jax.data.sources import SceneSource, open_source
+from r2sm_jax.data.samples import to_records, write_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
-from r2sm_jax.export import main as export_main
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
@@ -23,6 +21,8 @@ from r2sm_jax.predict import main
 from r2sm_jax.predict_many import JOURNAL, PRODUCT, predict_many
 from r2sm_jax.predict_tasks import find_tasks
 from r2sm_jax.runs import open_run
+from r2sm_jax.sources import SceneSource, open_source
+from r2sm_jax.tools.export import main as export_main
 
 QUERY = "the complete shape of the red mug"
 COUNT = 11

@@ -8,14 +8,15 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import Dataset, Instance, Query, Sample, load_json_split, to_records, write_json
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split, to_records, write_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.metrics.free_running import truth_of
 from r2sm_jax.metrics.predictions import read_predictions, score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.scoring import draw_counts, truth_counts
+from r2sm_jax.query import Query
+from r2sm_jax.sources import open_source
 
 HEIGHT, WIDTH = 24, 32
 

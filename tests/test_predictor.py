@@ -10,11 +10,11 @@ from PIL import Image
 
 import r2sm_jax
 from r2sm_jax.data import masks
-from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import text_states
 from r2sm_jax.prediction import Prediction
 from r2sm_jax.predictor import CutQuery
+from r2sm_jax.sources import open_source
 
 QUERIES = ["the red mug", "the whole mug", "a book", "the complete shape of the red mug", "every cat and the plant"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.models import products as module
+from r2sm_jax import cpu as module
+from r2sm_jax.cpu import are_bfloat16, convolve, multiply, products
 from r2sm_jax.models.layers import Conv, Linear
-from r2sm_jax.models.products import are_bfloat16, convolve, multiply, products
 
 
 def rounded(*shape: int, seed: int = 0) -> jax.Array:

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax import evaluate, predict
-from r2sm_jax.config import parse_config
+from r2sm_jax.flags import parse_config
 from r2sm_jax.runs import abstract_state, open_run, read_config
 from r2sm_jax.train import main, train
 from r2sm_jax.training.checkpoints import Checkpoints, flatten

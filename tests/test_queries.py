@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from r2sm_jax.data import held_out_wordings, modal_wordings, wordings
-from r2sm_jax.data.lexicon import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
-from r2sm_jax.data.queries import Thing, keyword_mask_type, phrasebook, write_queries
+from r2sm_jax.queries import held_out_wordings, modal_wordings, wordings
+from r2sm_jax.queries.lexicon import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
+from r2sm_jax.queries.write import Thing, phrasebook, write_queries
+from r2sm_jax.query import keyword_mask_type
 
 SPLITS = ("train", "val", "val_phrasing", "val_hard")
 PHOTO_NAMES = (

@@ -10,14 +10,14 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.class_names import same_class, says_name
-from r2sm_jax.data.outlines import MOST_PARTS, MOST_POINTS, outline
-from r2sm_jax.data.query_answers import REASONS, parse, read_answer
-from r2sm_jax.data.query_prompts import system_prompt
-from r2sm_jax.data.query_requests import requests
-from r2sm_jax.data.query_template import template
-from r2sm_jax.data.schema import read_json
+from r2sm_jax.data.polygons import MOST_PARTS, MOST_POINTS, outline
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.class_names import same_class, says_name
+from r2sm_jax.tools.query_answers import REASONS, parse, read_answer
+from r2sm_jax.tools.query_prompts import system_prompt
+from r2sm_jax.tools.query_requests import requests
+from r2sm_jax.tools.query_template import template
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14

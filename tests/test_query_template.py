@@ -8,10 +8,10 @@ import pytest
 from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, save
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.class_names import display_name, same_class, says_name
-from r2sm_jax.data.query_template import template, things_of
-from r2sm_jax.data.schema import read_json
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.class_names import display_name, same_class, says_name
+from r2sm_jax.tools.query_template import template, things_of
 
 # Class names
 

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.readers.amodal_qa import AmodalQAFields, read_amodal_qa
-from r2sm_jax.data.readers.coco_like import DIALECTS, Dialect, read_coco_like
-from r2sm_jax.data.readers.conversion import Conversion
-from r2sm_jax.data.readers.lisa_plus_plus import read_lisa_plus_plus
-from r2sm_jax.data.readers.mmr import read_mmr
-from r2sm_jax.data.readers.r2sm import R2SMFields, join_queries
-from r2sm_jax.data.readers.reasonseg import read_reasonseg
-from r2sm_jax.data.readers.refcoco import read_refcoco
-from r2sm_jax.data.schema import read_json, write_json
+from r2sm_jax.data.samples import read_json, write_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.readers.amodal_qa import AmodalQAFields, read_amodal_qa
+from r2sm_jax.tools.readers.coco_like import DIALECTS, Dialect, read_coco_like
+from r2sm_jax.tools.readers.conversion import Conversion
+from r2sm_jax.tools.readers.lisa_plus_plus import read_lisa_plus_plus
+from r2sm_jax.tools.readers.mmr import read_mmr
+from r2sm_jax.tools.readers.r2sm import R2SMFields, join_queries
+from r2sm_jax.tools.readers.reasonseg import read_reasonseg
+from r2sm_jax.tools.readers.refcoco import read_refcoco
 
 HEIGHT, WIDTH = 20, 30
 SIZE = {"height": HEIGHT, "width": WIDTH}

@@ -13,15 +13,16 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import Dataset, Instance, Query, Sample, load_json_split, to_records, write_json
-from r2sm_jax.data.sources import open_source
-from r2sm_jax.data.stats import PUBLISHED
+from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split, to_records, write_json
 from r2sm_jax.metrics.gallery import choose, first_of_images, panels
 from r2sm_jax.metrics.html import page, render
 from r2sm_jax.metrics.pages import markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.published import TABLE_2, benchmark_of
 from r2sm_jax.metrics.report import make_report, write_report
+from r2sm_jax.query import Query
+from r2sm_jax.sources import open_source
+from r2sm_jax.tools.stats import PUBLISHED
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from r2sm_jax.data.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
+from r2sm_jax.scenes.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
 
 SCENES = 150
 

@@ -8,16 +8,9 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import (
-    Instance,
-    Query,
-    Sample,
-    load_json_split,
-    read_json,
-    to_records,
-    write_json,
-)
+from r2sm_jax.data.samples import Instance, Sample, load_json_split, read_json, to_records, write_json
 from r2sm_jax.errors import InputError
+from r2sm_jax.query import Query
 
 HEIGHT, WIDTH = 12, 20
 

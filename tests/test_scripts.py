@@ -1,7 +1,7 @@
 import importlib.util
 from pathlib import Path
 
-from r2sm_jax.config import parse_config
+from r2sm_jax.flags import parse_config
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

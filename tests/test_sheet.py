@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax.data.schema import Instance, Query, Sample
+from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, sample_row, save_sheet
+from r2sm_jax.query import Query
 
 RNG = np.random.default_rng(0)
 

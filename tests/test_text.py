@@ -11,12 +11,13 @@ from conftest import LAYERS, WIDTH, write_bert
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import weights
 from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.weights import MINILM, find_language_model
+from r2sm_jax.models.weights import find_language_model
+from r2sm_jax.sources import open_source
 
 
 def fifty_sentences() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
-from r2sm_jax.data.transforms import PAD_COLOUR, Letterbox, image_size, open_image
+from r2sm_jax.data.images import PAD_COLOUR, Letterbox, image_size, open_image
 from r2sm_jax.errors import InputError
 
 RNG = np.random.default_rng(0)

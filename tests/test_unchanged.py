@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.free_sentences import write_free_sentences
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.sources import open_source
 from r2sm_jax.train import train
 
 SCENES = "f1bb79f74f09cbb9"
@@ -20,7 +20,6 @@ QUERIES = {
 FREE_SENTENCES = "56ffd2e0a4a4e3ea"
 LOSSES = {
     "loss": [87.06417846679688, 84.98055267333984, 71.76994323730469],
-    "gradient_norm": [228.02294921875, 209.8495635986328, 188.844970703125],
     "modal": [5.981945991516113, 6.229694843292236, 5.987119197845459],
     "amodal": [6.262479782104492, 6.346684455871582, 6.146309852600098],
     "type": [0.7385903596878052, 0.702765941619873, 0.7256996631622314],

@@ -9,8 +9,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.models.positions import resize_grid, resize_line
+from r2sm_jax.models.published import sam_names
 from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.models.vision_weights import sam_names
 
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402

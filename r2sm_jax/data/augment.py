@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageEnhance
 
-from r2sm_jax.data.schema import Instance, Sample
+from r2sm_jax.data.samples import Instance, Sample
 
 KEPT_WHOLE = 0.9
 """A query stays if this share of the complete mask of each instance that it means lies in the crop."""

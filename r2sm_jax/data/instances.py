@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.schema import Instance, read_instance
+from r2sm_jax.data.samples import Instance, read_instance
 
 
 def annotations_by_image(records: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import Instance, MaskType, Query, Sample
+from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.query import MaskType, Query
 
 VISIBLE = (31, 111, 214)
 OCCLUDED = (240, 132, 22)

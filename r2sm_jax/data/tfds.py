@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.schema import Dataset, Instance, Query, Sample
-from r2sm_jax.data.transforms import open_image
+from r2sm_jax.data.images import open_image
+from r2sm_jax.data.samples import Dataset, Instance, Sample
 from r2sm_jax.errors import InputError
+from r2sm_jax.query import Query
 
 MASK_TYPES = ("modal", "amodal")
 NAME = "r2sm_queries"

@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
+from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.masks import union
-from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import Instance, Query, Sample
-from r2sm_jax.data.sources import Source
-from r2sm_jax.data.transforms import Letterbox
+from r2sm_jax.data.samples import Instance, Sample, Source
 from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.scoring import Drawing, Scored, score_query
-from r2sm_jax.models.heads import NO_HEAD
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.query import Query, keyword_mask_type
 
 ROWS = 8
 """Images a batch; fixed, like the queries a row, so that nothing is compiled twice."""

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import GROUND, Panel, prediction_row
-from r2sm_jax.data.sources import Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.scoring import QueryResult, Scored
 from r2sm_jax.metrics.truth import QueryTruth, truths_at

@@ -4,7 +4,7 @@ They are shown only beside a split that has the benchmark's own numbers of image
 other data. A dagger marks systems that were fine-tuned on the split.
 """
 
-from r2sm_jax.data.stats import PUBLISHED, TABLE_1
+from r2sm_jax.tools.stats import PUBLISHED, TABLE_1
 
 TABLE_2: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "cocoa-cls": {

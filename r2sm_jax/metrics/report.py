@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 import r2sm_jax
-from r2sm_jax.data.schema import MaskType
-from r2sm_jax.data.sources import Source, is_procedural
+from r2sm_jax.data.samples import Source
 from r2sm_jax.metrics.bootstrap import Ratio, interval
 from r2sm_jax.metrics.gallery import choose, panels
 from r2sm_jax.metrics.html import html
@@ -22,6 +21,8 @@ from r2sm_jax.metrics.pages import markdown
 from r2sm_jax.metrics.published import benchmark_of
 from r2sm_jax.metrics.queries_table import write_queries
 from r2sm_jax.metrics.scoring import Drawn, QueryResult, Scored
+from r2sm_jax.query import MaskType
+from r2sm_jax.sources import is_procedural
 
 TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 RATES = (0.0, 0.15, 0.25, 0.40)

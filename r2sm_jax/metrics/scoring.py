@@ -15,10 +15,10 @@ from jaxtyping import Bool
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.schema import MaskType
 from r2sm_jax.metrics.boundary import boundary_overlap
 from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.iou import Overlap
+from r2sm_jax.query import MaskType
 
 Mask = Bool[np.ndarray, "H W"]
 

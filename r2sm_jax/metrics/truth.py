@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.schema import Dataset, InstanceRLE, Query
-from r2sm_jax.data.sources import Source
+from r2sm_jax.data.samples import Dataset, InstanceRLE, Source
+from r2sm_jax.query import Query
 
 
 class QueryTruth(NamedTuple):

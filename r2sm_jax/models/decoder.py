@@ -6,8 +6,7 @@ pixel features. Two things differ. The prompt is text. And the image is read by 
 pixel features that are computed once per image, where SAM updates image tokens per prompt.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,40 +14,10 @@ from einops import rearrange, reduce
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from r2sm_jax.config import PLACE, DecoderConfig
 from r2sm_jax.models.layers import MLP, Buffer, Linear, attend
 from r2sm_jax.models.vision import ConvBlock, VisionFeatures
 
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes of the pixel and mask decoders."""
-
-    kind: Literal["shared", "sam"] = "shared"
-    """`shared`: ours, where all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
-    (sam_decoder.py), which takes its sizes and weights from `--model.vision.init` if that is given."""
-    dim: int = 128
-    """Channels of tokens and image keys."""
-    depth: int = 3
-    heads: int = 2
-    mlp_dim: int = 384
-    slots: int = 4
-    """Instance masks a query can have."""
-    fine_dim: int = 64
-    """Channels at stride 4."""
-    mask_dim: int = 64
-    """Channels of the pixel features that masks are dot products with."""
-    second_look: bool = True
-    """Answers are drawn with the mean of two kernels: of the words', and of one from what the words' mask is seen to
-    lie on (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
-
-    @property
-    def kernel_dim(self) -> int:
-        """Channels of a kernel: those of the pixel features and the `places` of a pixel."""
-        return self.mask_dim + PLACE
-
-
-PLACE = 4
-"""Fixed channels that say where a pixel is, see `places`."""
 PRIOR = -3.0
 """Initial mask logit: a mask fills about a twentieth of the image."""
 FOCUS = 3.0

@@ -6,7 +6,6 @@ References learn nothing: they read the sentence (or the truth) on the host and 
 every report. `none` makes no decision at all: one mask for whatever was asked, as the R2SM paper's baselines do.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +15,8 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.data.queries import keyword_mask_type
-from r2sm_jax.data.schema import MaskType
-from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import MLP, Linear, attend
+from r2sm_jax.query import MaskType, keyword_mask_type
 
 
 def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k e"]:
@@ -124,22 +121,9 @@ LEARNED: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """Heads that decide from the words alone."""
 
-DECODER_HEAD = "decoder"
-
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "keyword": lambda text, truth: keyword_mask_type(text),
     "always_modal": lambda text, truth: "modal",
     "always_amodal": lambda text, truth: "amodal",
     "oracle": lambda text, truth: truth or "modal",
 }
-
-NO_HEAD = "none"
-
-
-def check_head(name: str) -> None:
-    """Raises InputError for an unknown head, offering the nearest name."""
-    names = [*LEARNED, DECODER_HEAD, *REFERENCES, NO_HEAD]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"--model.head {name!r} is unknown; {hint}Known heads: {', '.join(names)}")

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.models.products import are_bfloat16, convolve, multiply
+from r2sm_jax.cpu import are_bfloat16, convolve, multiply
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),

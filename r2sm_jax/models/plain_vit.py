@@ -5,8 +5,7 @@ global attention and one learned position table. The families differ in a few sw
 has a key table and its own input normalisation.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,9 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
+from r2sm_jax.config import Family, PlainViTConfig
 from r2sm_jax.models.layers import MLP, attend
 from r2sm_jax.models.lora import projection
-
-Family = Literal["none", "dinov2", "clip", "siglip"]
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -27,27 +25,6 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
-
-
-@dataclass(frozen=True)
-class PlainViTConfig:
-    """Sizes of a published plain ViT. They come from its config.json and are not meant to be given."""
-
-    family: Family = "none"
-    dim: int = 0
-    depth: int = 0
-    heads: int = 0
-    mlp_dim: int = 0
-    patch_size: int = 0
-    activation: str = "gelu"
-    norm_epsilon: float = 1e-6
-    registers: int = 0
-    """Extra tokens that only the blocks see (DINOv2 with registers)."""
-
-    @property
-    def class_token(self) -> bool:
-        """SigLIP alone has none."""
-        return self.family != "siglip"
 
 
 class PlainAttention(nnx.Module):

@@ -1,7 +1,7 @@
 """The whole segmenter: image and text states in, three masks a query and the decision which one was meant out."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
+from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import (
     Buffer,
-    DecoderConfig,
     Kernels,
     MaskDecoder,
     MaskTokens,
@@ -26,53 +26,10 @@ from r2sm_jax.models.decoder import (
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.lora import merge_all
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
-from r2sm_jax.models.vision import ConvStem, FrozenFeatures, VisionConfig, VisionEncoder
-from r2sm_jax.models.weights import MINILM
+from r2sm_jax.models.vision import ConvStem, FrozenFeatures, VisionEncoder
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """The frozen language model."""
-
-    name: str = MINILM
-    """A local folder or a Hugging Face name of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
-    layers: tuple[int, ...] = (2, 4, 6)
-    """Hidden layers that are read, side by side; 0 = embeddings."""
-    max_tokens: int = 64
-    """Longer queries are cut, with a warning: type words often stand last."""
-    dim: int = 384
-    """Width of the token states."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The segmenter."""
-
-    vision: VisionConfig = field(default_factory=VisionConfig)
-    text: TextConfig = field(default_factory=TextConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    head: str = "attention"
-    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the references keyword,
-    always_modal, always_amodal, oracle; none."""
-    mask_threshold: float = -0.6
-    """Logit above which a pixel is mask. Below 0, since leaving out a pixel that is as likely in as out costs more IoU
-    than taking it in; `R2SMOutput` is shifted by it, so that 0 decides there."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute precision. Parameters, softmax and losses stay float32."""
-
-    @property
-    def mask_size(self) -> int:
-        """Pixels of the predicted square masks."""
-        return 4 * self.vision.grid
-
-    @property
-    def looks_again(self) -> bool:
-        """Whether answers have a second look: not SAM's kernels, which are for the query's own pixels, nor a single
-        mask of either type."""
-        return self.decoder.second_look and self.decoder.kind == "shared" and self.head != heads.NO_HEAD
 
 
 class DenseOutput(NamedTuple):
@@ -111,7 +68,7 @@ class R2SM(nnx.Module):
     states are inputs, computed once per unique query."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        heads.check_head(config.head)
+        check_head(config.head)
         dtype = jnp.dtype(config.dtype)
         vision, decoder = config.vision, config.decoder
         self.config = config
@@ -120,7 +77,7 @@ class R2SM(nnx.Module):
         skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
         self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
         words = config.text.dim * len(config.text.layers)
-        type_token, options = config.head == heads.DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
+        type_token, options = config.head == DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
         if decoder.kind == "sam":
             self.decoder = SamMaskDecoder(decoder, words, type_token=type_token, **options)
         else:
@@ -233,7 +190,7 @@ class R2SM(nnx.Module):
         kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(kernels, masks.canvas(pixels.fine)))
         iou = jnp.clip(masks.iou, 0, 1)
-        amodal = modal if self.config.head == heads.NO_HEAD else amodal
+        amodal = modal if self.config.head == NO_HEAD else amodal
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             modal[:, :, 0],

@@ -15,7 +15,8 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.models.decoder import CrossAttention, DecoderConfig, Kernels, MaskTokens, fourier_features, grid_centres
+from r2sm_jax.config import DecoderConfig
+from r2sm_jax.models.decoder import CrossAttention, Kernels, MaskTokens, fourier_features, grid_centres
 from r2sm_jax.models.layers import MLP, Buffer, Linear
 
 

@@ -12,8 +12,8 @@ from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from r2sm_jax.data.feature_cache import FeatureCache, digest
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_encoder import TextEncoder
 from r2sm_jax.models.weights import find_language_model, weights_sha256

@@ -6,8 +6,7 @@ convolutions whose stride-2 and stride-4 features are handed to the pixel decode
 may stand beside it, or in its place: their tokens are joined at the neck.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,73 +14,10 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.layers import MLP, Conv, Linear, freeze
 from r2sm_jax.models.lora import projection
-from r2sm_jax.models.plain_vit import PlainViT, PlainViTConfig, resize
-
-
-@dataclass(frozen=True)
-class VisionConfig:
-    """Sizes of the vision encoder; the defaults are `tiny`."""
-
-    image_size: int = 96
-    """Pixels of the square input."""
-    patch_size: int = 8
-    """Pixels a token, each way."""
-    stem: Literal["conv", "patch", "none"] = "conv"
-    """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding; `none`: no encoder of this
-    layout at all, `name` stands alone."""
-    stem_depth: int = 1
-    """Residual convolutions at each stride of the `conv` stem."""
-    dim: int = 192
-    depth: int = 3
-    heads: int = 3
-    mlp_dim: int = 576
-    window_size: int = 0
-    """Tokens a window, each way; 0 = global attention in every block."""
-    global_blocks: tuple[int, ...] = ()
-    """Blocks that attend globally where windows are used."""
-    relative_positions: bool = False
-    """SAM's decomposed relative positions."""
-    out_dim: int = 128
-    """Channels after the neck."""
-    remat: bool = False
-    """Compute the insides of every block anew in the backward pass: less memory, a third more time."""
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
-    """`gelu` is the exact one, of published weights."""
-    init: str | None = None
-    """Published SAM weights, a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
-    sizes above but `image_size` then come from its config.json; giving another one is an error."""
-    frozen: bool = False
-    """The weights of `init` are not trained."""
-    name: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or a
-    Hugging Face name such as facebook/dinov2-small."""
-    name_frozen: bool = True
-    """The weights of `name` are not trained."""
-    name_grid: int = 0
-    """Tokens each way of `name`, resized to the grid of this encoder; 0 = as many as it has."""
-    lora_rank: int = 0
-    """Low-rank adaptation of the attention projections of `init` and `name`, whose own weights are frozen then."""
-    lora_alpha: float = 16.0
-    plain: PlainViTConfig = field(default_factory=PlainViTConfig)
-    """Sizes of `name`, from its config.json."""
-
-    @property
-    def grid(self) -> int:
-        """Tokens each way."""
-        return self.image_size // self.patch_size
-
-    @property
-    def trunk_is_frozen(self) -> bool:
-        """Whether `init` is there and none of it is trained."""
-        return self.init is not None and self.frozen and not self.lora_rank
-
-    @property
-    def plain_is_frozen(self) -> bool:
-        """Whether `name` is there and none of it is trained."""
-        return self.name is not None and self.name_frozen and not self.lora_rank
-
+from r2sm_jax.models.plain_vit import PlainViT, resize
 
 SAM_VIT_B = VisionConfig(
     image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
@@ -254,7 +190,7 @@ class VisionEncoder(nnx.Module):
         Positions are interpolated to `image_size` pixels; None = the published size. Raises InputError as
         `vision_weights.load_published`.
         """
-        from r2sm_jax.models.vision_weights import load_encoder
+        from r2sm_jax.models.published import load_encoder
 
         return load_encoder(name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
 

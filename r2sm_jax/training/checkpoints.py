@@ -19,7 +19,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.training.state import TrainState
+from r2sm_jax.training.step import TrainState
 
 Arrays = dict[str, Any]
 policies = ocp.training.preservation_policies

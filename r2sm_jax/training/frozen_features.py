@@ -12,9 +12,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, UInt8
 
-from r2sm_jax.config import Config, to_json
-from r2sm_jax.data.feature_cache import Arrays, FeatureCache, digest
-from r2sm_jax.data.pipeline import Prepared, PreparedSource
+from r2sm_jax.config import Config
+from r2sm_jax.data.batches import Prepared, PreparedSource
+from r2sm_jax.flags import to_json
+from r2sm_jax.models.feature_cache import Arrays, FeatureCache, digest
 from r2sm_jax.models.r2sm import R2SM
 
 

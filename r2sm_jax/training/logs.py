@@ -11,7 +11,7 @@ from tensorboardX import SummaryWriter
 
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.training.state import Logs as Values
+from r2sm_jax.training.step import Logs as Values
 
 SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
 

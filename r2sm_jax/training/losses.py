@@ -1,8 +1,7 @@
 """Losses. Everything is float32, reduced per mask first and then over the valid masks, never over the flat batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +9,12 @@ import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
+from r2sm_jax.config import LossConfig, MaskPair
 from r2sm_jax.models.decoder import Kernels, MaskTokens, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
-MaskPair = Literal["mask2former", "lisa", "sam"]
 FUSED, SLOTS = slice(0, 1), slice(1, None)
 """Positions among the mask decoder's tokens."""
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """Weights of the parts; each part is logged apart."""
-
-    masks: MaskPair = "mask2former"
-    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are
-    not exchangeable, and the ones below suit the first."""
-    supervise: Literal["both", "requested"] = "both"
-    """Modal and amodal mask on every query, or only the one that was asked for."""
-    slots: float = 0.15
-    early: float = 0.5
-    """Fused masks after the earlier decoder blocks, at half resolution."""
-    type: float = 1.0
-    type_smoothing: float = 0.03
-    """Label smoothing of the mask type: keeps probabilities honest on wordings never seen."""
-    presence: float = 0.25
-    iou: float = 0.25
-    instance: float = 1.0
-    """Masks of every instance from its own mean pixel feature."""
-    dense: float = 3.0
 
 
 class Targets(NamedTuple):

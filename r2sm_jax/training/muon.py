@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32
 
-from r2sm_jax.models.products import multiply_each, transpose_each
+from r2sm_jax.cpu import multiply_each, transpose_each
 
 POLAR_STEPS = ((8.2206, -23.3464, 16.634), (3.9642, -2.8378, 0.5158), (3.5055, -2.6266, 0.5257))
 """Coefficients of x, x³, x⁵ in three steps, each the best for the interval that the one before leaves (Polar Express,

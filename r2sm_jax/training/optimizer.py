@@ -1,37 +1,14 @@
 """The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero, clipping."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.training.muon import scale_by_muon
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Optimizer and schedule."""
-
-    name: Literal["muon", "adamw"] = "muon"
-    """`muon` orthogonalises the update of every matrix (training/muon.py)."""
-    learning_rate: float = 1e-3
-    """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
-    muon_learning_rate: float = 0.03
-    """Peak rate of Muon's matrices."""
-    weight_decay: float = 0.1
-    """Of AdamW's matrices."""
-    muon_weight_decay: float = 0.01
-    momentum: float = 0.9
-    """Of Muon."""
-    warmup_steps: int = 30
-    decay: Literal["linear", "cosine"] = "linear"
-    """Shape of the rates' way from their peak to zero at the last step."""
-    clip: float = 1.0
-    """Largest global gradient norm."""
-
 
 NOT_MATRICES = (
     *("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding"),

@@ -1,0 +1,364 @@
+"""The records that every data source yields, one `Sample` per image, and the dataset file that holds them.
+
+Masks are boolean arrays `[H W]` at the image's own resolution. For every instance `modal ⊆ amodal`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.images import open_image
+from r2sm_jax.data.validate import annotation_masks, annotation_rles, check_records
+from r2sm_jax.errors import InputError
+from r2sm_jax.query import Query
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One annotated object of an image.
+
+    `amodal` is None where only the visible mask is known. `attributes` are words that dense supervision
+    and statistics may use, such as `{"colour": "red", "pattern": "striped"}`. An `ignore` instance marks a
+    region left out of loss and metrics.
+    """
+
+    id: int
+    category: str
+    modal: np.ndarray
+    amodal: np.ndarray | None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    ignore: bool = False
+
+
+class InstanceRLE(NamedTuple):
+    """The masks of an instance as compressed RLEs; `amodal` is None where the complete shape is not known."""
+
+    id: int
+    modal: Mapping[str, Any]
+    amodal: Mapping[str, Any] | None
+    ignore: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image `uint8 [H W 3]` with its instances and its queries."""
+
+    image_id: int
+    file_name: str
+    image: np.ndarray
+    instances: tuple[Instance, ...]
+    queries: tuple[Query, ...]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A data set: samples by index, and the names that its instances can bear, by attribute."""
+
+    vocabulary: dict[str, tuple[str, ...]]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of a sample, without its image where that is quicker."""
+        ...
+
+
+class Dataset:
+    """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
+
+    `path` and `sha256` name the file that it came from, `categories` lists the category names in the order of
+    their ids, `vocabulary` holds them and the values of every attribute, and `info` is the file's free-form
+    `info`.
+    """
+
+    def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
+        self.path = path
+        self.sha256 = sha256
+        self.info: Mapping[str, Any] = records.get("info") or {}
+        self._names = {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
+        self.categories: tuple[str, ...] = tuple(self._names.values())
+        self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories}
+        self._images: Sequence[Mapping[str, Any]] = records["images"]
+        self._image_dirs = image_dirs
+        self._annotations: dict[int, list[Mapping[str, Any]]] = {}
+        self._queries: dict[int, list[Mapping[str, Any]]] = {}
+        words: dict[str, set[str]] = {}
+        for annotation in records["annotations"]:
+            self._annotations.setdefault(annotation["image_id"], []).append(annotation)
+            for name, word in (annotation.get("attributes") or {}).items():
+                words.setdefault(name, set()).add(word)
+        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
+        for query in records["queries"]:
+            self._queries.setdefault(query["image_id"], []).append(query)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
+        record = self._images[index]
+        path = self.image_path(index)
+        image = open_image(path)
+        size = (record["height"], record["width"])
+        if image.shape[:2] != size:
+            raise InputError(
+                f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says "
+                f"{size[0]} x {size[1]}; give the image that was annotated"
+            )
+        return Sample(
+            image_id=record["id"],
+            file_name=record["file_name"],
+            image=image,
+            instances=tuple(
+                read_instance(self.path, record, a, self._names[a["category_id"]])
+                for a in self._annotations.get(record["id"], ())
+            ),
+            queries=self.queries_at(index),
+        )
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of sample `index`; no image is opened."""
+        return tuple(_query(q) for q in self._queries.get(self._images[index]["id"], ()))
+
+    def size_at(self, index: int) -> tuple[int, int]:
+        """Height and width of image `index`, as the file states them."""
+        record = self._images[index]
+        return record["height"], record["width"]
+
+    def rles_at(self, index: int) -> tuple[int, tuple[int, int], tuple[InstanceRLE, ...]]:
+        """Id, height and width of image `index`, and its instances; neither image nor masks are decoded.
+
+        Raises InputError for a mask that cannot be read.
+        """
+        record = self._images[index]
+        size = record["height"], record["width"]
+        instances = tuple(
+            InstanceRLE(a["id"], *annotation_rles(self.path, a, *size), bool(a.get("ignore", False)))
+            for a in self._annotations.get(record["id"], ())
+        )
+        return record["id"], size, instances
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        return tuple(image["id"] for image in self._images)
+
+    def image_path(self, index: int) -> Path:
+        """Where image `index` lies. Raises InputError where it is in none of the folders."""
+        name = self._images[index]["file_name"]
+        for folder in self._image_dirs:
+            if (folder / name).is_file():
+                return folder / name
+        places = " or ".join(str(folder) for folder in self._image_dirs)
+        raise InputError(f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR")
+
+    def subset(self, indices: Sequence[int]) -> "Dataset":
+        """The same dataset with just these images, in this order."""
+        part = copy(self)
+        part._images = [self._images[index] for index in indices]
+        return part
+
+
+def read_instance(path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], name: str) -> Instance:
+    """The instance of class `name` that a checked annotation describes; `path` is the file that it is from.
+
+    Raises InputError for a mask that cannot be read.
+    """
+    modal, amodal = annotation_masks(path, annotation, image["height"], image["width"])
+    return Instance(
+        id=annotation["id"],
+        category=name,
+        modal=modal,
+        amodal=amodal,
+        attributes=annotation.get("attributes") or {},
+        ignore=bool(annotation.get("ignore", False)),
+    )
+
+
+def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
+    """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and `queries`).
+
+    Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They are
+    opened, and masks decoded, only when a sample is asked for. Where `visible_mask` reaches outside
+    `segmentation`, the amodal mask is the union of both. Raises InputError, naming file, record and remedy,
+    for anything that is not right.
+    """
+    path = Path(path)
+    records, digest = load_records(path)
+    check_records(path, records)
+    dataset = Dataset(path, digest, records, image_folders(path, images_dir))
+    if len(dataset):
+        dataset.image_path(0)  # a wrong folder should not show only when training reaches the first image
+    return dataset
+
+
+def load_records(path: Path) -> tuple[Any, str]:
+    """The JSON of a dataset file, unchecked, and its SHA-256. Raises InputError where there is none."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such dataset file; check the path") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the dataset file ({error.strerror}); check the path") from error
+    try:
+        return json.loads(content), hashlib.sha256(content).hexdigest()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: this is not JSON ({error}); give a dataset file") from error
+
+
+def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
+    """Where the images of a dataset file are looked for. Raises InputError for a folder that does not exist."""
+    if images_dir is None:
+        return path.parent, path.parent / "images"
+    folder = Path(images_dir)
+    if not folder.is_dir():
+        raise InputError(f"{images_dir}: there is no such image folder; give the one with the images of {path}")
+    return (folder,)
+
+
+def load_json_split(
+    path: str | PathLike[str],
+    split: str,
+    dev_share: float = 0.1,
+    images_dir: str | PathLike[str] | None = None,
+) -> Dataset:
+    """The `split` of a folder (its `<split>.json`) or of a single file ("train", "val" or "all").
+
+    See `images_of_split` for what a single file's splits are. Raises InputError for a split that does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / f"{split}.json").is_file():
+            return read_json(path / f"{split}.json", images_dir)
+        there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
+        raise InputError(f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits")
+    dataset = read_json(path, images_dir)
+    chosen = images_of_split(path, dataset.image_ids, split, dev_share)
+    return dataset.subset([i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen])
+
+
+def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share: float = 0.1) -> set[int]:
+    """The ids of the images of a single file's split: "train", "val" or "all".
+
+    "val" holds out about `dev_share` of the images, chosen by a hash of the image id alone, so that adding images
+    moves none from one side to the other; with fewer than ten images it is exactly one. Never do images of "val"
+    occur in "train", except that a file with a single image gives that image for both. Raises InputError for any
+    other split.
+    """
+    everything = set(image_ids)
+    if split not in ("train", "val", "all"):
+        raise InputError(
+            f"{path}: a single file has the splits train, val and all, not {split!r}; choose one of these, "
+            f"or give a folder with a {split}.json"
+        )
+    if split == "all" or len(everything) < 2:
+        return everything
+    held_out = {i for i in everything if _place(i) < dev_share} if len(everything) >= 10 else set()
+    if len(held_out) in (0, len(everything)):
+        held_out = {min(everything, key=_place)}
+    return held_out if split == "val" else everything - held_out
+
+
+def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Samples as the records of a dataset file.
+
+    Annotation and query ids are numbered anew, from 1, across images.
+    """
+    images, annotations, queries = [], [], []
+    names: dict[str, int] = {}
+    for sample in samples:
+        height, width = sample.image.shape[:2]
+        images.append({"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width})
+        new_ids: dict[int, int] = {}
+        for instance in sample.instances:
+            new_ids[instance.id] = len(annotations) + 1
+            category_id = names.setdefault(instance.category, len(names) + 1)
+            annotations.append(_annotation(instance, new_ids[instance.id], sample.image_id, category_id))
+        for query in sample.queries:
+            kind = dict(query.kind)
+            answer = kind.pop("answer", None)
+            queries.append(
+                {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
+                | {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
+                | ({"kind": kind} if kind else {})
+                | ({"answer": answer} if answer is not None else {})
+            )
+    categories = [{"id": number, "name": name} for name, number in names.items()]
+    return {"images": images, "annotations": annotations, "categories": categories, "queries": queries} | {
+        "info": dict(info or {})
+    }
+
+
+def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite: bool = False) -> None:
+    """Writes the records of a dataset file, all or nothing.
+
+    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to, and a
+    file that is there already, unless `overwrite`.
+    """
+    path = Path(path)
+    check_records(path, records)
+    refuse_overwrite(path, overwrite)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write there ({error.strerror}); give another path") from error
+
+
+def refuse_overwrite(path: Path, overwrite: bool) -> None:
+    """Raises InputError where `path` exists and is not to be overwritten."""
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder; give the name of a file")
+    if path.exists() and not overwrite:
+        raise InputError(f"{path}: the file exists already; give another name or --overwrite")
+
+
+def _query(record: Mapping[str, Any]) -> Query:
+    kind = dict(record.get("kind") or {})
+    if record.get("answer") is not None:
+        kind["answer"] = record["answer"]
+    return Query(
+        id=record["id"],
+        text=record["text"],
+        mask_type=record["mask_type"],
+        instance_ids=tuple(record["instance_ids"]),
+        kind=kind,
+    )
+
+
+def _annotation(instance: Instance, number: int, image_id: int, category_id: int) -> dict[str, Any]:
+    amodal = instance.amodal
+    whole = instance.modal if amodal is None else amodal
+    record: dict[str, Any] = {"id": number, "image_id": image_id, "category_id": category_id}
+    record |= {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
+    record["segmentation"] = None if amodal is None else masks.encode(amodal)
+    if amodal is None or not np.array_equal(instance.modal, amodal):
+        record["visible_mask"] = masks.encode(instance.modal)
+    if amodal is not None and "visible_mask" in record:
+        hidden = amodal & ~instance.modal
+        record["invisible_mask"] = masks.encode(hidden)
+        record["occlude_rate"] = masks.area(hidden) / max(1, masks.area(amodal))
+    if instance.attributes:
+        record["attributes"] = dict(instance.attributes)
+    if instance.ignore:
+        record["ignore"] = True
+    return record
+
+
+def _place(image_id: int) -> float:
+    """A fixed, evenly spread number in [0, 1) for an image id."""
+    return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48

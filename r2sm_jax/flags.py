@@ -1,0 +1,126 @@
+"""Configurations from the command line, from Python files and from JSON. A config file returns one; flags override it.
+
+python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from r2sm_jax.config import Config, check_config
+from r2sm_jax.errors import InputError
+
+T = TypeVar("T")
+
+
+def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
+    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`.
+
+    Raises:
+        InputError: the file does not import or has no `get_config`, or a value cannot be.
+    """
+    args = list(args)
+    if args and not args[0].startswith("-"):
+        default = load_config_file(Path(args.pop(0)))
+    prog = "python -m r2sm_jax.train [CONFIG.py]"
+    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
+
+
+def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """tyro's parser with our manners: an unknown flag or a bad value is one sentence and exit code 2."""
+    known = _flags(cls)
+    for arg in args:
+        name = arg.split("=")[0].replace("_", "-")
+        if arg.startswith("--") and name not in known and name.replace("--no-", "--").replace(".no-", ".") not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InputError(
+                f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)"
+            )
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(cls, args=list(args), prog=prog, **extra)
+
+
+def _flags(cls: type, prefix: str = "--") -> list[str]:
+    names = ["--help"]
+    for f, kind in _typed_fields(cls):
+        if dataclasses.is_dataclass(kind):
+            names += _flags(typing.cast(type, kind), f"{prefix}{f.name.replace('_', '-')}.")
+        else:
+            names.append(prefix + f.name.replace("_", "-"))
+    return names
+
+
+def _typed_fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
+    hints = typing.get_type_hints(cls)
+    return [(f, hints[f.name]) for f in dataclasses.fields(cls)]
+
+
+def load_config_file(path: Path) -> Config:
+    """The `Config` that `get_config()` of a Python file returns.
+
+    Raises:
+        InputError: the file is missing, does not import, or returns something else.
+    """
+    if not path.is_file():
+        raise InputError(f"config file {path} does not exist")
+    spec = importlib.util.spec_from_file_location("r2sm_config", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"config file {path} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # whatever a user's file raises
+        raise InputError(f"config file {path} does not load: {type(error).__name__}: {error}") from None
+    finally:
+        sys.dont_write_bytecode = before
+    if not isinstance(config, Config):
+        raise InputError(f"config file {path}: get_config() must return r2sm_jax.config.Config")
+    return config
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A configuration as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
+    """The inverse of `to_json`.
+
+    Raises:
+        InputError: a field is unknown, as after an incompatible version.
+    """
+    known = {f.name: kind for f, kind in _typed_fields(cls)}
+    if unknown := sorted(set(values) - set(known)):
+        raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
+    return cls(**{name: _decode(known[name], value, f"{where}: {name}") for name, value in values.items()})
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return from_json(typing.cast(type, kind), value, where)
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
+        return tuple(value)
+    return value
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the fields in which two configurations differ, with both values."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} ({a} in the run, {b} now)")
+    return found

@@ -1,0 +1,39 @@
+"""What a query is, which mask types there are, and the keyword rule that a learned head has to beat."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MaskType = Literal["modal", "amodal"]
+"""modal: the visible part; amodal: the complete shape, hidden parts included."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One sentence about one image, the mask type that it asks for, and the instances that it means.
+
+    `kind` describes the sentence: `{"task": "referring"|"reasoning", "hard": bool, "multi": bool, ...}`.
+    No `instance_ids` is a query without a target.
+    """
+
+    id: int
+    text: str
+    mask_type: MaskType
+    instance_ids: tuple[int, ...]
+    kind: Mapping[str, Any] = field(default_factory=dict)
+
+
+# "behind" is left out: it mostly names a place, and with it the rule is right as often: 0.608 against 0.606 of
+# `train`, 0.629 against 0.631 of `val_phrasing`.
+KEYWORDS = re.compile(
+    r"\b(?:amodal|complet|whole|entire|full|hid(?:den|es?|ing)\b|occlu|obscur|obstruct|block|cover|conceal"
+    r"|unseen|invisible|out of (?:sight|view)|crop|not (?:be )?(?:visible|seen?)\b"
+    r"|can(?:no|')t (?:be )?seen?\b)",
+    re.IGNORECASE,
+)
+
+
+def keyword_mask_type(text: str) -> MaskType:
+    """The mask type by a keyword rule, the reference that a learned head has to beat."""
+    return "amodal" if KEYWORDS.search(text) else "modal"

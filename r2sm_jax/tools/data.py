@@ -1,0 +1,151 @@
+"""The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build ... --help`."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tyro.conf import Positional
+from tyro.extras import SubcommandApp
+
+from r2sm_jax.data.samples import load_json_split, refuse_overwrite, write_json
+from r2sm_jax.data.sheet import sample_row, save_sheet
+from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.sources import open_source
+from r2sm_jax.tools.check import check_file, find_leaks, repair, summary
+from r2sm_jax.tools.convert import app as convert
+from r2sm_jax.tools.query_answers import parse
+from r2sm_jax.tools.query_requests import requests
+from r2sm_jax.tools.query_template import template
+from r2sm_jax.tools.stats import stats
+
+app = SubcommandApp()
+app.command(convert, name="convert")
+app.command(stats)
+queries = SubcommandApp()
+app.command(queries, name="queries")
+for command in (requests, parse, template):
+    queries.command(command)
+
+
+@app.command
+def check(
+    file: Positional[Path],
+    /,
+    images: Path | None = None,
+    fix: Path | None = None,
+    against: Path | None = None,
+    against_images: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Reports everything that is wrong with a dataset file; exit code 2 if there is anything.
+
+    Args:
+        file: The dataset file.
+        images: Folder of its images, where they do not lie beside it.
+        fix: Write a repaired copy: what can be is mended, other bad records are left out; each step is listed.
+        against: Another dataset file, such as the training split: images that are in both are reported too.
+        against_images: Folder of that file's images.
+        overwrite: Replace the repaired copy if it exists.
+    """
+    if fix is not None:
+        refuse_overwrite(fix, overwrite)
+    records, problems = check_file(file, images)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    steps = repair(file, records, problems, images) if fix is not None else []
+    for step in steps:
+        print(f"repaired {step}", file=sys.stderr)
+    if fix is not None:
+        write_json(fix, records, overwrite)
+        print(f"wrote {fix}: {summary(records)}, {len(steps)} repairs")
+    leaks = find_leaks(fix or file, against, images, against_images) if against and not (problems and not fix) else []
+    for leak in leaks:
+        print(f"{file} and {against}: {leak}", file=sys.stderr)
+    if (problems and fix is None) or leaks:
+        found = [f"{len(problems)} problems"] if problems and fix is None else []
+        found += [f"{len(leaks)} images shared with {against}"] if leaks else []
+        remedy = "--fix OUT writes a repaired copy" if problems and fix is None else "take them out of one of the two"
+        raise InputError(f"{file}: {' and '.join(found)}; {remedy}")
+    if fix is None:
+        print(f"{file}: nothing wrong with {summary(records)}")
+
+
+@app.command
+def show(
+    data: str,
+    out: Path,
+    split: str = "train",
+    count: int = 6,
+    queries: int = 3,
+    seed: int = 0,
+    size: int = 96,
+    images: Path | None = None,
+    backgrounds: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Draws a sheet of samples: images, queries, and the masks that they ask for.
+
+    Args:
+        data: What to show: scenes, cutouts:DIR, json:FILE or json:FOLDER.
+        out: The PNG file to write.
+        split: The split to choose samples from.
+        count: How many images to show, one in a row.
+        queries: How many queries of every image to show.
+        seed: Another seed shows other samples.
+        size: Side of procedural and composed scenes in pixels.
+        images: Folder of the images, where they do not lie beside the dataset file.
+        backgrounds: Folder of photos to lay cut-outs over.
+        overwrite: Replace the PNG file if it exists.
+    """
+    if out.suffix.lower() != ".png":
+        raise InputError(f"--out {out}: the sheet is a PNG; give a name that ends in .png")
+    if count < 1 or queries < 0 or size < 1 or seed < 0:
+        raise InputError("show: --count and --size must be 1 or more, --queries and --seed 0 or more")
+    refuse_overwrite(out, overwrite)
+    folder, photos = (None if path is None else str(path) for path in (images, backgrounds))
+    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=folder, backgrounds=photos)
+    chosen = np.random.default_rng(seed).permutation(len(source))[:count]
+    rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_sheet(out, rows, title=f"{data}, {split}")
+    except OSError as error:
+        raise InputError(f"{out}: cannot write there ({error.strerror}); give another path") from error
+    print(f"wrote {out}: {len(rows)} samples")
+
+
+@app.command
+def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:
+    """Writes a TFDS data set (array_record, encoded images, RLE masks), which `--data.source tfds:OUT` trains from.
+
+    Args:
+        data: json:FILE or json:FOLDER.
+        out: The folder to write; it must not hold such a data set yet.
+        images: Folder of the images, where they do not lie beside the dataset file.
+        splits: Splits to write; default: train and val of a file, every *.json of a folder.
+    """
+    from r2sm_jax.data.tfds import NAME, build as write  # imports slowly
+
+    kind, _, name = data.partition(":")
+    if kind != "json" or not name:
+        raise InputError(f"build: {data} is not json:FILE or json:FOLDER; give one of these")
+    if (out / NAME).exists():
+        raise InputError(f"{out}: there is a {NAME} data set already; give another --out")
+    path = Path(name)
+    chosen = splits or (tuple(sorted(f.stem for f in path.glob("*.json"))) if path.is_dir() else ("train", "val"))
+    written = write({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
+    print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    app.cli(
+        prog="python -m r2sm_jax.data",
+        description="Tools for datasets of modal and amodal queries.",
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)
