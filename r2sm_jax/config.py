@@ -12,7 +12,8 @@ from r2sm_jax.errors import InputError
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 Family = Literal["none", "dinov2", "clip", "siglip"]
 MaskPair = Literal["mask2former", "lisa", "sam"]
-Products = Literal["auto", "float32", "bfloat16"]
+Products = Literal["float32", "tensorfloat32", "bfloat16"]
+"""How training multiplies matrices (cpu.py); sums are float32."""
 
 LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
 """Mask-type heads that decide from the words alone (models/heads.py)."""
@@ -267,9 +268,10 @@ class LoopConfig:
     accumulate: int = 0
     """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch. 0: no need
     to save memory."""
-    products: Products = "auto"
+    products: Literal["auto"] | Products = "auto"
     """Operands of dense layers, 3x3 convolutions and Muon in training, and in encoding its sentences unless they are
-    kept (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 elsewhere."""
+    kept (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 on other CPUs,
+    tensorfloat32 on accelerators."""
     seed: int = 0
     """Of the initial weights, the order of examples and augmentation."""
     log_every: int = 50

@@ -1,11 +1,21 @@
-"""Matrix products with bfloat16 operands and float32 sums, for processors with matrix units (AMX).
+"""What is specific to one kind of processor: how training multiplies, and how a command on Linux keeps its memory.
 
-Dense layers, 3x3 convolutions and Muon have them. Such a product takes down to a sixth of the time in float32
-(docs/experiments.md). All else stays float32: what comes in and goes out, parameters, softmax, norms.
-`jax.default_matmul_precision` is the switch, which on CPU XLA itself does not look at.
+Products: some CPUs have matrix units (AMX) that multiply bfloat16 numbers and add the results in float32. Such a
+product takes down to a sixth of the time of one in float32 (docs/experiments.md). `products("bfloat16")` switches them
+on for dense layers, 3x3 convolutions and Muon. All else stays float32: inputs, outputs, parameters, softmax, norms.
+The switch is private to this module. No setting of JAX and no environment variable changes it.
+
+Memory: XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages,
+which takes a third off the time of a step. Other C libraries ignore these settings.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import jax
@@ -16,107 +26,158 @@ from jaxtyping import Array, BFloat16, Float, Float32
 from r2sm_jax.config import Products
 
 CPUINFO = Path("/proc/cpuinfo")
-"""Linux's; elsewhere a processor is taken to have no matrix units."""
+"""Exists on Linux. On other systems we assume that the CPU has no matrix units."""
+PRECISIONS = {"float32": "float32", "tensorfloat32": "tensorfloat32", "bfloat16": "default"}
+"""JAX's precision for all other products; on a CPU each of them is float32. They differ, so that JAX traces a function
+anew where it was traced under another kind of products before."""
+
+_bfloat16: ContextVar[bool] = ContextVar("bfloat16", default=False)
 
 
-def products(kind: Products) -> AbstractContextManager:
-    """Dense layers that are traced within multiply so; `auto` is bfloat16 where the CPU has matrix units for it.
+def choose_products() -> Products:
+    """The products that `auto` stands for on this machine: bfloat16 on a CPU with matrix units, float32 on another CPU,
+    tensorfloat32 on an accelerator."""
+    if jax.default_backend() != "cpu":
+        return "tensorfloat32"
+    has_matrix_units = CPUINFO.exists() and "amx_bf16" in CPUINFO.read_text()
+    return "bfloat16" if has_matrix_units else "float32"
 
-    `float32` leaves everything to JAX, which takes less than float32 on some accelerators.
+
+@contextmanager
+def products(kind: Products) -> Iterator[None]:
+    """Whatever is traced within multiplies as `kind` says, whatever JAX's own default precision is.
+
+    A compiled function does not see this setting change. So enter it inside the function that is compiled.
     """
-    if kind == "auto":
-        kind = "bfloat16" if jax.default_backend() == "cpu" and _has_matrix_units() else "float32"
-    return jax.default_matmul_precision(kind) if kind == "bfloat16" else nullcontext()
+    token = _bfloat16.set(kind == "bfloat16")
+    try:
+        with jax.default_matmul_precision(PRECISIONS[kind]):
+            yield
+    finally:
+        _bfloat16.reset(token)
 
 
 def are_bfloat16() -> bool:
     """Whether `products("bfloat16")` is in force."""
-    # JAX adds its options to `config` when it is imported, which type checkers do not see.
-    return jax.config.jax_default_matmul_precision == "bfloat16"  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _has_matrix_units() -> bool:
-    return CPUINFO.exists() and "amx_bf16" in CPUINFO.read_text()
+    return _bfloat16.get()
 
 
 @jax.custom_vjp
 def multiply(x: Float32[Array, "n c"], kernel: Float32[Array, "c d"]) -> Float32[Array, "n d"]:
-    """`x @ kernel`, and so are both gradients, each operand rounded to bfloat16."""
+    """`x @ kernel` with operands rounded to bfloat16. Both gradients are such products too."""
     return _multiply(x, kernel)[0]
 
 
 def _multiply(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    kept = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _product(*kept), kept
+    operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    return _product(*operands), operands
 
 
-def _multiply_back(kept: tuple[Array, Array], gradient: Float32[Array, "n d"]) -> tuple[Array, Array]:
-    x, kernel = kept
+def _multiply_backward(operands: tuple[Array, Array], gradient: Float32[Array, "n d"]) -> tuple[Array, Array]:
+    x, kernel = operands
     gradient = gradient.astype(jnp.bfloat16)
-    if x.shape[1] <= gradient.shape[1]:
-        back = _product(_transposed(x), gradient)
-    else:  # the narrower one is laid out anew
-        back = _product(_transposed(gradient), x).T
-    return _product(gradient, _transposed(kernel)), back
+    if x.shape[1] <= gradient.shape[1]:  # transpose the narrower one
+        kernel_gradient = _product(_transpose(x), gradient)
+    else:
+        kernel_gradient = _product(_transpose(gradient), x).T
+    return _product(gradient, _transpose(kernel)), kernel_gradient
 
 
-multiply.defvjp(_multiply, _multiply_back)
+multiply.defvjp(_multiply, _multiply_backward)
 
 
-def multiply_each(x: Float[Array, "n c d"], y: Float[Array, "n d e"]) -> Float32[Array, "n c e"]:
-    """`x @ y` as `products` has it; not to be differentiated."""
-    if not are_bfloat16():
-        return x @ y
-    return _product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+def multiply_batched(x: Float[Array, "n c d"], y: Float[Array, "n d e"]) -> Float32[Array, "n c e"]:
+    """`x @ y` with the products in force. It has no gradient."""
+    return _product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)) if are_bfloat16() else x @ y
 
 
-def transpose_each(x: Float32[Array, "n c d"]) -> Float[Array, "n d c"]:
-    """Each matrix transposed, as an operand of `multiply_each`."""
-    return _transposed(x.astype(jnp.bfloat16)) if are_bfloat16() else x.swapaxes(1, 2)
+def transpose_batched(x: Float32[Array, "n c d"]) -> Float[Array, "n d c"]:
+    """Each matrix transposed, as an operand of `multiply_batched`."""
+    return _transpose(x.astype(jnp.bfloat16)) if are_bfloat16() else x.swapaxes(1, 2)
 
 
 @jax.custom_vjp
 def convolve(x: Float32[Array, "b h w c"], kernel: Float32[Array, "3 3 c d"]) -> Float32[Array, "b h w d"]:
-    """A convolution over 3x3 pixels, padded by 1, as nine such products, one for each place of the kernel."""
+    """A convolution over 3x3 pixels, padded by 1, as nine bfloat16 products, one for each place in the kernel."""
     return _convolve(x, kernel)[0]
 
 
 def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    kept = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _sum_of_products(*kept), kept
+    operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    return _sum_of_products(*operands), operands
 
 
-def _convolve_back(kept: tuple[Array, Array], gradient: Float32[Array, "b h w d"]) -> tuple[Array, Array]:
-    x, kernel = kept
+def _convolve_backward(operands: tuple[Array, Array], gradient: Float32[Array, "b h w d"]) -> tuple[Array, Array]:
+    x, kernel = operands
     gradient = gradient.astype(jnp.bfloat16)
-    transposed = _transposed(gradient.reshape(-1, gradient.shape[-1]))
-    back = jnp.stack([_product(transposed, seen).T for seen in _seen(x)]).reshape(kernel.shape)
-    return _sum_of_products(gradient, kernel[::-1, ::-1].swapaxes(2, 3)), back
+    transposed = _transpose(gradient.reshape(-1, gradient.shape[-1]))
+    kernel_gradient = jnp.stack([_product(transposed, pixels).T for pixels in _shifted(x)]).reshape(kernel.shape)
+    return _sum_of_products(gradient, kernel[::-1, ::-1].swapaxes(2, 3)), kernel_gradient
 
 
-convolve.defvjp(_convolve, _convolve_back)
+convolve.defvjp(_convolve, _convolve_backward)
 
 
 def _sum_of_products(x: BFloat16[Array, "b h w c"], kernel: BFloat16[Array, "3 3 c d"]) -> Float32[Array, "b h w d"]:
-    places = kernel.reshape(9, *kernel.shape[2:])
-    total = sum(_product(seen, place) for seen, place in zip(_seen(x), places, strict=True))
+    matrices = kernel.reshape(9, *kernel.shape[2:])
+    total = sum(_product(pixels, matrix) for pixels, matrix in zip(_shifted(x), matrices, strict=True))
     return jnp.reshape(total, (*x.shape[:3], kernel.shape[3]))
 
 
-def _seen(x: BFloat16[Array, "b h w c"]) -> list[BFloat16[Array, "n c"]]:
-    """What each of the nine places of a kernel sees of all pixels."""
+def _shifted(x: BFloat16[Array, "b h w c"]) -> list[BFloat16[Array, "n c"]]:
+    """All pixels, shifted to each of the nine places in a kernel."""
     _, height, width, c = x.shape
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     return [padded[:, y : y + height, x : x + width].reshape(-1, c) for y in range(3) for x in range(3)]
 
 
 def _product(a: BFloat16[Array, "*n c d"], b: BFloat16[Array, "*n d e"]) -> Float32[Array, "*n c e"]:
-    """The barriers keep XLA from working transpositions into a product, which then either gathers its operands one
-    number at a time or, in jaxlib 0.10, does not run at all."""
+    """The barriers stop XLA from merging a transposition into the product. Such a product reads its operands one number
+    at a time or, in jaxlib 0.10, does not run at all."""
     a, b = jax.lax.optimization_barrier((a, b))
     return jax.lax.optimization_barrier(jnp.matmul(a, b, preferred_element_type=jnp.float32))
 
 
-def _transposed(x: Array) -> Array:
-    """Laid out anew, not the same memory looked at in another way."""
+def _transpose(x: Array) -> Array:
+    """A transposed copy, not another view of the same memory."""
     return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))
+
+
+GIGABYTE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-1048576kB")
+"""Exists where the processor has pages of 1 GiB. glibc, if asked for them, lets each arena grow to 4 GiB instead of 64
+MiB, even if the kernel has no such page to give."""
+KEEP = "glibc.malloc.hugetlb=1073741824:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+HUGE_PAGES_ONLY = "glibc.malloc.hugetlb=1"
+HUGE_PAGE = 2**21
+MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1
+
+
+def tune_malloc() -> None:
+    """Restarts this command with settings under which glibc keeps the memory that is freed, unless the user gave some.
+
+    glibc reads its settings when a process starts. So call this before any work is done.
+    """
+    if not sys.platform.startswith("linux") or "GLIBC_TUNABLES" in os.environ or not sys.orig_argv[1:]:
+        return
+    sys.stdout.flush()
+    settings = {"GLIBC_TUNABLES": KEEP if GIGABYTE_PAGES.exists() else HUGE_PAGES_ONLY}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
+
+
+def ask_for_huge_pages() -> None:
+    """Puts the memory that this process has allocated into pages of 2 MiB, if glibc keeps it.
+
+    Call it after the first training step, when the temporaries exist.
+    """
+    if os.environ.get("GLIBC_TUNABLES") != KEEP:
+        return
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, *rest = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        if len(rest) > 3 or end - start < HUGE_PAGE:  # a mapped file, or too small
+            continue
+        region = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+        libc.madvise(*region, mmap.MADV_HUGEPAGE)
+        if access.startswith("rw"):
+            libc.madvise(*region, MADV_COLLAPSE)

@@ -17,10 +17,10 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
+from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics import compare
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.html import page, render

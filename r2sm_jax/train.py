@@ -18,15 +18,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, LoopConfig, check_sizes
-from r2sm_jax.cpu import products
+from r2sm_jax.config import Config, LoopConfig, Products, check_sizes
+from r2sm_jax.cpu import ask_for_huge_pages, choose_products, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, show_report
 from r2sm_jax.flags import parse_config
-from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.gallery import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
@@ -104,12 +103,17 @@ def make_mesh(batch_size: int, accumulate: int = 0) -> jax.sharding.Mesh:
     return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
 
 
+def resolve_products(loop: LoopConfig) -> Products:
+    """The products that training uses on this machine."""
+    return choose_products() if loop.products == "auto" else loop.products
+
+
 def how_to_step(loop: LoopConfig) -> dict[str, Any]:
     """Options of `make_train_step`. On CPU half a batch at a time is faster, since more of it stays in the caches."""
     halves = jax.default_backend() == "cpu" and loop.batch_size // jax.local_device_count() % 2 == 0
     if loop.accumulate == 0 and halves:
-        return {"accumulate": 2, "unroll": True, "kind": loop.products}
-    return {"accumulate": loop.accumulate or 1, "kind": loop.products}
+        return {"accumulate": 2, "unroll": True, "kind": resolve_products(loop)}
+    return {"accumulate": loop.accumulate or 1, "kind": resolve_products(loop)}
 
 
 def with_sizes(config: Config) -> Config:
@@ -203,8 +207,7 @@ def train(config: Config) -> Path:
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
     sentences = [*all_texts(prepared), *(sentence.text for sentence in free)]
-    with products("float32" if cache else config.train.products):
-        texts.add(sentences)
+    texts.add(sentences, kind="float32" if cache else resolve_products(config.train))
     print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
     tokens = texts.fitting(sentences, FITTING)
     too_long = frozenset(sentence for sentence in sentences if len(texts.known(sentence)) > tokens)

@@ -29,9 +29,9 @@ from rich.markdown import Markdown
 from scipy.special import expit as sigmoid
 
 from r2sm_jax.config import DECODER_HEAD, Config, check_head
+from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.flags import load_config_file, parse_flags
-from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.metrics.bootstrap import interval
 from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.mask_type import mask_type_scores

@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.config import Config
-from r2sm_jax.cpu import products
+from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_config
-from r2sm_jax.malloc import ask_for_huge_pages, tune_malloc
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -30,7 +29,7 @@ from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.scenes.scenes import draw_scene
 from r2sm_jax.sources import open_source, things
-from r2sm_jax.train import how_to_step
+from r2sm_jax.train import how_to_step, resolve_products
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, make_train_step, split_model
 
@@ -68,8 +67,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     def encode_anew() -> None:
         number = next(numbers)
-        with products(config.train.products):
-            texts.add(f"{sentence} {number}" for sentence in sentences)
+        texts.add((f"{sentence} {number}" for sentence in sentences), kind=resolve_products(config.train))
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
     free = write_free_sentences(min(200, config.data.free_sentences), seed=0)

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
+from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import count_compilations
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.malloc import tune_malloc
 from r2sm_jax.sources import open_source
 
 SIZE = (640, 480)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax import cpu as module
-from r2sm_jax.cpu import are_bfloat16, convolve, multiply, products
+from r2sm_jax.cpu import are_bfloat16, choose_products, convolve, multiply, products
 from r2sm_jax.models.layers import Conv, Linear
 
 
@@ -49,7 +49,10 @@ def test_operands_are_rounded_and_sums_are_not():
     assert convolve(x[:, None, None, :], jnp.ones((3, 3, 300, 1))).item() == 300
 
 
-@pytest.mark.parametrize("layer", [Linear(6, 5, rngs=nnx.Rngs(0)), Conv(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))])
+LAYERS = [Linear(6, 5, rngs=nnx.Rngs(0)), Conv(6, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_layers_multiply_as_the_context_says(layer):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 6)), jnp.float32)
     before = layer(x)
@@ -69,16 +72,24 @@ def test_lower_precision_layers_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "flags, units", [("fpu avx512f amx_tile amx_bf16 amx_int8", True), ("fpu avx512f avx512_bf16", False)]
+    ("flags", "kind"), [("fpu avx512f amx_tile amx_bf16 amx_int8", "bfloat16"), ("fpu avx512f avx512_bf16", "float32")]
 )
-def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, units):
+def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, kind):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"flags : {flags}\n")
     monkeypatch.setattr(module, "CPUINFO", cpuinfo)
-    with products("auto"):
-        assert are_bfloat16() == units
-    with products("float32"):
-        assert not are_bfloat16()
+    assert choose_products() == kind
     cpuinfo.unlink()
-    with products("auto"):
+    assert choose_products() == "float32"
+    monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
+    assert choose_products() == "tensorfloat32"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_setting_of_jax_changes_an_answer(layer):
+    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 6)), jnp.float32)
+    before = layer(x)
+    with jax.default_matmul_precision("bfloat16"):
         assert not are_bfloat16()
+        np.testing.assert_array_equal(jax.jit(lambda x: layer(x))(x), before)

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from r2sm_jax.config import Products
+from r2sm_jax.cpu import products
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text import load_text_encoder
@@ -76,9 +79,10 @@ class TextStates:
         self._words = max_tokens - len(self._ending) - encoder.reads_padding
         graphdef, self.weights = nnx.split(encoder)
 
-        @jax.jit
-        def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array) -> jax.Array:
-            return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
+        @partial(jax.jit, static_argnames="kind")
+        def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
+            with products(kind):
+                return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
 
         self._encode = encode
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
@@ -94,8 +98,11 @@ class TextStates:
         """The states of a sentence that was added."""
         return self._states[sentence]
 
-    def add(self, sentences: Iterable[str]) -> int:
-        """Encodes the sentences that are not known yet, here or in the cache; returns how many there were."""
+    def add(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
+        """Encodes the sentences that are not known yet, here or in the cache; returns how many there were.
+
+        `kind`: how dense layers multiply (cpu.py).
+        """
         with self._lock:
             new = self._uncached(self._new(sentences))
             by_length: dict[int, list[tuple[str, list[int]]]] = {}
@@ -105,7 +112,7 @@ class TextStates:
             for length, group in sorted(by_length.items()):
                 rows = max(1, BATCH_TOKENS // length)
                 for start in range(0, len(group), rows):
-                    batch = self._encode_batch(group[start : start + rows], rows, length)
+                    batch = self._encode_batch(group[start : start + rows], rows, length, kind)
                     self._keep(before)  # while this batch is being computed
                     before = batch
             self._keep(before)
@@ -170,9 +177,11 @@ class TextStates:
         self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > limit}
         return [ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded]
 
-    def _encode_batch(self, group: list[tuple[str, list[int]]], rows: int, length: int) -> Batch:
+    def _encode_batch(
+        self, group: list[tuple[str, list[int]]], rows: int, length: int, kind: Products = "float32"
+    ) -> Batch:
         ids, mask = self._padded([tokens for _, tokens in group], rows, length)
-        return group, self._encode(self.weights, ids, mask)
+        return group, self._encode(self.weights, ids, mask, kind)
 
     def _padded(
         self, group: Sequence[Sequence[int]], rows: int, length: int

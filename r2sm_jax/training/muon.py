@@ -1,4 +1,4 @@
-"""Muon's orthogonal updates, as `optax.contrib.scale_by_muon` makes them, with the products of models/products.py.
+"""Muon's orthogonal updates, as `optax.contrib.scale_by_muon` makes them, with the products of cpu.py.
 
 Ours only because optax multiplies in float32 alone: of a default step the optimizer takes 66 ms so, 24 with bfloat16
 products (docs/experiments.md).
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32
 
-from r2sm_jax.cpu import multiply_each, transpose_each
+from r2sm_jax.cpu import multiply_batched, transpose_batched
 
 POLAR_STEPS = ((8.2206, -23.3464, 16.634), (3.9642, -2.8378, 0.5158), (3.5055, -2.6266, 0.5257))
 """Coefficients of x, x³, x⁵ in three steps, each the best for the interval that the one before leaves (Polar Express,
@@ -38,11 +38,11 @@ def orthogonal(x: Float32[Array, "n c d"]) -> Float32[Array, "n c d"]:
     tall = x.shape[1] > x.shape[2]
     identity = jnp.eye(min(x.shape[1:]))
     for number, (first, third, fifth) in enumerate(POLAR_STEPS):
-        squared = multiply_each(transpose_each(x), x) if tall else multiply_each(x, transpose_each(x))
+        squared = multiply_batched(transpose_batched(x), x) if tall else multiply_batched(x, transpose_batched(x))
         if number == 0:
             scale = jax.lax.rsqrt(jnp.maximum(jnp.abs(squared).sum(1, keepdims=True), EPSILON))
             squared = squared * scale * scale.swapaxes(1, 2)
             x = x * (scale if tall else scale.swapaxes(1, 2))
-        factor = first * identity + third * squared + fifth * multiply_each(squared, squared)
-        x = multiply_each(x, factor) if tall else multiply_each(factor, x)
+        factor = first * identity + third * squared + fifth * multiply_batched(squared, squared)
+        x = multiply_batched(x, factor) if tall else multiply_batched(factor, x)
     return x
