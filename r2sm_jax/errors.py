@@ -1,7 +1,9 @@
 """Errors that the user can mend: one sentence, exit code 2, no traceback."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -30,3 +32,32 @@ def exit_cleanly(main: Callable[[], None]) -> NoReturn:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(0)
+
+
+def refuse_overwrite(path: Path, overwrite: bool) -> None:
+    """Raises InputError where `path` is a folder, or exists and must not be overwritten."""
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder; give the name of a file")
+    if path.exists() and not overwrite:
+        raise InputError(f"{path}: the file exists already; give another name or --overwrite")
+
+
+@contextmanager
+def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
+    """Writes a file as a whole or not at all: `with writing(path) as part: part.write_text(...)`.
+
+    The block writes to `part`, in the same folder, which is made where it is missing. At the end of the block `part`
+    replaces `path`. `part` ends in ".part", so pass Pillow the image format.
+
+    Raises:
+        InputError: the path cannot be written, or `refuse_overwrite` refuses it.
+    """
+    refuse_overwrite(path, overwrite)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{path}: cannot write there ({reason}); free disk space or give another path") from error

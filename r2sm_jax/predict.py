@@ -20,9 +20,8 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import frames, open_image
-from r2sm_jax.data.samples import refuse_overwrite
 from r2sm_jax.data.sheet import overlay, with_words
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite
 from r2sm_jax.explain import WordShare
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.predict_many import predict_many

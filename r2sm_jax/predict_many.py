@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox, frames, open_image
-from r2sm_jax.data.samples import refuse_overwrite
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.metrics.free_running import ranked_slots
 from r2sm_jax.predict_tasks import Task, Tasks
 from r2sm_jax.predictor import QUERY_BUCKETS, Answers, Predictor

@@ -17,7 +17,7 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.validate import annotation_masks, annotation_rles, check_records
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, writing
 from r2sm_jax.query import Query
 
 
@@ -37,6 +37,11 @@ class Instance:
     attributes: Mapping[str, str] = field(default_factory=dict)
     ignore: bool = False
 
+    @property
+    def complete(self) -> np.ndarray:
+        """The amodal mask, or the modal one where the complete shape is not known."""
+        return self.modal if self.amodal is None else self.amodal
+
 
 class InstanceRLE(NamedTuple):
     """The masks of an instance as compressed RLEs; `amodal` is None where the complete shape is not known."""
@@ -45,6 +50,11 @@ class InstanceRLE(NamedTuple):
     modal: Mapping[str, Any]
     amodal: Mapping[str, Any] | None
     ignore: bool
+
+    @property
+    def complete(self) -> Mapping[str, Any]:
+        """The amodal mask, or the modal one where the complete shape is not known."""
+        return self.modal if self.amodal is None else self.amodal
 
 
 @dataclass(frozen=True)
@@ -309,22 +319,8 @@ def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite:
     """
     path = Path(path)
     check_records(path, records)
-    refuse_overwrite(path, overwrite)
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path, overwrite) as part:
         part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write there ({error.strerror}); give another path") from error
-
-
-def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError where `path` exists and is not to be overwritten."""
-    if path.is_dir():
-        raise InputError(f"{path}: this is a folder; give the name of a file")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path}: the file exists already; give another name or --overwrite")
 
 
 def _query(record: Mapping[str, Any]) -> Query:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.samples import load_records, refuse_overwrite, write_json
+from r2sm_jax.data.samples import load_records, write_json
 from r2sm_jax.data.validate import check_records
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.tools.query_template import add_template_queries
 from r2sm_jax.tools.readers.amodal_qa import AmodalQAFields, read_amodal_qa
 from r2sm_jax.tools.readers.coco_like import DIALECTS, Dialect, Oversize, read_coco_like

@@ -8,9 +8,9 @@ import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.samples import load_json_split, refuse_overwrite, write_json
+from r2sm_jax.data.samples import load_json_split, write_json
 from r2sm_jax.data.sheet import sample_row, save_sheet
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools.check import check_file, find_leaks, repair, summary
 from r2sm_jax.tools.convert import app as convert

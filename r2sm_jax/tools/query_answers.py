@@ -18,9 +18,9 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from r2sm_jax.data.instances import annotations_by_image, category_names
-from r2sm_jax.data.samples import load_records, refuse_overwrite, write_json
+from r2sm_jax.data.samples import load_records, write_json
 from r2sm_jax.data.validate import check_records
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.class_names import same_class, says_name, words_of
 from r2sm_jax.tools.query_requests import MASK_TYPES, askable, request_id

@@ -10,9 +10,9 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.instances import annotations_by_image, category_names, decode_instances
-from r2sm_jax.data.samples import Instance, load_records, refuse_overwrite, write_json
+from r2sm_jax.data.samples import Instance, load_records, write_json
 from r2sm_jax.data.validate import check_records
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.write import Thing, write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.tools.class_names import display_name
