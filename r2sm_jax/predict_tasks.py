@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from r2sm_jax.data.images import find_images
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.predictor import check_query
-from r2sm_jax.scenes.cutouts import find_images
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_QUERY_FILE_MB = 100

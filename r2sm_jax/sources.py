@@ -2,57 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, Sample, Source, load_json_split
+from r2sm_jax.data.samples import Source, load_json_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.targets import Thing
-from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
-from r2sm_jax.query import Query
+from r2sm_jax.queries.write import SPLITS
 from r2sm_jax.scenes.cutouts import CutoutSource
-from r2sm_jax.scenes.scenes import CATEGORIES, COLOURS, PATTERNS, Scene, draw_scene
+from r2sm_jax.scenes.scenes import SceneSource
 
 PROCEDURAL = ("scenes", "cutouts")
 """Kinds of sources that make as many samples as are asked for, in the splits of `SPLITS`."""
-
-
-class SceneSource:
-    """Procedural scenes: any sample is rebuilt from (seed, split, index)."""
-
-    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
-        self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
-        self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
-        scene = draw_scene(self.seed, number, self.size)
-        rng = np.random.default_rng((self.seed, number, 1))
-        queries = write_queries(
-            things(scene), rng=rng, count=self.queries, split=SPLITS[self.split], first_id=QUERY_STRIDE * number
-        )
-        instances = tuple(
-            Instance(o.id, o.category, o.modal, o.amodal, {"colour": o.colour, "pattern": o.pattern})
-            for o in scene.objects
-        )
-        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, instances, queries)
-
-    def queries_at(self, index: int) -> tuple[Query, ...]:
-        return self[index].queries
-
-
-def things(scene: Scene) -> list[Thing]:
-    """What the query grammar is told about a scene. Coordinates are pixels."""
-    return [
-        Thing(o.id, o.category, masks.box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
-              o.colour, o.pattern, masks.box(o.modal))
-        for o in scene.objects
-    ]  # fmt: skip
 
 
 def open_source(

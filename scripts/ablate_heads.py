@@ -43,7 +43,7 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.runs import abstract_state, open_run, read_config
-from r2sm_jax.sources import SceneSource
+from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.train import train
 from r2sm_jax.training.calibration import fit_temperature
 

@@ -27,8 +27,8 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import open_source, things
+from r2sm_jax.scenes.scenes import draw_scene, things
+from r2sm_jax.sources import open_source
 from r2sm_jax.train import how_to_step, resolve_products
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, make_train_step, split_model

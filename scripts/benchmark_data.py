@@ -24,8 +24,8 @@ from r2sm_jax.data.tfds import build
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import open_source, things
+from r2sm_jax.scenes.scenes import draw_scene, things
+from r2sm_jax.sources import open_source
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32
 

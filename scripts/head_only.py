@@ -21,7 +21,7 @@ from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.queries.intent import intent_sentences
-from r2sm_jax.sources import SceneSource
+from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.optimizer import make_optimizer
 

@@ -18,7 +18,8 @@ from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
-from r2sm_jax.sources import SceneSource, open_source
+from r2sm_jax.scenes.scenes import SceneSource
+from r2sm_jax.sources import open_source
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from r2sm_jax.predict import main
 from r2sm_jax.predict_many import JOURNAL, PRODUCT, predict_many
 from r2sm_jax.predict_tasks import find_tasks
 from r2sm_jax.runs import open_run
-from r2sm_jax.sources import SceneSource, open_source
+from r2sm_jax.scenes.scenes import SceneSource
+from r2sm_jax.sources import open_source
 from r2sm_jax.tools.export import main as export_main
 
 QUERY = "the complete shape of the red mug"

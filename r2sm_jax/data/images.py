@@ -91,6 +91,16 @@ def frames(path: str | PathLike[str], content: bytes | None = None) -> int:
             return 1
 
 
+def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
+    """The image files of a folder, by name. Raises InputError where there is no folder or no image."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; give one with {what}")
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+    if not found:
+        raise InputError(f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there")
+    return found
+
+
 @dataclass(frozen=True)
 class Letterbox:
     """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to it, the

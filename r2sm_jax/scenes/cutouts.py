@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from r2sm_jax.data.images import image_size, open_image
+from r2sm_jax.data.images import find_images, image_size, open_image
 from r2sm_jax.data.samples import Sample
 from r2sm_jax.data.validate import bad_record, leads_outside
 from r2sm_jax.errors import InputError
@@ -201,16 +201,6 @@ def hold_out(names: Sequence[str]) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------ reading the folder
-
-
-def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
-    """The image files of a folder, by name. Raises InputError where there is no folder or no image."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder; give one with {what}")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
-    if not found:
-        raise InputError(f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there")
-    return found
 
 
 def read_cutouts(folder: Path, side: int) -> list[Cutout]:

@@ -9,11 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image, ImageFilter
 
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.queries import targets
+from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
+from r2sm_jax.query import Query
 from r2sm_jax.scenes import creatures as drawings_creatures, things as drawings_things
 from r2sm_jax.scenes.backdrop import Backdrop
 from r2sm_jax.scenes.shapes import COLOURS, PATTERNS, Figure, Sprite, make_figure, paint, pick
 
-__all__ = ["CATEGORIES", "COLOURS", "PATTERNS", "Scene", "SceneObject", "draw_scene"]
+__all__ = ["CATEGORIES", "COLOURS", "PATTERNS", "Scene", "SceneObject", "SceneSource", "draw_scene", "things"]
 
 DRAWINGS = drawings_things.DRAWINGS | drawings_creatures.DRAWINGS
 CATEGORIES: tuple[str, ...] = tuple(DRAWINGS)
@@ -108,6 +113,44 @@ def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
     for sprite in sprites:
         compose(canvas, sprite, scale)
     return Scene(np.array(canvas), annotate(placed, sprites, size))
+
+
+class SceneSource:
+    """Procedural scenes: any sample is rebuilt from (seed, split, index)."""
+
+    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+        self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
+        self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
+        scene = draw_scene(self.seed, number, self.size)
+        rng = np.random.default_rng((self.seed, number, 1))
+        queries = write_queries(
+            things(scene), rng=rng, count=self.queries, split=SPLITS[self.split], first_id=QUERY_STRIDE * number
+        )
+        instances = tuple(
+            Instance(o.id, o.category, o.modal, o.amodal, {"colour": o.colour, "pattern": o.pattern})
+            for o in scene.objects
+        )
+        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, instances, queries)
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        return self[index].queries
+
+
+def things(scene: Scene) -> list[targets.Thing]:
+    """What the query grammar is told about a scene. Coordinates are pixels."""
+    return [
+        targets.Thing(o.id, o.category, masks.box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
+              o.colour, o.pattern, masks.box(o.modal))
+        for o in scene.objects
+    ]  # fmt: skip
 
 
 def annotate(placed: list[Placed], sprites: list[Sprite], size: int) -> tuple[SceneObject, ...]:

@@ -29,7 +29,7 @@ from r2sm_jax.models import heads
 from r2sm_jax.predict import MASKS, to_json
 from r2sm_jax.predictor import EncodedImage, Predictor, check_query
 from r2sm_jax.query import MaskType
-from r2sm_jax.sources import SceneSource
+from r2sm_jax.scenes.scenes import SceneSource
 
 VIEW_SIDE = 960
 """Pixels of the longer side of what the page shows, whatever the photo has."""
