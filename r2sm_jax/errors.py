@@ -1,10 +1,11 @@
 """Errors that the user can mend: one sentence, exit code 2, no traceback."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class InputError(Exception):
@@ -61,3 +62,20 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{path}: cannot write there ({reason}); free disk space or give another path") from error
+
+
+def load_json(path: Path, what: str) -> Any:
+    """The content of a JSON file, UTF-8 or else Windows-1252. Raises InputError; `what` names the format."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; check the path") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
+    try:
+        try:
+            return json.loads(content)
+        except UnicodeDecodeError:
+            return json.loads(content.decode("cp1252"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: this is not JSON ({error}); give {what}") from error

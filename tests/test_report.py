@@ -18,11 +18,10 @@ from r2sm_jax.metrics.gallery import choose, first_of_images, panels
 from r2sm_jax.metrics.html import page, render
 from r2sm_jax.metrics.pages import markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.published import TABLE_2, benchmark_of
+from r2sm_jax.metrics.published import PUBLISHED, TABLE_2, benchmark_of
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source
-from r2sm_jax.tools.stats import PUBLISHED
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"

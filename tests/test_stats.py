@@ -12,8 +12,9 @@ from tyro.extras import SubcommandApp
 from r2sm_jax.data import masks, progress
 from r2sm_jax.data.samples import images_of_split
 from r2sm_jax.data.sheet import FAINT, OCCLUDED, VISIBLE
+from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
 from r2sm_jax.sources import open_source
-from r2sm_jax.tools.stats import FILES, HISTOGRAMS, PUBLISHED, TABLE_1, count_file, draw, make_report, markdown, stats
+from r2sm_jax.tools.stats import FILES, HISTOGRAMS, count_file, draw, make_report, markdown, stats
 
 HEIGHT, WIDTH = 40, 50
 EDGES = {  # the occlusion rate that is just in its bin

@@ -24,14 +24,13 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.validate import is_id
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics import scoring
 from r2sm_jax.metrics.boundary import boundary_overlap_rles
 from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.scoring import Drawing, QueryResult, Scored, Truth
 from r2sm_jax.metrics.truth import QueryTruth, truths
 from r2sm_jax.query import MaskType, keyword_mask_type
-from r2sm_jax.tools.readers.conversion import load_json
 
 Sizes = Mapping[int, tuple[int, int]]
 """Height and width of the image of each query."""

@@ -1,11 +1,20 @@
-"""The published rows of R2SM (arXiv 2506.01795, Tables 2 and 3), to stand beside a score on the same split.
+"""The published rows of R2SM (arXiv 2506.01795, Tables 1 to 3), to stand beside a score on the same split.
 
 They are shown only beside a split that has the benchmark's own numbers of images and queries (Table 1), never beside
 other data. A dagger marks systems that were fine-tuned on the split.
 """
 
-from r2sm_jax.tools.stats import PUBLISHED, TABLE_1
-
+TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
+# R2SM (arXiv 2506.01795), Table 1. As printed, the modal queries of D2SA's train split are far fewer than its
+# amodal ones (7,797 to 9,987), unlike everywhere else; "7,276 images with 36,324 text queries", as a dataset card
+# has it, are the amodal queries of the train split alone.
+PUBLISHED: dict[str, dict[str, tuple[int, ...]]] = {
+    "cocoa-cls": {"train": (2276, 6763, 11338, 11359, 22697), "val": (1223, 3799, 6095, 6112, 12207)},
+    "d2sa": {"train": (2000, 13066, 9987, 7797, 17784), "val": (3600, 15654, 18000, 17999, 35999)},
+    "muva": {"train": (3000, 22246, 14999, 14999, 29998), "val": (3000, 22674, 15000, 14998, 29998)},
+    "total": {"train": (7276, 42075, 36324, 34155, 70479), "val": (7823, 42127, 39095, 39109, 78204)},
+}
+"""Published counts by dataset and split, in the order of `TABLE_1`."""
 TABLE_2: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "cocoa-cls": {
         "LISA-7B": (60.47, 64.91, 60.94, 66.05), "LISA-7B †": (65.08, 71.81, 65.61, 72.88),

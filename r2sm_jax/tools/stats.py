@@ -24,21 +24,15 @@ from r2sm_jax.data.progress import announce
 from r2sm_jax.data.samples import images_of_split, load_records
 from r2sm_jax.data.sheet import FAINT, INK, OCCLUDED, VISIBLE
 from r2sm_jax.data.validate import annotation_masks, check_records
+<<<<<<< HEAD
 from r2sm_jax.errors import InputError, refuse_overwrite
+=======
+from r2sm_jax.errors import InputError
+from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
+>>>>>>> 11075f6 (Published counts stand with the other published tables; one function reads JSON, so the core needs no reader)
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.sources import SPLITS, open_source
 
-TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
-# R2SM (arXiv 2506.01795), Table 1. As printed, the modal queries of D2SA's train split are far fewer than its
-# amodal ones (7,797 to 9,987), unlike everywhere else; "7,276 images with 36,324 text queries", as a dataset card
-# has it, are the amodal queries of the train split alone.
-PUBLISHED: dict[str, dict[str, tuple[int, ...]]] = {
-    "cocoa-cls": {"train": (2276, 6763, 11338, 11359, 22697), "val": (1223, 3799, 6095, 6112, 12207)},
-    "d2sa": {"train": (2000, 13066, 9987, 7797, 17784), "val": (3600, 15654, 18000, 17999, 35999)},
-    "muva": {"train": (3000, 22246, 14999, 14999, 29998), "val": (3000, 22674, 15000, 14998, 29998)},
-    "total": {"train": (7276, 42075, 36324, 34155, 70479), "val": (7823, 42127, 39095, 39109, 78204)},
-}
-"""Published counts by dataset and split, in the order of `TABLE_1`."""
 OTHERS = {
     "images_without_query": "images",
     "queries_without_target": "all_queries",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, load_json, need, need_name
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.validate import bad_record, is_id
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, load_json, need, need_name, need_size
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name, need_size
 
 Oversize = Literal["refuse", "crop", "pad"]
 KINS_NAMES = {1: "cyclist", 2: "pedestrian", 4: "car", 5: "tram", 6: "truck", 7: "van", 8: "misc"}

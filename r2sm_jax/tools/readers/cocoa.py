@@ -13,8 +13,8 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.validate import bad_record, is_id
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import Conversion, load_json
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import Conversion
 
 
 def read_cocoa(sources: Sequence[Path], images_dir: Path | None = None) -> Conversion:

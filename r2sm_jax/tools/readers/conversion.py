@@ -1,6 +1,5 @@
 """What every reader fills: the records of a dataset file, where the images lie, and notes to the user."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,23 +140,6 @@ class Conversion:
 def _amodal_and_modal(annotation: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     amodal = masks.decode(annotation["segmentation"])
     return amodal, masks.decode(annotation["visible_mask"]) if "visible_mask" in annotation else amodal
-
-
-def load_json(path: Path, what: str) -> Any:
-    """The content of a JSON file, UTF-8 or else Windows-1252. Raises InputError; `what` names the format."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; check the path") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
-    try:
-        try:
-            return json.loads(content)
-        except UnicodeDecodeError:
-            return json.loads(content.decode("cp1252"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: this is not JSON ({error}); give {what}") from error
 
 
 def need(path: Path, where: str, record: Any, key: str, kind: type | tuple[type, ...]) -> Any:

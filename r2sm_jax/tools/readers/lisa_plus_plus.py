@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from r2sm_jax.data.validate import bad_record
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, load_json, need, need_name
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name
 
 NAMED_ID = re.compile(r"instance id is\s*\[?\s*(\w+)", re.IGNORECASE)
 

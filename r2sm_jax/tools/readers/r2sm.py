@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from r2sm_jax.data.validate import bad_record, is_id
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import load_json, need
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import need
 
 NAMED_ID = re.compile(r"instance id is\s*\[?\s*(\d+)", re.IGNORECASE)
 

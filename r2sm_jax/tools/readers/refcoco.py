@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from r2sm_jax.data.validate import bad_record, is_id
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, load_json, need, need_name, need_size
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name, need_size
 
 
 def read_refcoco(refs: Path, instances: Path, *, split: str, images_dir: Path | None = None) -> Conversion:
