@@ -24,12 +24,8 @@ from r2sm_jax.data.progress import announce
 from r2sm_jax.data.samples import images_of_split, load_records
 from r2sm_jax.data.sheet import FAINT, INK, OCCLUDED, VISIBLE
 from r2sm_jax.data.validate import annotation_masks, check_records
-<<<<<<< HEAD
 from r2sm_jax.errors import InputError, refuse_overwrite
-=======
-from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
->>>>>>> 11075f6 (Published counts stand with the other published tables; one function reads JSON, so the core needs no reader)
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.sources import SPLITS, open_source
 
