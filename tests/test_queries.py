@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from r2sm_jax.queries import held_out_wordings, modal_wordings, wordings
-from r2sm_jax.queries.lexicon import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
-from r2sm_jax.queries.write import Thing, phrasebook, write_queries
+from r2sm_jax.queries.nouns import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
+from r2sm_jax.queries.objects import ObjectFacts
+from r2sm_jax.queries.write import phrasebook, write_queries
 from r2sm_jax.query import keyword_mask_type
 
 SPLITS = ("train", "val", "val_phrasing", "val_hard")
@@ -25,7 +26,7 @@ PHOTO_NAMES = (
 )
 
 
-def layout(rng: np.random.Generator, photo: bool = False) -> list[Thing]:
+def layout(rng: np.random.Generator, photo: bool = False) -> list[ObjectFacts]:
     """Random overlapping things; a later one lies in front of an earlier one."""
     names = PHOTO_NAMES if photo else tuple(CLASSES)
     pool = [names[int(i)] for i in rng.choice(len(names), 6)]
@@ -39,7 +40,7 @@ def layout(rng: np.random.Generator, photo: bool = False) -> list[Thing]:
         area = float(size[i].prod())
         colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
         things.append(
-            Thing(
+            ObjectFacts(
                 i + 1, pool[int(rng.integers(6))], tuple(map(float, box)), area,
                 min(0.9, float(overlap.sum()) / area), tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
                 None if photo else colour, None if photo else pattern,
@@ -98,11 +99,11 @@ def test_odd_counts_fall_to_either_type():
 def test_few_things():
     rng = np.random.default_rng(0)
     assert write_queries([], rng=rng, count=4) == ()
-    one = Thing(7, "odd thing", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
+    one = ObjectFacts(7, "odd thing", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
     for split in SPLITS:
         queries = write_queries([one], rng=rng, count=6, split=split)
         assert len(queries) == 6 and all(query.instance_ids == (7,) for query in queries)
-    nameless = Thing(7, " ", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
+    nameless = ObjectFacts(7, " ", (0.0, 0.0, 9.0, 9.0), 81.0, 0.0, ())
     assert write_queries([nameless], rng=rng, count=2) == ()
 
 
@@ -311,7 +312,7 @@ def test_shared_names_are_not_used_alone():
     """ "The box" could be the cat litter box as well, "the person" also the man."""
     for names, forbidden in ((("box", "cat litter box"), "box"), (("person", "man"), "person")):
         boxes = ((0.0, 0.0, 20.0, 20.0), (40.0, 0.0, 60.0, 20.0))
-        things = [Thing(i, n, boxes[i], 400.0, 0.0, ()) for i, n in enumerate(names)]
+        things = [ObjectFacts(i, n, boxes[i], 400.0, 0.0, ()) for i, n in enumerate(names)]
         queries = write_queries(things, rng=np.random.default_rng(0), count=30)
         single = [q.text.lower() for q in queries if q.instance_ids == (0,)]
         assert not any(

@@ -42,7 +42,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.augment import jitter_colours, random_crop
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample, Source
-from r2sm_jax.queries.free_sentences import FreeSentence
+from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
 TYPE_SENTENCES = 4
@@ -177,7 +177,7 @@ class Assemble:
     mirror: bool
     token_drop: float = 0.0
     colour_jitter: float = 0.0
-    free: Sequence[FreeSentence] = ()
+    free: Sequence[Sentence] = ()
     from_words: bool = False
     """Whether there is a mask-type head that learns from words alone."""
     too_long: frozenset[str] = frozenset()

@@ -7,15 +7,14 @@ no image, since the type lies in the words.
 """
 
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 
 import numpy as np
 
-from r2sm_jax.queries.targets import pick
+from r2sm_jax.queries.objects import pick
 from r2sm_jax.queries.wordings import COMMANDS, QUESTIONS, agreement
 from r2sm_jax.queries.write import Phrasebook, Wording, phrasebook
-from r2sm_jax.query import MaskType
+from r2sm_jax.query import MaskType, Sentence
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -148,19 +147,10 @@ WHOLES = (
 PAIR_SHARE = 0.15
 
 
-@dataclass(frozen=True)
-class FreeSentence:
-    """A sentence and what it asks for. `family` is that of its wording."""
-
-    text: str
-    mask_type: MaskType
-    family: str
-
-
-def write_free_sentences(count: int, *, seed: int) -> list[FreeSentence]:
+def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
     """`count` different sentences, half of them modal; half of either type are hard for a keyword rule."""
     rng, book = np.random.default_rng(seed), phrasebook(False)
-    found: dict[str, FreeSentence] = {}
+    found: dict[str, Sentence] = {}
     while len(found) < count:
         slots = _slots(rng)
         wordings: list[tuple[Wording, MaskType]]
@@ -173,7 +163,7 @@ def write_free_sentences(count: int, *, seed: int) -> list[FreeSentence]:
         for wording, mask_type in wordings:
             if wording.slots <= slots.keys():
                 text = _finish(rng, slots.get("lead"), _fill(rng, _literal(pick(rng, wording.texts)).format(**slots)))
-                found.setdefault(text, FreeSentence(text, mask_type, f"{mask_type}: {wording.family}"))
+                found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {wording.family}"))
     return list(found.values())[:count]
 
 

@@ -7,25 +7,14 @@ and one to test on, written without sight of the grammar and of the first.
 import csv
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
-from r2sm_jax.query import MaskType
-
-
-class IntentSentence(NamedTuple):
-    """One line of the list."""
-
-    mask_type: MaskType
-    family: str
-    """In the list to test on: easy, medium or hard, as its writers thought."""
-    text: str
-    reason: str
-    """Empty in the list to test on."""
+from r2sm_jax.query import Sentence
 
 
 @cache
-def intent_sentences(purpose: Literal["development", "test"] = "development") -> tuple[IntentSentence, ...]:
+def intent_sentences(purpose: Literal["development", "test"] = "development") -> tuple[Sentence, ...]:
     """The whole list."""
     text = (files("r2sm_jax.queries") / "intent" / f"{purpose}.tsv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return tuple(IntentSentence(**cast(Any, row)) for row in rows)
+    return tuple(Sentence(**cast(Any, row)) for row in rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from r2sm_jax.queries.lexicon import (
+from r2sm_jax.queries.nouns import (
     CLASSES,
     GROUPS,
     PATTERNS,
@@ -20,7 +20,7 @@ from r2sm_jax.queries.lexicon import (
     is_plural,
     plural,
 )
-from r2sm_jax.queries.targets import Phrase, Thing, pick
+from r2sm_jax.queries.objects import HIDDEN, ObjectFacts, Phrase, pick
 
 # How often each kind of target is tried; the kinds are methods of `Scene`.
 SHARES = {
@@ -31,7 +31,6 @@ SHARES = {
     "several": 0.10,  # more than one thing, named
 }
 CLEAR = 0.20  # margin of a position, in extents of the scene
-HIDDEN = 0.05  # share of a thing from which it counts as partly hidden
 
 IDEAS = (
     ("that {0} to do with {1}", "one thinks of at the word {1}", "connected with {1}"),
@@ -44,7 +43,7 @@ THINGS = ("thing", "object", "item")  # nouns for anything at all
 class Scene:
     """The things of one image and the phrases that single some of them out."""
 
-    def __init__(self, things: Sequence[Thing], rng: np.random.Generator, held_out: bool):
+    def __init__(self, things: Sequence[ObjectFacts], rng: np.random.Generator, held_out: bool):
         self.things = {thing.id: thing for thing in things}
         self.rng = rng
         self.held_out = held_out
@@ -56,7 +55,7 @@ class Scene:
         self._named: dict[str, frozenset[int]] = {}
         self._plain: dict[int, list[str]] = {}
 
-    def _centres(self, thing: Thing) -> list[tuple[float, float]]:
+    def _centres(self, thing: ObjectFacts) -> list[tuple[float, float]]:
         """Centre of the whole and of the visible box, in extents of the scene."""
         boxes = [thing.box] + ([thing.visible_box] if thing.visible_box else [])
         width, height = self.extent
@@ -64,7 +63,7 @@ class Scene:
 
     # Nouns and names
 
-    def nouns(self, thing: Thing) -> tuple[str, ...]:
+    def nouns(self, thing: ObjectFacts) -> tuple[str, ...]:
         """The nouns of this split for a thing."""
         meaning = CLASSES.get(self.category[thing.id])
         if meaning is None:
@@ -104,7 +103,7 @@ class Scene:
         simple = simple and bare.endswith(noun) and " of " not in noun
         return Phrase(f"the {bare}", ids, many, None if many else bare, owner if simple else None, **more)
 
-    def class_words(self, thing: Thing) -> tuple[str, frozenset[int]] | None:
+    def class_words(self, thing: ObjectFacts) -> tuple[str, frozenset[int]] | None:
         """A noun for a thing and all that the noun could mean; now and then the noun of its group."""
         rng = self.rng
         if self.drawn and rng.random() < 0.08:
@@ -125,7 +124,7 @@ class Scene:
             return frozenset()
         return frozenset(i for i, name in self.category.items() if name in meaning.classes)
 
-    def name(self, thing: Thing) -> Phrase | None:
+    def name(self, thing: ObjectFacts) -> Phrase | None:
         """Class, colour and pattern: "the red mug", "the striped thing"."""
         rng = self.rng
         if self.drawn and (thing.colour or thing.pattern) and rng.random() < 0.06:
@@ -146,7 +145,7 @@ class Scene:
             return None
         return self.singular(self.described(noun, *pick(rng, unique)), (thing.id,), noun)
 
-    def anchor(self, thing: Thing) -> str | None:
+    def anchor(self, thing: ObjectFacts) -> str | None:
         """A short unique singular name of another thing, to relate a target to: "the red mug"."""
         if thing.id not in self._plain:
             self._plain[thing.id] = [
@@ -160,7 +159,7 @@ class Scene:
 
     # Place and size
 
-    def place(self, thing: Thing) -> Phrase | None:
+    def place(self, thing: ObjectFacts) -> Phrase | None:
         """Size or position among its class, or a place relative to other things."""
         words = self.class_words(thing)
         if words is None:
@@ -173,12 +172,12 @@ class Scene:
             return self._outermost(thing, noun, ids)
         return self._relation(thing, noun, ids) if draw < 0.88 else self._between(thing, noun, ids)
 
-    def _size(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
+    def _size(self, thing: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         others = [self.things[i] for i in ids if i != thing.id]
         if not others or is_plural(noun):
             return None
 
-        def larger(a: Thing, b: Thing) -> bool:
+        def larger(a: ObjectFacts, b: ObjectFacts) -> bool:
             return a.area > 1.4 * b.area and a.area * (1 - a.occlusion) > 1.1 * b.area * (1 - b.occlusion)
 
         two = len(others) == 1
@@ -190,7 +189,7 @@ class Scene:
             return None
         return self.singular(f"{pick(self.rng, words)} {noun}", (thing.id,), noun)
 
-    def _outermost(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
+    def _outermost(self, thing: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         others = [i for i in ids if i != thing.id]
         if not others:
             return None
@@ -211,7 +210,7 @@ class Scene:
         gaps = [sign * (b[axis] - a[axis]) for a in self.centres[start] for b in self.centres[end]]
         return min(gaps), max(gaps)
 
-    def _relation(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
+    def _relation(self, thing: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         other = pick(self.rng, list(self.things.values()))
         anchor = None if other.id in ids else self.anchor(other)
         if anchor is None:
@@ -230,7 +229,7 @@ class Scene:
                 return self.singular(words, (thing.id,), noun, simple=False)
         return None
 
-    def _between(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
+    def _between(self, thing: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         others = [t for t in self.things.values() if t.id not in ids]
         if len(others) < 2:
             return None
@@ -250,7 +249,7 @@ class Scene:
 
     # Occlusion
 
-    def occlusion(self, thing: Thing) -> Phrase | None:
+    def occlusion(self, thing: ObjectFacts) -> Phrase | None:
         """Behind or in front of another thing, or partly hidden where the others of its class are not."""
         words = self.class_words(thing)
         if words is None:
@@ -281,7 +280,7 @@ class Scene:
             relations += ["hiding part of", "covering part of", "partly blocking the view of"]
         return self.singular(f"{noun} {pick(self.rng, relations)} {anchor}", (thing.id,), noun, simple=False)
 
-    def _hidden_or_clear(self, thing: Thing, noun: str, ids: frozenset[int]) -> Phrase | None:
+    def _hidden_or_clear(self, thing: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         rest = [self.things[i] for i in ids if i != thing.id]
         if not rest:
             return None
@@ -293,7 +292,7 @@ class Scene:
             return self.singular(f"{noun} {pick(self.rng, after)}", (thing.id,), noun, simple=False)
         return None
 
-    def reasoning(self, thing: Thing) -> Phrase | None:
+    def reasoning(self, thing: ObjectFacts) -> Phrase | None:
         """What a thing, or all things with the same use, are for. The class is not named."""
         if not self.drawn:
             return self._use_or_idea(thing)
@@ -313,7 +312,7 @@ class Scene:
         text = f"what {clause.removeprefix('that ')}" if head == "what" else f"{head} {clause}"
         return Phrase(text, ids, many, lead=lead, reasoning=True)
 
-    def _use_or_idea(self, thing: Thing) -> Phrase | None:
+    def _use_or_idea(self, thing: ObjectFacts) -> Phrase | None:
         """The same for things whose source tells uses or ideas; one that tells neither could be meant by any."""
         if not all(t.uses or t.ideas for t in self.things.values()):
             return None
@@ -336,7 +335,7 @@ class Scene:
             return None  # its verb is for one
         return Phrase(f"{head} {chosen}", ids, many, reasoning=True) if len(ids) <= 5 else None
 
-    def several(self, thing: Thing) -> Phrase | None:
+    def several(self, thing: ObjectFacts) -> Phrase | None:
         """All of a class, all of a colour or pattern, or two things named in one breath."""
         rng = self.rng
         draw = rng.random()
@@ -367,7 +366,7 @@ class Scene:
                 starts += ["the", "all", *(("both the", "both") if len(found) == 2 else (f"all {number}",))]
         return Phrase(f"{pick(rng, starts)} {bare}", found, True, bare=bare)
 
-    def _two_names(self, thing: Thing) -> Phrase | None:
+    def _two_names(self, thing: ObjectFacts) -> Phrase | None:
         rest = [t for t in self.things.values() if t.id != thing.id] or [thing]
         first, second = self.name(thing), self.name(pick(self.rng, rest))
         if first is None or second is None or first.ids == second.ids:

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from r2sm_jax.queries import amodal_wordings, held_out_wordings, modal_wordings, purpose_wordings, wordings
-from r2sm_jax.queries.phrases import HIDDEN, Scene
-from r2sm_jax.queries.targets import Phrase, Thing, pick
+from r2sm_jax.queries.objects import HIDDEN, ObjectFacts, Phrase, pick
+from r2sm_jax.queries.phrases import Scene
 from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
@@ -184,7 +184,7 @@ def _query(text: str, form: str, mask_type: MaskType, phrase: Phrase, wording: W
 
 
 def write_queries(
-    things: Sequence[Thing], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
+    things: Sequence[ObjectFacts], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
 ) -> tuple[Query, ...]:
     """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
 

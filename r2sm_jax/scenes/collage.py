@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance
-from r2sm_jax.queries.targets import Thing
+from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.scenes.shapes import Sprite, pick
 
 LEAST, MOST = 0.05, 0.8  # hidden share of an object that is not free
@@ -30,7 +30,7 @@ SHADOW = (24, 20, 32)
 class Item:
     """An object without a place: what it is, its picture (mode RGBA), its role, and what may be said of it.
 
-    `role`: "hide" it if possible, keep it "free", or "any". `uses` and `ideas`: as of a `Thing`.
+    `role`: "hide" it if possible, keep it "free", or "any". `uses` and `ideas`: as of a `ObjectFacts`.
     """
 
     category: str
@@ -215,7 +215,7 @@ def paint(rng: np.random.Generator, canvas: Image.Image, placed: Sequence[Placed
         canvas.paste(sprite.image, (sprite.x, sprite.y), sprite.image)
 
 
-def annotate(placed: Sequence[Placed], size: int) -> list[tuple[Instance, Thing]]:
+def annotate(placed: Sequence[Placed], size: int) -> list[tuple[Instance, ObjectFacts]]:
     """The objects and what the query grammar is told about them, from left to right; so run their ids.
 
     An object in front counts as hiding another from 1 % (and 4 pixels) of its amodal mask on.
@@ -238,7 +238,7 @@ def annotate(placed: Sequence[Placed], size: int) -> list[tuple[Instance, Thing]
         hidden = 1 - masks.area(modal[k]) / area
         instance = Instance(ids[k], item.category, modal[k], amodal[k], item.attributes)
         seen = masks.box(modal[k])
-        thing = Thing(
+        thing = ObjectFacts(
             ids[k], item.category, boxes[k], area, hidden, fronts, visible_box=seen, uses=item.uses, ideas=item.ideas
         )
         objects.append((instance, thing))

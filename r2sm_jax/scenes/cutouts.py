@@ -25,7 +25,7 @@ from r2sm_jax.data.images import find_images, image_size, open_image
 from r2sm_jax.data.samples import Sample
 from r2sm_jax.data.validate import bad_record, leads_outside
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.lexicon import clean_name
+from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.scenes.backdrop import Backdrop

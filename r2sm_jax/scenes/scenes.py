@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
-from r2sm_jax.queries import targets
+from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.scenes import creatures as drawings_creatures, things as drawings_things
@@ -144,10 +144,10 @@ class SceneSource:
         return self[index].queries
 
 
-def things(scene: Scene) -> list[targets.Thing]:
+def things(scene: Scene) -> list[ObjectFacts]:
     """What the query grammar is told about a scene. Coordinates are pixels."""
     return [
-        targets.Thing(o.id, o.category, masks.box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
+        ObjectFacts(o.id, o.category, masks.box(o.amodal), float(o.amodal.sum()), o.occlusion, o.hidden_by,
               o.colour, o.pattern, masks.box(o.modal))
         for o in scene.objects
     ]  # fmt: skip

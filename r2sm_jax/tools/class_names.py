@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from r2sm_jax.queries.lexicon import plural
+from r2sm_jax.queries.nouns import plural
 
 _WORD = re.compile(r"[^\W_]+")
 

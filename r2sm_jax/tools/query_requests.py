@@ -22,7 +22,7 @@ from r2sm_jax.data.polygons import outline
 from r2sm_jax.data.samples import Instance, image_folders, load_records
 from r2sm_jax.data.validate import check_records
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.queries.phrases import HIDDEN
+from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.query_prompts import system_prompt, user_prompt
 

@@ -13,7 +13,8 @@ from r2sm_jax.data.instances import annotations_by_image, category_names, decode
 from r2sm_jax.data.samples import Instance, load_records, write_json
 from r2sm_jax.data.validate import check_records
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.queries.write import Thing, write_queries
+from r2sm_jax.queries.objects import ObjectFacts
+from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.tools.class_names import display_name
 
@@ -80,7 +81,7 @@ def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path
             )
 
 
-def things_of(records: Mapping[str, Any], image_id: int) -> list[Thing]:
+def things_of(records: Mapping[str, Any], image_id: int) -> list[ObjectFacts]:
     """What queries about one image can ask for.
 
     `records` are those of a dataset file that `check_records` accepts. Where an amodal mask is not known,
@@ -127,10 +128,10 @@ def _write(instances: Sequence[Instance], background: set[int], count: int, seed
     return kept[:count]
 
 
-def _things(instances: Sequence[Instance]) -> list[Thing]:
+def _things(instances: Sequence[Instance]) -> list[ObjectFacts]:
     """Every instance of which something is visible, as the grammar knows it."""
     return [
-        Thing(
+        ObjectFacts(
             id=instance.id,
             category=display_name(instance.category),
             box=masks.box(whole),

@@ -8,9 +8,12 @@ import numpy as np
 
 T = TypeVar("T")
 
+HIDDEN = 0.05
+"""Share of its complete mask from which an object counts as partly hidden."""
+
 
 @dataclass(frozen=True)
-class Thing:
+class ObjectFacts:
     """What the grammar knows of one object in an image. Boxes are `x0, y0, x1, y1` in pixels."""
 
     id: int
