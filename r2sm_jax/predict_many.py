@@ -110,7 +110,7 @@ def _resume(journal: Path, asked: dict[str, str]) -> dict[str, list[int]]:
 
 def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int) -> dict[str, str]:
     """Answers the images that wait and appends them to the journal; what could not be read is returned."""
-    predictor.texts.add(dict.fromkeys(query.text for task in waiting for query in task.queries))
+    predictor.texts.encode(dict.fromkeys(query.text for task in waiting for query in task.queries))
     failed: dict[str, str] = {}
     columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress, journal.open("a") as lines:

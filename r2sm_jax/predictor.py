@@ -18,7 +18,7 @@ from r2sm_jax.explain import WordShare, word_shares, words_of
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.models.text_states import NOW_ROWS, TextStates
+from r2sm_jax.models.text_states import REQUEST_ROWS, TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
 from r2sm_jax.query import MaskType
 
@@ -173,7 +173,7 @@ class Predictor:
         found: list[Prediction] = []
         for start in range(0, len(queries), QUERY_BUCKETS[-1]):
             part = queries[start : start + QUERY_BUCKETS[-1]]
-            text, mask = self.texts.now(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
+            text, mask = self.texts.for_request(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
             answers = self._decoded(image.tokens, image.pixels, text, mask)
             found += self._predictions(part, answers, 0, image.box, mask_type, abstain)
         return found
@@ -198,9 +198,9 @@ class Predictor:
             sentences = [" ".join(compress(read, row)) for row in there]
             different = list(dict.fromkeys(sentences))
             found: dict[str, float] = {}
-            for start in range(0, len(different), NOW_ROWS[-1]):
-                part = different[start : start + NOW_ROWS[-1]]
-                answers = self._type_logits(self._leaves, *self.texts.now(_padded(part, NOW_ROWS[-1])))
+            for start in range(0, len(different), REQUEST_ROWS[-1]):
+                part = different[start : start + REQUEST_ROWS[-1]]
+                answers = self._type_logits(self._leaves, *self.texts.for_request(_padded(part, REQUEST_ROWS[-1])))
                 found |= dict(zip(part, np.asarray(answers).tolist(), strict=False))
             return np.array([found[sentence] for sentence in sentences])
 
@@ -240,7 +240,7 @@ class Predictor:
             padded = _padded(part, _bucket(len(part), IMAGE_BUCKETS))
             frames = {i: box.image(arrays[i]) for i, box in boxes.items()}
             frame, valid = (np.stack(x) for x in zip(*((frames[i], boxes[i].valid()) for i, _ in padded), strict=True))
-            text, mask = self.texts.now([query for _, asked in padded for query in _padded(asked, each)])
+            text, mask = self.texts.for_request([query for _, asked in padded for query in _padded(asked, each)])
             tokens, pixels = self._encode(self._leaves, frame, valid)
             answers = self._decoded(tokens, pixels, text, mask)
             for row, (i, asked) in enumerate(part):

@@ -207,10 +207,10 @@ def train(config: Config) -> Path:
     from_words = config.model.head in LEARNED
     free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
     sentences = [*all_texts(prepared), *(sentence.text for sentence in free)]
-    texts.add(sentences, kind="float32" if cache else resolve_products(config.train))
-    print(f"{texts.said_of_truncation()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
-    tokens = texts.fitting(sentences, FITTING)
-    too_long = frozenset(sentence for sentence in sentences if len(texts.known(sentence)) > tokens)
+    texts.encode(sentences, kind="float32" if cache else resolve_products(config.train))
+    print(f"{texts.truncation_summary()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
+    tokens = texts.token_quantile(sentences, FITTING)
+    too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
     print(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training", flush=True)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     reason = why_not(config) if cache else None

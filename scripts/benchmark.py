@@ -67,18 +67,18 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     def encode_anew() -> None:
         number = next(numbers)
-        texts.add((f"{sentence} {number}" for sentence in sentences), kind=resolve_products(config.train))
+        texts.encode((f"{sentence} {number}" for sentence in sentences), kind=resolve_products(config.train))
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
     free = write_free_sentences(min(200, config.data.free_sentences), seed=0)
     free_texts = [sentence.text for sentence in free]
-    texts.add([*free_texts, *sentences])
+    texts.encode([*free_texts, *sentences])
 
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     assemble = Assemble(
-        text_states=texts, tokens=texts.fitting([*sentences, *free_texts]), queries=config.data.queries,
+        text_states=texts, tokens=texts.token_quantile([*sentences, *free_texts]), queries=config.data.queries,
         instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
         from_words=config.model.head in LEARNED,
     )  # fmt: skip

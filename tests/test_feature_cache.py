@@ -114,12 +114,12 @@ def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
         return TextStates(str(bert_folder), layers=layers, max_tokens=16, cache=str(tmp_path))
 
     first = texts()
-    assert first.add(SENTENCES[:3]) == 3 and first.add(SENTENCES) == 1
+    assert first.encode(SENTENCES[:3]) == 3 and first.encode(SENTENCES) == 1
     again = texts()
-    assert again.add([*SENTENCES, "a new one"]) == 1
+    assert again.encode([*SENTENCES, "a new one"]) == 1
     for sentence in SENTENCES:
-        assert again.known(sentence).tobytes() == first.known(sentence).tobytes()
-    assert texts((2,)).add(SENTENCES) == len(SENTENCES)
+        assert again.states_of(sentence).tobytes() == first.states_of(sentence).tobytes()
+    assert texts((2,)).encode(SENTENCES) == len(SENTENCES)
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:

@@ -73,7 +73,7 @@ def test_padding_keeps_every_sentence_and_changes_no_state(texts):
     assert sorted(np.concatenate([group.rows for group in groups]).tolist()) == [0, 1, 2, 3]
     for group in groups:
         for row, states, mask in zip(group.rows, group.states, group.mask, strict=True):
-            known = texts.known(sentences[row])
+            known = texts.states_of(sentences[row])
             np.testing.assert_array_equal(states[mask], known[: mask.sum()])
             assert mask.sum() == min(len(known), states.shape[0])
 

@@ -236,7 +236,7 @@ def picture_of(run, photo, out, command) -> np.ndarray:
 def test_shares_add_up_to_what_the_words_change(tiny_run):
     predictor = r2sm_jax.load(tiny_run)
     shares = [share for _, share in predictor.explain(QUERY)]
-    every, without = map(float, predictor._type_logits(predictor._leaves, *predictor.texts.now([QUERY, ""])))
+    every, without = map(float, predictor._type_logits(predictor._leaves, *predictor.texts.for_request([QUERY, ""])))
     assert sum(shares) == pytest.approx(every - without, abs=1e-4)
     predictor.set_image(np.zeros((32, 32, 3), np.uint8))
     probability = predictor.predict([QUERY])[0].amodal_probability

@@ -105,7 +105,7 @@ def test_threads_may_share_a_predictor(predictor, images):
     queries = [[f"the mug {i} of {n}" for n in range(3)] for i in range(len(images))]
     alone = [predictor.predict(asked, image=image) for asked, image in zip(queries, encoded, strict=True)]
     predictor.texts._states.clear()  # so that threads encode sentences, too
-    predictor.texts._passing.clear()
+    predictor.texts._requested.clear()
     predictor.texts.truncated.clear()
     with ThreadPoolExecutor(8) as pool:
         shared = list(pool.map(lambda i: predictor.predict(queries[i], image=encoded[i]), [*range(len(images))] * 4))
@@ -115,15 +115,15 @@ def test_threads_may_share_a_predictor(predictor, images):
 
 
 def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
-    monkeypatch.setattr(text_states, "NOW_KEPT", 4)
-    predictor.texts.add(["a sentence of training"])
-    known, cut = len(predictor.texts) - len(predictor.texts._passing), set(predictor.texts.truncated)
+    monkeypatch.setattr(text_states, "REQUEST_KEPT", 4)
+    predictor.texts.encode(["a sentence of training"])
+    known, cut = len(predictor.texts) - len(predictor.texts._requested), set(predictor.texts.truncated)
     predictor.set_image(images[0])
     for i in range(5):
         predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
-    assert len(predictor.texts._passing) == 4 and len(predictor.texts.truncated - cut) <= 4
+    assert len(predictor.texts._requested) == 4 and len(predictor.texts.truncated - cut) <= 4
     assert len(predictor.texts) == known + 4
-    assert len(predictor.texts.known("a sentence of training")) > 2
+    assert len(predictor.texts.states_of("a sentence of training")) > 2
 
 
 def blot() -> Prediction:

@@ -258,18 +258,18 @@ def test_a_sentence_alone_or_in_a_batch_gives_the_same_states(bert_folder):
 
 
 def test_each_sentence_is_encoded_once(texts, monkeypatch):
-    texts.add(["seen before", "seen before"])
-    monkeypatch.setattr(texts, "_encode", None)  # would fail if it were called
-    assert texts.add(["seen before"]) == 0
+    texts.encode(["seen before", "seen before"])
+    monkeypatch.setattr(texts, "_encoder", None)  # would fail if it were called
+    assert texts.encode(["seen before"]) == 0
     assert texts(["seen before"])[1].sum() > 2
 
 
 def test_truncation_is_counted_and_told(texts):
     short, long = "the red mug", "the red mug behind the book " * 3 + "including the hidden part"
     before = len(texts.truncated)
-    texts.add([short, long])
+    texts.encode([short, long])
     assert len(texts.truncated) == before + 1 and long in texts.truncated
-    assert "cut at 16 tokens" in texts.said_of_truncation()
+    assert "cut at 16 tokens" in texts.truncation_summary()
     assert texts.cut_off(short) == ""
     cut = texts.cut_off(long)
     assert long.endswith(cut) and cut.endswith("including the hidden part")

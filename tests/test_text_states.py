@@ -60,13 +60,13 @@ def tokens_of(texts: TextStates, sentence: str) -> list[int]:
 def test_states_do_not_depend_on_what_pads_them(kind, folders):
     """Without a padding token (llama) as with one."""
     together = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
-    together.add(SENTENCES)
+    together.encode(SENTENCES)
     for sentence in SENTENCES[:2]:
         alone = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
-        alone.add([sentence])
-        np.testing.assert_allclose(alone.known(sentence), together.known(sentence), atol=2e-3)
+        alone.encode([sentence])
+        np.testing.assert_allclose(alone.states_of(sentence), together.states_of(sentence), atol=2e-3)
         ids = tokens_of(alone, sentence)
-        assert len(alone.known(sentence)) == len(ids)
+        assert len(alone.states_of(sentence)) == len(ids)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bert", None), ("clip", 1.0), ("siglip", 1.0), ("llama", 1.0)])
@@ -80,7 +80,7 @@ def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, 
     direct = np.asarray(load_text_encoder(folders[kind])(jnp.asarray(ids), jnp.asarray(mask), (1,)))[0, :, 0]
     if size is not None:
         direct = direct / np.sqrt((direct**2).mean(-1, keepdims=True))
-    kept = texts([SENTENCES[1]])[0][0, : len(texts.known(SENTENCES[1])), 0]
+    kept = texts([SENTENCES[1]])[0][0, : len(texts.states_of(SENTENCES[1])), 0]
     if kind == "siglip":
         words = len(tokens_of(texts, SENTENCES[1]))
         assert len(kept) == words + 1
@@ -93,7 +93,7 @@ def test_one_vector_is_the_mean_or_the_last_token(folders):
     for kind, pick in (("bert", lambda s: s.mean(0)), ("llama", lambda s: s[-1]), ("siglip", lambda s: s[-1])):
         texts = TextStates(str(folders[kind]), layers=(1, 2), max_tokens=20)
         vectors = texts.embeddings(names)
-        states = np.stack([pick(texts.known(name)[:, -1].astype(np.float32)) for name in names])
+        states = np.stack([pick(texts.states_of(name)[:, -1].astype(np.float32)) for name in names])
         centred = states - states.mean(0)
         np.testing.assert_allclose(vectors, centred / centred.std(), rtol=1e-5, atol=1e-6)
 
@@ -112,10 +112,10 @@ def test_long_sentences_are_cut_and_what_is_left_fits(kind, folders):
 def test_a_share_of_the_sentences_fits(folders):
     texts = TextStates(str(folders["bert"]), layers=(1,), max_tokens=12)
     sentences = ["mug"] * 9 + ["the red mug behind the book"]
-    texts.add(sentences)
-    short, long = (len(texts.known(s)) for s in ("mug", sentences[-1]))
-    assert short < long == texts.fitting(sentences) == texts.fitting(sentences, 0.99)
-    assert texts.fitting(sentences, 0.8) == short and texts.fitting([]) == 1
+    texts.encode(sentences)
+    short, long = (len(texts.states_of(s)) for s in ("mug", sentences[-1]))
+    assert short < long == texts.token_quantile(sentences) == texts.token_quantile(sentences, 0.99)
+    assert texts.token_quantile(sentences, 0.8) == short and texts.token_quantile([]) == 1
 
 
 def test_a_sentence_without_tokens_is_one_token(folders, tmp_path):

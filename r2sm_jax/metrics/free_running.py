@@ -57,7 +57,7 @@ def _complete(instance: Instance) -> np.ndarray:
 
 def score_source(predictor: Predictor, source: Source) -> Scored:
     """Answers and scores every query of a source."""
-    predictor.texts.add(q.text for index in range(len(source)) for q in source.queries_at(index))
+    predictor.texts.encode(q.text for index in range(len(source)) for q in source.queries_at(index))
     scored = Scored()
     rows = rows_of(source)
     while batch := list(islice(rows, ROWS)):

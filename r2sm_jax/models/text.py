@@ -39,7 +39,7 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
         raise InputError(f"{path}: model_type {name!r} is not a language model that can be loaded; these are: {known}")
     layout, activations = LAYOUTS[name]
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         config = getattr(config, "text_config", config)
         activation = config.hidden_act
         encoder = nnx.eval_shape(lambda: layout(config, rngs=nnx.Rngs(0))) if activation in activations else None

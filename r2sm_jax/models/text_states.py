@@ -25,10 +25,10 @@ BATCH_TOKENS = 2048
 LENGTH_STEP = 4
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
 PADDED_STEP = 32
-NOW_ROWS = (1, 8, 64)
-NOW_LENGTHS = (16, 32)
+REQUEST_ROWS = (1, 8, 64)
+REQUEST_LENGTHS = (16, 32)
 """Sentences that somebody waits for are padded to one of these, or to the token limit."""
-NOW_KEPT = 1024
+REQUEST_KEPT = 1024
 """How many of them are remembered, so that a server's memory does not grow."""
 VOCABULARIES = (
     "tokenizer.json",
@@ -84,21 +84,21 @@ class TextStates:
             with products(kind):
                 return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
 
-        self._encode = encode
+        self._encoder = encode
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
         self._states: dict[str, np.ndarray] = {}
-        self._passing: deque[str] = deque()
+        self._requested: deque[str] = deque()
         self._lock = threading.RLock()
         self.truncated: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def known(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
+    def states_of(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
         """The states of a sentence that was added."""
         return self._states[sentence]
 
-    def add(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
+    def encode(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
         """Encodes the sentences that are not known yet, here or in the cache; returns how many there were.
 
         `kind`: how dense layers multiply (cpu.py).
@@ -120,28 +120,30 @@ class TextStates:
                 self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new)
             return len(new)
 
-    def now(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
+    def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
         """As a call, for a few sentences that somebody waits for: small batches of few shapes, padded to the token
-        limit. The latest `NOW_KEPT` new ones are remembered."""
+        limit. The latest `REQUEST_KEPT` new ones are remembered."""
         with self._lock:
             new = self._new(sentences)
-            for start in range(0, len(new), NOW_ROWS[-1]):
-                group = new[start : start + NOW_ROWS[-1]]
+            for start in range(0, len(new), REQUEST_ROWS[-1]):
+                group = new[start : start + REQUEST_ROWS[-1]]
                 longest = max(len(ids) for _, ids in group)
-                length = next((n for n in NOW_LENGTHS if longest <= n < self.max_tokens), self.max_tokens)
-                rows = next(n for n in NOW_ROWS if n >= len(group))
+                length = next((n for n in REQUEST_LENGTHS if longest <= n < self.max_tokens), self.max_tokens)
+                rows = next(n for n in REQUEST_ROWS if n >= len(group))
                 self._keep(self._encode_batch(group, rows, length))
             found = self(list(sentences), self.max_tokens)
-            self._passing += [sentence for sentence, _ in new]
-            while len(self._passing) > NOW_KEPT:
-                oldest = self._passing.popleft()
+            self._requested += [sentence for sentence, _ in new]
+            while len(self._requested) > REQUEST_KEPT:
+                oldest = self._requested.popleft()
                 self._states.pop(oldest, None)
                 self.truncated.discard(oldest)
             return found
 
     def warm_up(self) -> None:
-        """Compiles all that `now` needs."""
-        for rows, length in product(NOW_ROWS, (*(n for n in NOW_LENGTHS if n < self.max_tokens), self.max_tokens)):
+        """Compiles all that `for_request` needs."""
+        for rows, length in product(
+            REQUEST_ROWS, (*(n for n in REQUEST_LENGTHS if n < self.max_tokens), self.max_tokens)
+        ):
             self._encode_batch([], rows, length)
 
     def tokens(self, sentences: Sequence[str]) -> tuple[Int[np.ndarray, "k t"], Bool[np.ndarray, "k t"]]:
@@ -181,7 +183,7 @@ class TextStates:
         self, group: list[tuple[str, list[int]]], rows: int, length: int, kind: Products = "float32"
     ) -> Batch:
         ids, mask = self._padded([tokens for _, tokens in group], rows, length)
-        return group, self._encode(self.weights, ids, mask, kind)
+        return group, self._encoder(self.weights, ids, mask, kind)
 
     def _padded(
         self, group: Sequence[Sequence[int]], rows: int, length: int
@@ -211,7 +213,7 @@ class TextStates:
         """
         with self._lock:
             if any(s not in self._states for s in sentences):
-                self.add(sentences)
+                self.encode(sentences)
             known = [self._states[s] for s in sentences]
         padded = tokens or min(self.max_tokens, -(-max(map(len, known)) // PADDED_STEP) * PADDED_STEP)
         states = np.zeros((len(sentences), padded, len(self.layers), self.dim), np.float16)
@@ -220,7 +222,7 @@ class TextStates:
             states[row, : len(state)], mask[row, : len(state)] = state[:padded], True
         return states, mask
 
-    def fitting(self, sentences: Iterable[str], share: float = 1.0) -> int:
+    def token_quantile(self, sentences: Iterable[str], share: float = 1.0) -> int:
         """The number of tokens that this share of the sentences, which were added, does not exceed."""
         counts = [len(self._states[sentence]) for sentence in sentences]
         return int(np.quantile(counts, share, method="higher")) if counts else 1
@@ -231,7 +233,7 @@ class TextStates:
         It is the mean over the tokens, or the last token's where only that has read the whole name. A language
         model's states share a large common part; without it names are told apart from the first steps.
         """
-        self.add(names)
+        self.encode(names)
         states = [self._states[name][:, -1].astype(np.float32) for name in names]
         pooled = np.stack([state.mean(0) if self.pool == "mean" else state[-1] for state in states])
         centred = pooled - pooled.mean(0)
@@ -262,7 +264,7 @@ class TextStates:
         start += sentence[start] == " "  # some tokens begin with the space before the word
         return sentence[sentence.rfind(" ", 0, start) + 1 :]
 
-    def said_of_truncation(self) -> str:
+    def truncation_summary(self) -> str:
         """One line on how many sentences were cut."""
         share = len(self.truncated) / max(1, len(self._states))
         return (
@@ -284,7 +286,7 @@ def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBas
     if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever the many tokenizers raise on a damaged file
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None
