@@ -7,12 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from r2sm_jax.queries import held_out_wordings, modal_wordings, wordings
-from r2sm_jax.queries.nouns import CLASSES, COLOURS, GROUPS, PATTERNS, clean_name, is_plural, plural
+from r2sm_jax.queries.grammar import phrasebook, read_sections
+from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural
 from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import phrasebook, write_queries
+from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import keyword_mask_type
 
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
+CLASSES, GROUPS, PATTERNS = lexicon().classes, lexicon().groups, lexicon().patterns
 SPLITS = ("train", "val", "val_phrasing", "val_hard")
 PHOTO_NAMES = (
     "cat litter box",
@@ -115,17 +117,16 @@ def test_names_pick_exactly_their_targets(split):
         for name, meaning in CLASSES.items()
         for noun in (meaning.held_out_nouns if split == "val_phrasing" else meaning.nouns)
     }
-    patterns = {word: name for name, (before, _) in PATTERNS.items() for word in before}
+    patterns = {word: name for name, words in PATTERNS.items() for word in words["before"]}
     name = (
         rf"the (?P<size>biggest |smallest |bigger |smaller )?(?P<pattern>(?:{'|'.join(patterns)}) )?"
         rf"(?P<colour>(?:{'|'.join(COLOURS)}) )?(?P<noun>{'|'.join(sorted(nouns, key=len, reverse=True))})"
     )
     other = name.replace("P<", "P<other_")
     whole = rf"{name}(?: (?P<link>behind|in front of) {other})?"
-    frames = ["{w}", *wordings.COMMANDS, *wordings.QUESTIONS]
-    bare_wordings = modal_wordings.MODAL["bare"]
-    if split == "val_phrasing":
-        frames, bare_wordings = [], held_out_wordings.MODAL["bare"]
+    held_out = split == "val_phrasing"
+    frames = [] if held_out else ["{w}", *phrasebook(False).commands, *phrasebook(False).questions]
+    bare_wordings = read_sections("held_out.txt" if held_out else "wordings.txt")["modal: bare"]
     frames += [wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording]
     shells = [re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?") for frame in frames]
     seen = Counter()

@@ -1,12 +1,12 @@
-"""What the grammar works with: the things in an image, and words that pick some of them."""
+"""The objects of one image as the query grammar knows them, and which of them fit a description.
 
-from collections.abc import Sequence
+What is unknown, such as the colour of an object in a photo, could be anything.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-import numpy as np
-
-T = TypeVar("T")
+from r2sm_jax.queries.nouns import Meaning, clean_name, could_mean, lexicon
 
 HIDDEN = 0.05
 """Share of its complete mask from which an object counts as partly hidden."""
@@ -14,14 +14,18 @@ HIDDEN = 0.05
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the grammar knows of one object in an image. Boxes are `x0, y0, x1, y1` in pixels."""
+    """What the grammar is told about one object. Boxes are `x0, y0, x1, y1` in pixels, the area is in pixels."""
 
     id: int
     category: str
     box: tuple[float, float, float, float]
+    """Around the complete mask."""
     area: float
+    """Of the complete mask."""
     occlusion: float
+    """Hidden share of the complete mask; not a number where it is unknown."""
     hidden_by: tuple[int, ...]
+    """Ids of the objects in front of the hidden part."""
     colour: str | None = None
     pattern: str | None = None
     visible_box: tuple[float, float, float, float] | None = None
@@ -30,20 +34,82 @@ class ObjectFacts:
     ideas: tuple[str, ...] = ()
     """What it brings to mind: "summer", "breakfast"."""
 
-
-@dataclass(frozen=True)
-class Phrase:
-    """Words that pick exactly the things `ids`. `bare` is the text after "the" where adjectives may go."""
-
-    text: str
-    ids: tuple[int, ...]
-    plural: bool = False
-    bare: str | None = None
-    possessive: str | None = None
-    lead: str = ""
-    reasoning: bool = False
+    @property
+    def partly_hidden(self) -> bool:
+        return self.occlusion >= HIDDEN
 
 
-def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
-    """One of some items."""
-    return items[int(rng.random() * len(items))]
+class Objects:
+    """The objects of one image by id, with questions about their names and places.
+
+    Attributes:
+        by_id: The objects.
+        category: The noun of each category.
+        in_lexicon: Whether the lexicon has all categories.
+    """
+
+    def __init__(self, objects: Sequence[ObjectFacts]):
+        self.by_id = {facts.id: facts for facts in objects}
+        self.category = {facts.id: clean_name(facts.category) for facts in objects}
+        self.in_lexicon = all(name in lexicon().classes for name in self.category.values())
+        self._named: dict[str, frozenset[int]] = {}
+        x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
+        width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
+        self._centres = {
+            facts.id: [((b[0] + b[2]) / 2 / width, (b[1] + b[3]) / 2 / height) for b in _boxes(facts)]
+            for facts in objects
+        }
+
+    def all(self) -> list[ObjectFacts]:
+        """Every object, in the order given."""
+        return list(self.by_id.values())
+
+    def named(self, noun: str) -> frozenset[int]:
+        """The objects that a noun could mean, in the vocabulary of any split."""
+        if noun not in self._named:
+            self._named[noun] = frozenset(i for i, name in self.category.items() if could_mean(noun, name))
+        return self._named[noun]
+
+    def meant_by(self, meaning: Meaning) -> frozenset[int]:
+        """The objects of a class or group; none where another object makes its words doubtful."""
+        if not meaning.unless.isdisjoint(self.category.values()):
+            return frozenset()
+        return frozenset(i for i, name in self.category.items() if name in meaning.classes)
+
+    def matching(self, ids: Iterable[int], colour: str | None, pattern: str | None) -> tuple[int, ...]:
+        """Those of `ids` that could have a colour and a pattern, in order. None stands for any."""
+        return tuple(
+            i
+            for i in sorted(ids)
+            if (colour is None or self.by_id[i].colour in (colour, None))
+            and (pattern is None or self.by_id[i].pattern in (pattern, None))
+        )
+
+    def gap(self, start: int, end: int, axis: int, sign: int = 1) -> tuple[float, float]:
+        """Least and greatest distance from one centre to another along an axis, in extents of all objects together.
+
+        The centre of the complete mask and that of the visible mask both count.
+        """
+        gaps = [sign * (b[axis] - a[axis]) for a in self._centres[start] for b in self._centres[end]]
+        return min(gaps), max(gaps)
+
+    def between(self, first: int, last: int, middle: int, margin: float) -> bool:
+        """Whether an object could lie between two others from left to right.
+
+        With a margin above 0 it must: at that distance from both, and at their height.
+        """
+        sides = [self.gap(first, middle, 0), self.gap(middle, last, 0)]
+        if margin <= 0:
+            return all(greatest > margin for _, greatest in sides)
+        heights = [self.gap(first, middle, 1), self.gap(last, middle, 1)]
+        level = all(least > -0.2 and greatest < 0.2 for least, greatest in heights)
+        return level and all(least > margin for least, _ in sides)
+
+
+def clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
+    """Whether `a` is larger than `b` by a margin, as a whole and in what is visible."""
+    return a.area > 1.4 * b.area and a.area * (1 - a.occlusion) > 1.1 * b.area * (1 - b.occlusion)
+
+
+def _boxes(facts: ObjectFacts) -> list[tuple[float, float, float, float]]:
+    return [facts.box] + ([facts.visible_box] if facts.visible_box else [])
