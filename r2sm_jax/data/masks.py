@@ -1,18 +1,18 @@
 """Masks: run-length encoding, polygons, boxes and unions.
 
-A mask is a boolean array `[H W]`. In JSON it is COCO's run-length encoding (RLE), `{"size": [H, W], "counts":
-...}`, where `counts` is COCO's compressed string, or, in hand-made files and COCO's crowds, the plain list of
-run lengths.
+A mask is a boolean array `[H W]`. In JSON it is COCO's run-length encoding (RLE), `{"size": [H, W], "counts": ...}`.
+`counts` is COCO's compressed string, or the plain list of run lengths (in hand-made files and COCO's crowds). Here, "a
+compressed RLE" is one with a string (or bytes) that was checked or made by this module.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pycocotools import mask as pycocotools_mask
 
-coco: Any = pycocotools_mask  # its types know nothing of compressed RLEs
+coco: Any = pycocotools_mask  # its type stubs do not cover compressed RLEs
 RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
@@ -20,16 +20,15 @@ MAX_PIXELS = 1 << 28
 
 
 def encode(mask: Mask) -> dict[str, Any]:
-    """The RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can go into JSON."""
+    """The compressed RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can go into JSON."""
     rle = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
 
 
-def decode(rle: Mapping[str, Any]) -> Mask:
-    """The mask `[H W]` of an RLE. Raises ValueError, with a reason, for anything that is not one.
+def check(rle: Any) -> dict[str, Any]:
+    """The compressed form of any RLE. Raises ValueError, with a reason, for anything that is not one.
 
-    The runs are checked and expanded here: pycocotools fills what a truncated string leaves open with
-    whatever the memory held before.
+    pycocotools does not check: it fills what a truncated string leaves open with uninitialised memory.
     """
     height, width = rle_size(rle)
     counts = rle.get("counts")
@@ -37,22 +36,30 @@ def decode(rle: Mapping[str, Any]) -> Mask:
         counts = counts.decode("latin-1")
     if isinstance(counts, str):
         runs = _uncompress(counts)
-    elif isinstance(counts, Sequence) and all(type(run) is int for run in counts):
-        runs = np.asarray(counts, np.int64)
+    elif isinstance(counts, Sequence) and all(type(run) is int and abs(run) <= MAX_PIXELS for run in counts):
+        runs = np.array(counts, np.int64)
     else:
-        raise ValueError("the RLE's 'counts' is neither a string nor a list of whole numbers")
-    _check_runs(runs, height, width)
-    columns = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return np.ascontiguousarray(columns.reshape(width, height).T)
+        raise ValueError("the RLE's 'counts' is neither a string nor a list of run lengths")
+    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
+    if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
+        raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
+    if not isinstance(counts, str):
+        counts = coco.frPyObjects({"size": [height, width], "counts": runs.tolist()}, height, width)["counts"].decode()
+    return {"size": [height, width], "counts": counts}
+
+
+def decode(rle: Any) -> Mask:
+    """The mask `[H W]` of any RLE, in C order. Raises ValueError like `check`."""
+    return np.ascontiguousarray(expand(check(rle)))
 
 
 def expand(rle: RLE) -> Mask:
-    """The mask of a compressed RLE that was checked or made here; much faster than `decode`."""
+    """The mask of a compressed RLE, in Fortran order. Faster than `decode`."""
     return np.asarray(coco.decode(rle)).view(bool)
 
 
 def expand_columns(rle: RLE, first: int, end: int) -> Bool[np.ndarray, "H _W"]:
-    """Some columns of a compressed RLE that was checked or made here and has nothing outside of them."""
+    """Columns `first` to `end` of a compressed RLE that has nothing outside of them."""
     height, counts = rle["size"][0], rle["counts"]
     edges = np.cumsum(_uncompress(counts.decode() if isinstance(counts, bytes) else counts)) - first * height
     columns = np.zeros((end - first) * height, bool)
@@ -62,64 +69,23 @@ def expand_columns(rle: RLE, first: int, end: int) -> Bool[np.ndarray, "H _W"]:
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The same mask as an RLE with a string as counts, checked; one that is given so is not expanded.
+    """The compressed RLE of a COCO `segmentation` (RLE or polygons) of an image of this size.
 
     Raises ValueError, with a reason, for anything that is not a mask of this size.
     """
-    if isinstance(segmentation, Mapping) and isinstance(segmentation.get("counts"), str):
-        if rle_size(segmentation) != (height, width):
-            raise ValueError(f"the RLE's size {segmentation['size']} is not its image's {height} x {width}")
-        runs = _uncompress(segmentation["counts"])
-        _check_runs(runs, height, width)
-        return {"size": [height, width], "counts": segmentation["counts"]}
-    return encode(from_segmentation(segmentation, height, width))
+    if isinstance(segmentation, Mapping):
+        size = rle_size(segmentation)
+        if size != (height, width):
+            raise ValueError(f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}")
+        return check(segmentation)
+    if isinstance(segmentation, list | tuple):
+        return encode(from_polygons(segmentation, height, width))
+    raise ValueError("it is neither an RLE nor a list of polygons")
 
 
-def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
-    """The union of compressed RLEs of one size; of none, an empty mask."""
-    if not rles:
-        return encode(np.zeros((height, width), bool))
-    return rles[0] if len(rles) == 1 else coco.merge(list(rles))
-
-
-def intersect(one: RLE, other: RLE) -> RLE:
-    """What two compressed RLEs share."""
-    return coco.merge([one, other], intersect=True)
-
-
-def areas(rles: Sequence[RLE]) -> list[int]:
-    """Number of pixels in each compressed RLE."""
-    return [int(n) for n in coco.area(list(rles))] if rles else []
-
-
-def ious(found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]) -> Float[np.ndarray, "d g"]:
-    """IoU of every pair of compressed RLEs; with a crowd region, the share of the found one that lies in it."""
-    if not found or not wanted:
-        return np.zeros((len(found), len(wanted)))
-    return np.asarray(coco.iou(list(found), list(wanted), [int(flag) for flag in crowd]), float)
-
-
-def rle_size(rle: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width that an RLE states. Raises ValueError where it states none."""
-    size = rle.get("size") if isinstance(rle, Mapping) else None
-    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
-        raise ValueError("the RLE's 'size' is not [height, width]")
-    check_size(size[0], size[1])
-    return size[0], size[1]
-
-
-def check_size(height: int, width: int) -> None:
-    """Raises ValueError for what cannot be the size of an image."""
-    if min(height, width) < 1:
-        raise ValueError(f"{height} x {width} has no pixel")
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} is more than {MAX_PIXELS} pixels")
-
-
-def _check_runs(runs: np.ndarray, height: int, width: int) -> None:
-    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
-    if runs.min() < 0 or runs.max() > height * width or runs.sum() != height * width:
-        raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
+def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
+    """The mask `[H W]` of a COCO `segmentation`. Raises ValueError like `compressed`."""
+    return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
 
 
 def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
@@ -140,7 +106,7 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
             ring = np.array([np.nan])
         if not np.isfinite(ring).all():
             raise ValueError("a polygon's coordinates are not all finite numbers")
-        # Far-off points are drawn in towards the image: the rasteriser walks every pixel of an edge.
+        # Far points are moved towards the image: the rasteriser walks along every pixel of an edge.
         far = max(height, width)
         rings.append(np.clip(ring, -far, 2 * far).tolist())
     if not rings:
@@ -148,16 +114,45 @@ def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
     return decode(coco.merge(coco.frPyObjects(rings, height, width)))
 
 
-def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
-    """The mask `[H W]` of a COCO `segmentation`: RLE or polygons. Raises ValueError, with a reason."""
-    if isinstance(segmentation, Mapping):
-        size = rle_size(segmentation)
-        if size != (height, width):
-            raise ValueError(f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}")
-        return decode(segmentation)
-    if isinstance(segmentation, list | tuple):
-        return from_polygons(segmentation, height, width)
-    raise ValueError("it is neither an RLE nor a list of polygons")
+def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
+    """The union of compressed RLEs of one size; an empty mask where there are none."""
+    if not rles:
+        return encode(np.zeros((height, width), bool))
+    return rles[0] if len(rles) == 1 else coco.merge(list(rles))
+
+
+def intersect(one: RLE, other: RLE) -> RLE:
+    """The intersection of two compressed RLEs."""
+    return coco.merge([one, other], intersect=True)
+
+
+def areas(rles: Sequence[RLE]) -> list[int]:
+    """Number of pixels in each compressed RLE."""
+    return [int(n) for n in coco.area(list(rles))] if rles else []
+
+
+def ious(found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]) -> Float[np.ndarray, "d g"]:
+    """IoU of every pair of compressed RLEs; for a crowd region, the share of the found mask that lies in it."""
+    if not found or not wanted:
+        return np.zeros((len(found), len(wanted)))
+    return np.asarray(coco.iou(list(found), list(wanted), [int(flag) for flag in crowd]), float)
+
+
+def rle_size(rle: Any) -> tuple[int, int]:
+    """Height and width that an RLE states. Raises ValueError where it states none."""
+    size = rle.get("size") if isinstance(rle, Mapping) else None
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise ValueError("the RLE's 'size' is not [height, width]")
+    check_size(size[0], size[1])
+    return size[0], size[1]
+
+
+def check_size(height: int, width: int) -> None:
+    """Raises ValueError for what cannot be the size of an image."""
+    if min(height, width) < 1:
+        raise ValueError(f"{height} x {width} has no pixel")
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{height} x {width} is more than {MAX_PIXELS} pixels")
 
 
 def box(mask: Mask) -> tuple[int, int, int, int]:
@@ -180,29 +175,24 @@ def area(mask: Mask) -> int:
 
 
 def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
-    """The union of any number of masks `[H W]` of one `shape`; none gives an empty mask."""
-    total = np.zeros(shape, bool)
-    for mask in masks:
-        total |= mask
-    return total
+    """The union of any number of masks `[H W]` of one `shape`; an empty mask where there are none."""
+    return np.logical_or.reduce([np.zeros(shape, bool), *masks])
 
 
-def _uncompress(counts: str) -> np.ndarray:
-    """The run lengths behind COCO's compressed counts.
+def _uncompress(counts: str) -> Int[np.ndarray, " runs"]:
+    """The run lengths in COCO's compressed counts. Raises ValueError for a damaged string.
 
-    Each character holds five bits of a number, low bits first, and one bit that says that more follow; bit 16
-    of the last one is the sign. From the fourth number on, it is the difference from the run of the same kind
-    before it.
+    Each character holds five bits of a number, low bits first, and one bit that says that more follow. Bit 16 of the
+    last character is the sign. From the fourth number on, a number is the difference from the run two places before.
     """
-    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8) - np.uint8(48)  # what is below wraps around
+    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8) - np.uint8(48)  # lower characters wrap around
     if not len(codes) or codes.max() > 63 or codes[-1] & 32:
         raise ValueError("the RLE's 'counts' is damaged or cut short")
     ends = np.flatnonzero(codes < 32)
-    starts = np.empty_like(ends)
-    starts[0], starts[1:] = 0, ends[:-1] + 1
+    starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends - starts + 1
     longest = int(lengths.max())
-    if longest > 8:  # forty bits hold any run; more would overflow
+    if longest > 6:  # 30 bits hold any difference of runs; pycocotools overflows beyond
         raise ValueError("the RLE's 'counts' holds an impossible run length")
     codes = codes.astype(np.int64)
     runs = codes[starts] & 31

@@ -16,7 +16,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.validate import annotation_masks, annotation_rles, check_records
+from r2sm_jax.data.records import MASKS, bad_record, check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.query import Query
 
@@ -88,28 +88,25 @@ class Dataset:
 
     `path` and `sha256` name the file that it came from, `categories` lists the category names in the order of
     their ids, `vocabulary` holds them and the values of every attribute, and `info` is the file's free-form
-    `info`.
+    `info`. `records` must be checked (data/records.py).
     """
 
     def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
         self.path = path
         self.sha256 = sha256
         self.info: Mapping[str, Any] = records.get("info") or {}
-        self._names = {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
+        self._names = category_names(records)
         self.categories: tuple[str, ...] = tuple(self._names.values())
-        self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories}
-        self._images: Sequence[Mapping[str, Any]] = records["images"]
-        self._image_dirs = image_dirs
-        self._annotations: dict[int, list[Mapping[str, Any]]] = {}
-        self._queries: dict[int, list[Mapping[str, Any]]] = {}
         words: dict[str, set[str]] = {}
         for annotation in records["annotations"]:
-            self._annotations.setdefault(annotation["image_id"], []).append(annotation)
             for name, word in (annotation.get("attributes") or {}).items():
                 words.setdefault(name, set()).add(word)
-        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
-        for query in records["queries"]:
-            self._queries.setdefault(query["image_id"], []).append(query)
+        attributes = {name: tuple(sorted(words[name])) for name in sorted(words)}
+        self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories} | attributes
+        self._images: Sequence[Mapping[str, Any]] = records["images"]
+        self._image_dirs = image_dirs
+        self._annotations = by_image(records, "annotations")
+        self._queries = by_image(records, "queries")
 
     def __len__(self) -> int:
         return len(self._images)
@@ -117,28 +114,18 @@ class Dataset:
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
         record = self._images[index]
-        path = self.image_path(index)
-        image = open_image(path)
-        size = (record["height"], record["width"])
-        if image.shape[:2] != size:
+        image = open_image(self.image_path(index))
+        if image.shape[:2] != (size := self.size_at(index)):
             raise InputError(
-                f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says "
+                f"{self.image_path(index)}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says "
                 f"{size[0]} x {size[1]}; give the image that was annotated"
             )
-        return Sample(
-            image_id=record["id"],
-            file_name=record["file_name"],
-            image=image,
-            instances=tuple(
-                read_instance(self.path, record, a, self._names[a["category_id"]])
-                for a in self._annotations.get(record["id"], ())
-            ),
-            queries=self.queries_at(index),
-        )
+        instances = read_instances(self.path, record, self._annotations[record["id"]], self._names)
+        return Sample(record["id"], record["file_name"], image, tuple(instances), self.queries_at(index))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        return tuple(_query(q) for q in self._queries.get(self._images[index]["id"], ()))
+        return tuple(_query(q) for q in self._queries[self._images[index]["id"]])
 
     def size_at(self, index: int) -> tuple[int, int]:
         """Height and width of image `index`, as the file states them."""
@@ -150,13 +137,12 @@ class Dataset:
 
         Raises InputError for a mask that cannot be read.
         """
-        record = self._images[index]
-        size = record["height"], record["width"]
-        instances = tuple(
+        image_id, size = self._images[index]["id"], self.size_at(index)
+        instances = (
             InstanceRLE(a["id"], *annotation_rles(self.path, a, *size), bool(a.get("ignore", False)))
-            for a in self._annotations.get(record["id"], ())
+            for a in self._annotations[image_id]
         )
-        return record["id"], size, instances
+        return image_id, size, tuple(instances)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
@@ -166,13 +152,12 @@ class Dataset:
         return tuple(image["id"] for image in self._images)
 
     def image_path(self, index: int) -> Path:
-        """Where image `index` lies. Raises InputError where it is in none of the folders."""
+        """The file of image `index`. Raises InputError where it is in none of the folders."""
         name = self._images[index]["file_name"]
-        for folder in self._image_dirs:
-            if (folder / name).is_file():
-                return folder / name
-        places = " or ".join(str(folder) for folder in self._image_dirs)
-        raise InputError(f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR")
+        if (path := find_image(self._image_dirs, name)) is None:
+            places = " or ".join(map(str, self._image_dirs))
+            raise InputError(f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR")
+        return path
 
     def subset(self, indices: Sequence[int]) -> "Dataset":
         """The same dataset with just these images, in this order."""
@@ -181,28 +166,73 @@ class Dataset:
         return part
 
 
-def read_instance(path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], name: str) -> Instance:
-    """The instance of class `name` that a checked annotation describes; `path` is the file that it is from.
+def by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:
+    """The "annotations" or "queries" of every image of a dataset file, by image id."""
+    found: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in records["images"]}
+    for record in records[key]:
+        found[record["image_id"]].append(record)
+    return found
+
+
+def category_names(records: Mapping[str, Any]) -> dict[int, str]:
+    """The category names of a dataset file by category id, in the order of the ids."""
+    return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
+
+
+def read_instances(
+    path: Path, image: Mapping[str, Any], annotations: Iterable[Mapping[str, Any]], names: Mapping[int, str]
+) -> list[Instance]:
+    """The instances that checked records of one image describe; `path` is the file that they are from.
 
     Raises InputError for a mask that cannot be read.
     """
-    modal, amodal = annotation_masks(path, annotation, image["height"], image["width"])
-    return Instance(
-        id=annotation["id"],
-        category=name,
-        modal=modal,
-        amodal=amodal,
-        attributes=annotation.get("attributes") or {},
-        ignore=bool(annotation.get("ignore", False)),
-    )
+    return [
+        Instance(
+            a["id"],
+            names[a["category_id"]],
+            *annotation_masks(path, a, image["height"], image["width"]),
+            attributes=a.get("attributes") or {},
+            ignore=bool(a.get("ignore", False)),
+        )
+        for a in annotations
+    ]
+
+
+def annotation_rles(
+    path: Path, annotation: Mapping[str, Any], height: int, width: int
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The modal mask of a checked annotation as a compressed RLE, and the amodal one if it is known.
+
+    Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask is the union of
+    both. Raises InputError for a mask that cannot be read.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key in MASKS:
+        if annotation.get(key) is not None:
+            try:
+                found[key] = masks.compressed(annotation[key], height, width)
+            except ValueError as error:
+                problem = f"its {key} cannot be read ({error})"
+                raise bad_record(path, f"annotation {annotation['id']}", problem, "write the mask again") from error
+    amodal, modal = (found.get(key) for key in MASKS)
+    if modal is None or amodal is None:
+        return modal or found["segmentation"], amodal
+    return modal, dict(masks.merge([amodal, modal], height, width))
+
+
+def annotation_masks(
+    path: Path, annotation: Mapping[str, Any], height: int, width: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The same masks as arrays `[H W]`."""
+    modal, amodal = annotation_rles(path, annotation, height, width)
+    return masks.expand(modal), None if amodal is None else masks.expand(amodal)
 
 
 def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
     """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and `queries`).
 
     Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They are
-    opened, and masks decoded, only when a sample is asked for. Where `visible_mask` reaches outside
-    `segmentation`, the amodal mask is the union of both. Raises InputError, naming file, record and remedy,
+    opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file, record and remedy,
     for anything that is not right.
     """
     path = Path(path)
@@ -210,7 +240,7 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     check_records(path, records)
     dataset = Dataset(path, digest, records, image_folders(path, images_dir))
     if len(dataset):
-        dataset.image_path(0)  # a wrong folder should not show only when training reaches the first image
+        dataset.image_path(0)  # finds a wrong folder now, not only when training reaches the first image
     return dataset
 
 
@@ -229,13 +259,18 @@ def load_records(path: Path) -> tuple[Any, str]:
 
 
 def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
-    """Where the images of a dataset file are looked for. Raises InputError for a folder that does not exist."""
+    """The folders in which to look for the images of a dataset file. Raises InputError for one that does not exist."""
     if images_dir is None:
         return path.parent, path.parent / "images"
     folder = Path(images_dir)
     if not folder.is_dir():
         raise InputError(f"{images_dir}: there is no such image folder; give the one with the images of {path}")
     return (folder,)
+
+
+def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
+    """The first file of that name in the folders; None where there is none."""
+    return next((folder / file_name for folder in folders if (folder / file_name).is_file()), None)
 
 
 def load_json_split(
@@ -246,7 +281,7 @@ def load_json_split(
 ) -> Dataset:
     """The `split` of a folder (its `<split>.json`) or of a single file ("train", "val" or "all").
 
-    See `images_of_split` for what a single file's splits are. Raises InputError for a split that does not exist.
+    `images_of_split` defines the splits of a single file. Raises InputError for a split that does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -263,9 +298,8 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share:
     """The ids of the images of a single file's split: "train", "val" or "all".
 
     "val" holds out about `dev_share` of the images, chosen by a hash of the image id alone, so that adding images
-    moves none from one side to the other; with fewer than ten images it is exactly one. Never do images of "val"
-    occur in "train", except that a file with a single image gives that image for both. Raises InputError for any
-    other split.
+    moves none from one side to the other; with fewer than ten images it is exactly one. No image is in both "train"
+    and "val", except that a file with a single image gives that image for both. Raises InputError for any other split.
     """
     everything = set(image_ids)
     if split not in ("train", "val", "all"):
@@ -275,40 +309,15 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share:
         )
     if split == "all" or len(everything) < 2:
         return everything
-    held_out = {i for i in everything if _place(i) < dev_share} if len(everything) >= 10 else set()
+    held_out = {i for i in everything if _hash_share(i) < dev_share} if len(everything) >= 10 else set()
     if len(held_out) in (0, len(everything)):
-        held_out = {min(everything, key=_place)}
+        held_out = {min(everything, key=_hash_share)}
     return held_out if split == "val" else everything - held_out
 
 
-def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Samples as the records of a dataset file.
-
-    Annotation and query ids are numbered anew, from 1, across images.
-    """
-    images, annotations, queries = [], [], []
-    names: dict[str, int] = {}
-    for sample in samples:
-        height, width = sample.image.shape[:2]
-        images.append({"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width})
-        new_ids: dict[int, int] = {}
-        for instance in sample.instances:
-            new_ids[instance.id] = len(annotations) + 1
-            category_id = names.setdefault(instance.category, len(names) + 1)
-            annotations.append(_annotation(instance, new_ids[instance.id], sample.image_id, category_id))
-        for query in sample.queries:
-            kind = dict(query.kind)
-            answer = kind.pop("answer", None)
-            queries.append(
-                {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
-                | {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
-                | ({"kind": kind} if kind else {})
-                | ({"answer": answer} if answer is not None else {})
-            )
-    categories = [{"id": number, "name": name} for name, number in names.items()]
-    return {"images": images, "annotations": annotations, "categories": categories, "queries": queries} | {
-        "info": dict(info or {})
-    }
+def _hash_share(image_id: int) -> float:
+    """A fixed, evenly spread number in [0, 1) for an image id."""
+    return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48
 
 
 def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite: bool = False) -> None:
@@ -323,38 +332,52 @@ def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite:
         part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Samples as the records of a dataset file. Annotation and query ids are numbered anew, from 1, across images."""
+    images, annotations, queries = [], [], []
+    names: dict[str, int] = {}
+    for sample in samples:
+        height, width = sample.image.shape[:2]
+        images.append({"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width})
+        new_ids: dict[int, int] = {}
+        for instance in sample.instances:
+            new_ids[instance.id] = len(annotations) + 1
+            category_id = names.setdefault(instance.category, len(names) + 1)
+            ids = {"id": new_ids[instance.id], "image_id": sample.image_id, "category_id": category_id}
+            annotations.append(ids | mask_fields(instance.modal, instance.amodal) | _optional_fields(instance))
+        for query in sample.queries:
+            record = {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
+            record |= {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
+            kind = dict(query.kind)
+            answer = kind.pop("answer", None)
+            record |= ({"kind": kind} if kind else {}) | ({} if answer is None else {"answer": answer})
+            queries.append(record)
+    categories = [{"id": number, "name": name} for name, number in names.items()]
+    lists = {"images": images, "annotations": annotations, "categories": categories, "queries": queries}
+    return lists | {"info": dict(info or {})}
+
+
+def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
+    """The fields of an annotation that its masks `[H W]` determine. `modal` must lie within `amodal`."""
+    whole = modal if amodal is None else amodal
+    record: dict[str, Any] = {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
+    record["segmentation"] = None if amodal is None else masks.encode(amodal)
+    if amodal is None or not np.array_equal(modal, amodal):
+        record["visible_mask"] = masks.encode(modal)
+    if amodal is not None and "visible_mask" in record:
+        hidden = amodal & ~modal
+        record["invisible_mask"] = masks.encode(hidden)
+        record["occlude_rate"] = masks.area(hidden) / max(1, masks.area(amodal))
+    return record
+
+
+def _optional_fields(instance: Instance) -> dict[str, Any]:
+    attributes = {"attributes": dict(instance.attributes)} if instance.attributes else {}
+    return attributes | ({"ignore": True} if instance.ignore else {})
+
+
 def _query(record: Mapping[str, Any]) -> Query:
     kind = dict(record.get("kind") or {})
     if record.get("answer") is not None:
         kind["answer"] = record["answer"]
-    return Query(
-        id=record["id"],
-        text=record["text"],
-        mask_type=record["mask_type"],
-        instance_ids=tuple(record["instance_ids"]),
-        kind=kind,
-    )
-
-
-def _annotation(instance: Instance, number: int, image_id: int, category_id: int) -> dict[str, Any]:
-    amodal = instance.amodal
-    whole = instance.modal if amodal is None else amodal
-    record: dict[str, Any] = {"id": number, "image_id": image_id, "category_id": category_id}
-    record |= {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
-    record["segmentation"] = None if amodal is None else masks.encode(amodal)
-    if amodal is None or not np.array_equal(instance.modal, amodal):
-        record["visible_mask"] = masks.encode(instance.modal)
-    if amodal is not None and "visible_mask" in record:
-        hidden = amodal & ~instance.modal
-        record["invisible_mask"] = masks.encode(hidden)
-        record["occlude_rate"] = masks.area(hidden) / max(1, masks.area(amodal))
-    if instance.attributes:
-        record["attributes"] = dict(instance.attributes)
-    if instance.ignore:
-        record["ignore"] = True
-    return record
-
-
-def _place(image_id: int) -> float:
-    """A fixed, evenly spread number in [0, 1) for an image id."""
-    return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48
+    return Query(record["id"], record["text"], record["mask_type"], tuple(record["instance_ids"]), kind)
