@@ -76,13 +76,13 @@ def test_a_good_file_has_no_problem(tmp_path):
 
 
 CASES = {
-    "dangling image": (changed("annotations", 1, image_id=9), "annotation 2: image_id 9 does not exist"),
-    "dangling category": (changed("annotations", 1, category_id=9), "annotation 2: category_id 9 does not exist"),
+    "dangling image": (changed("annotations", 1, image_id=9), "annotation 2: image_id is 9"),
+    "dangling category": (changed("annotations", 1, category_id=9), "annotation 2: category_id is 9"),
     "visible outside amodal": (
         changed("annotations", 1, visible_mask=rle(10, 4, 14, 6)), "annotation 2: 4 pixels of visible_mask lie outside",
     ),
     "size": (
-        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))), "is 3 x 3 but its image",
+        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))), "'size': [3, 3]}; give an RLE of the image's size",
     ),
     "empty": (changed("annotations", 0, segmentation=rle(0, 0, 0, 0)), "annotation 1: its segmentation is empty"),
     "two points": (changed("annotations", 0, segmentation=[[1, 1, 5, 5]]), "a polygon needs at least three points"),
@@ -93,10 +93,10 @@ CASES = {
     "duplicate id": (changed("annotations", 1, id=1), "annotations id 1: it occurs twice"),
     "id 0": (changed("annotations", 1, id=0), "annotation 0: its id is 0"),
     "mask type": (changed("queries", 0, mask_type="full"), "query 1: mask_type is 'full'"),
-    "empty text": (changed("queries", 0, text="  "), "query 1: its text is missing or empty"),
+    "empty text": (changed("queries", 0, text="  "), "query 1: text is '  '"),
     "missing image": (changed("images", 1, file_name="x.png"), "image 2: x.png is not in"),
-    "outside": (changed("images", 1, file_name="../2.png"), "image 2: file_name '../2.png' leads out"),
-    "other image": (changed("queries", 0, instance_ids=[3]), "query 1: instance 3 is on image 2, not on 1"),
+    "outside": (changed("images", 1, file_name="../2.png"), "image 2: file_name is '../2.png'"),
+    "other image": (changed("queries", 0, instance_ids=[3]), "query 1: instance_ids is [3]; give"),
     "image size": (changed("images", 0, height=HEIGHT + 1), "image 1: 1.png is 12 x 16, not 13 x 16"),
     "no queries": ({k: v for k, v in good().items() if k != "queries"}, "the list 'queries' is missing"),
 }  # fmt: skip

@@ -9,7 +9,8 @@ from test_cocoa import HEIGHT, WIDTH, annotation, save
 from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import load_records, read_json, write_json
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import read_json, write_json
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.tools import data as cli
 
@@ -168,7 +169,7 @@ def test_every_format_has_its_command(tmp_path, run):
 def test_check_reports_all_and_writes_a_repaired_copy(tmp_path, run):
     save(tmp_path)
     run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "good.json")
-    records, _ = load_records(tmp_path / "good.json")
+    records = read_records(tmp_path / "good.json")
     records["queries"][0]["text"] = ""
     records["queries"][1]["mask_type"] = "all"
     write(tmp_path / "bad.json", records)

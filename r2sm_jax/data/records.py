@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeGuard
 
 from r2sm_jax.data import masks
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json
 
 LISTS = {"images": "image", "annotations": "annotation", "categories": "category", "queries": "query"}
 """The lists of a dataset file, and what one of their records is called."""
@@ -55,6 +55,13 @@ def leads_outside(name: str) -> bool:
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     outside = posix.is_absolute() or ".." in posix.parts or ".." in windows.parts
     return bool(outside or windows.drive or windows.root or "\0" in name)
+
+
+def read_records(path: Path) -> dict[str, Any]:
+    """The content of a dataset file, checked. Raises InputError as `check_records`, and where there is no such file."""
+    records = load_json(path, "a dataset file")
+    check_records(path, records)
+    return records
 
 
 def check_records(path: Path, records: Any) -> None:
@@ -150,7 +157,9 @@ FIELDS: dict[str, dict[str, tuple[str, Callable[[Any, Record, ById], bool]]]] = 
         "visible_mask": ("an RLE of the image's size, a list of polygons, or null", _is_mask),
         "attributes": (
             "an object of strings, or leave it out",
-            lambda words, *_: not words or (isinstance(words, dict) and all(isinstance(w, str) for w in words.values())),
+            lambda words, *_: (
+                not words or (isinstance(words, dict) and all(isinstance(w, str) for w in words.values()))
+            ),
         ),
     },
     "categories": {"name": ("a name", lambda name, *_: is_text(name))},

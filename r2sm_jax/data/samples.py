@@ -16,7 +16,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.records import MASKS, bad_record, check_records
+from r2sm_jax.data.records import MASKS, bad_record, check_records, read_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.query import Query
 
@@ -105,8 +105,8 @@ class Dataset:
         self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories} | attributes
         self._images: Sequence[Mapping[str, Any]] = records["images"]
         self._image_dirs = image_dirs
-        self._annotations = by_image(records, "annotations")
-        self._queries = by_image(records, "queries")
+        self._annotations = group_by_image(records, "annotations")
+        self._queries = group_by_image(records, "queries")
 
     def __len__(self) -> int:
         return len(self._images)
@@ -166,7 +166,7 @@ class Dataset:
         return part
 
 
-def by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:
+def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:
     """The "annotations" or "queries" of every image of a dataset file, by image id."""
     found: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in records["images"]}
     for record in records[key]:
@@ -236,26 +236,11 @@ def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None 
     for anything that is not right.
     """
     path = Path(path)
-    records, digest = load_records(path)
-    check_records(path, records)
-    dataset = Dataset(path, digest, records, image_folders(path, images_dir))
+    records = read_records(path)
+    dataset = Dataset(path, hashlib.sha256(path.read_bytes()).hexdigest(), records, image_folders(path, images_dir))
     if len(dataset):
         dataset.image_path(0)  # finds a wrong folder now, not only when training reaches the first image
     return dataset
-
-
-def load_records(path: Path) -> tuple[Any, str]:
-    """The JSON of a dataset file, unchecked, and its SHA-256. Raises InputError where there is none."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such dataset file; check the path") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the dataset file ({error.strerror}); check the path") from error
-    try:
-        return json.loads(content), hashlib.sha256(content).hexdigest()
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: this is not JSON ({error}); give a dataset file") from error
 
 
 def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
@@ -343,8 +328,10 @@ def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None)
         for instance in sample.instances:
             new_ids[instance.id] = len(annotations) + 1
             category_id = names.setdefault(instance.category, len(names) + 1)
-            ids = {"id": new_ids[instance.id], "image_id": sample.image_id, "category_id": category_id}
-            annotations.append(ids | mask_fields(instance.modal, instance.amodal) | _optional_fields(instance))
+            record = {"id": new_ids[instance.id], "image_id": sample.image_id, "category_id": category_id}
+            record |= mask_fields(instance.modal, instance.amodal)
+            record |= {"attributes": dict(instance.attributes)} if instance.attributes else {}
+            annotations.append(record | ({"ignore": True} if instance.ignore else {}))
         for query in sample.queries:
             record = {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
             record |= {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
@@ -358,22 +345,17 @@ def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None)
 
 
 def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
-    """The fields of an annotation that its masks `[H W]` determine. `modal` must lie within `amodal`."""
-    whole = modal if amodal is None else amodal
-    record: dict[str, Any] = {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
-    record["segmentation"] = None if amodal is None else masks.encode(amodal)
-    if amodal is None or not np.array_equal(modal, amodal):
-        record["visible_mask"] = masks.encode(modal)
-    if amodal is not None and "visible_mask" in record:
-        hidden = amodal & ~modal
-        record["invisible_mask"] = masks.encode(hidden)
-        record["occlude_rate"] = masks.area(hidden) / max(1, masks.area(amodal))
-    return record
-
-
-def _optional_fields(instance: Instance) -> dict[str, Any]:
-    attributes = {"attributes": dict(instance.attributes)} if instance.attributes else {}
-    return attributes | ({"ignore": True} if instance.ignore else {})
+    """The fields of an annotation that its masks `[H W]` determine; `amodal` None: the complete shape is not known."""
+    whole = modal if amodal is None else modal | amodal
+    fields: dict[str, Any] = {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
+    fields["segmentation"] = None if amodal is None else masks.encode(whole)
+    hidden = whole & ~modal
+    if amodal is None or hidden.any():
+        fields["visible_mask"] = masks.encode(modal)
+    if amodal is not None:
+        fields["occlude_rate"] = masks.area(hidden) / max(1, masks.area(whole))
+        fields |= {"invisible_mask": masks.encode(hidden)} if hidden.any() else {}
+    return fields
 
 
 def _query(record: Mapping[str, Any]) -> Query:

@@ -22,8 +22,8 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.records import is_id
 from r2sm_jax.data.samples import Source
-from r2sm_jax.data.validate import is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics import scoring
 from r2sm_jax.metrics.boundary import boundary_overlap_rles

@@ -22,8 +22,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from r2sm_jax.data.images import find_images, image_size, open_image
+from r2sm_jax.data.records import bad_record, leads_outside
 from r2sm_jax.data.samples import Sample
-from r2sm_jax.data.validate import bad_record, leads_outside
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries

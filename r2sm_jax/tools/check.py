@@ -15,9 +15,9 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size, open_image
 from r2sm_jax.data.progress import announce
-from r2sm_jax.data.samples import image_folders, load_records
-from r2sm_jax.data.validate import LISTS, MASKS, Problem, find_problems, is_id
-from r2sm_jax.errors import InputError
+from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
+from r2sm_jax.data.samples import find_image, image_folders
+from r2sm_jax.errors import InputError, load_json
 
 Records = dict[str, Any]
 
@@ -28,7 +28,7 @@ def check_file(path: Path, images_dir: Path | None = None) -> tuple[Records, lis
     One mask is decoded at a time, and one image, so memory does not grow with the file. Raises InputError for
     a file that is not there or no JSON.
     """
-    records, _ = load_records(path)
+    records = load_json(path, "a dataset file")
     return records, list(_all_problems(path, records, image_folders(path, images_dir)))
 
 
@@ -66,9 +66,7 @@ def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path
     ids: list[dict[int, str]] = []
     hashes: list[dict[str, str]] = []
     for file, folder in ((path, images_dir), (other, other_dir)):
-        records, _ = load_records(file)
-        for problem in find_problems(records):
-            raise InputError(f"{file}: {problem}")
+        records = read_records(file)
         folders = image_folders(file, folder)
         ids.append({image["id"]: image["file_name"] for image in records["images"]})
         hashes.append({_pixel_hash(folders, name): name for name in ids[-1].values()})
@@ -108,7 +106,7 @@ def _all_problems(path: Path, records: Any, folders: tuple[Path, ...]) -> Iterat
 
 def _image_problems(image: Records, folders: tuple[Path, ...], annotations: list[Records]) -> Iterator[tuple]:
     name = image["file_name"]
-    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    path = find_image(folders, name)
     if path is None:
         yield f"{name} is not in {' or '.join(map(str, folders))}", "give the images' folder with --images DIR", None
         return
@@ -179,7 +177,7 @@ def _zero_id(records: Records, annotation: Records, index: int) -> Problem:
 
 
 def _pixel_hash(folders: tuple[Path, ...], name: str) -> str:
-    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    path = find_image(folders, name)
     if path is None:
         raise InputError(f"image {name} is not in {' or '.join(map(str, folders))}; give its folder")
     image = open_image(path)

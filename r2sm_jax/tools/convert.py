@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.samples import load_records, write_json
-from r2sm_jax.data.validate import check_records
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.tools.query_template import add_template_queries
 from r2sm_jax.tools.readers.amodal_qa import AmodalQAFields, read_amodal_qa
@@ -214,8 +214,7 @@ def r2sm(
         overwrite: Replace the dataset file if it exists.
     """
     refuse_overwrite(out, overwrite)
-    records, _ = load_records(over)
-    check_records(over, records)
+    records = read_records(over)
     records["queries"] = join_queries(queries, records, fields, mask_type)
     records["info"] = {**(records.get("info") or {}), "queries": queries.name}
     write_json(out, records, overwrite)

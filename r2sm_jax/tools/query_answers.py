@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
-from r2sm_jax.data.instances import annotations_by_image, category_names
-from r2sm_jax.data.samples import load_records, write_json
-from r2sm_jax.data.validate import check_records
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import category_names, group_by_image, write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.class_names import same_class, says_name, words_of
@@ -100,8 +99,7 @@ def parse(
     _refuse_mixed_up(dataset, answers, out, rejected)
     for path in (out, *([rejected] if rejected else [])):
         refuse_overwrite(path, overwrite)
-    records, _ = load_records(dataset)
-    check_records(dataset, records)
+    records = read_records(dataset)
     before = len(records["queries"])
     left_out = list(_add_queries(records, answers))
     if rejected is not None:
@@ -160,7 +158,7 @@ def _named(text: str) -> tuple[int, str] | None:
 
 def _add_queries(records: dict[str, Any], answers: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
     """Appends the queries that pass to the records, and gives what does not."""
-    names, by_image = category_names(records), annotations_by_image(records)
+    names, by_image = category_names(records), group_by_image(records, "annotations")
     requested: dict[str, tuple[int, MaskType]] = {
         request_id(image, mask_type): (image, mask_type) for image in by_image for mask_type in MASK_TYPES
     }

@@ -17,10 +17,9 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.instances import annotations_by_image, category_names, decode_instances
 from r2sm_jax.data.polygons import outline
-from r2sm_jax.data.samples import Instance, image_folders, load_records
-from r2sm_jax.data.validate import check_records
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import Instance, category_names, group_by_image, image_folders, read_instances
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MaskType
@@ -63,8 +62,7 @@ def requests(
     if out.resolve() == dataset.resolve():
         raise InputError(f"--out {out}: this is the dataset file itself; give another name")
     refuse_overwrite(out, overwrite or resume)
-    records, _ = load_records(dataset)
-    check_records(dataset, records)
+    records = read_records(dataset)
     folders = image_folders(dataset, images) if image == "embed" else None
     part = out.with_name(out.name + ".part")
     try:
@@ -101,13 +99,13 @@ def _requests(
     there: set[str],
 ) -> Iterator[tuple[MaskType, dict[str, Any]]]:
     """The requests that are not there yet, with the masks of one image in memory at a time."""
-    names, by_image = category_names(records), annotations_by_image(records)
+    names, by_image = category_names(records), group_by_image(records, "annotations")
     for image in records["images"]:
         missing: list[MaskType] = [t for t in MASK_TYPES if request_id(image["id"], t) not in there]
         if not missing:
             continue
         annotations = [a for a in by_image[image["id"]] if askable(a, "modal")]
-        instances = decode_instances(path, image, annotations, names)
+        instances = read_instances(path, image, annotations, names)
         url = ""
         for mask_type in missing:
             table = "\n".join(_rows(instances, mask_type))

@@ -9,9 +9,8 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.instances import annotations_by_image, category_names, decode_instances
-from r2sm_jax.data.samples import Instance, load_records, write_json
-from r2sm_jax.data.validate import check_records
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instances, write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
@@ -48,8 +47,7 @@ def template(
     if queries < 1 or seed < 0:
         raise InputError("queries template: give --queries 1 or more and --seed 0 or more")
     refuse_overwrite(out, overwrite)
-    records, _ = load_records(dataset)
-    check_records(dataset, records)
+    records = read_records(dataset)
     before = len(records["queries"])
     add_template_queries(records, queries, seed, dataset)
     write_json(out, records, overwrite)
@@ -68,11 +66,11 @@ def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path
     `path` is the file that they are from, for messages. Masks of one image are in memory at a time. Raises
     InputError for a mask that cannot be read.
     """
-    names, by_image = category_names(records), annotations_by_image(records)
+    names, by_image = category_names(records), group_by_image(records, "annotations")
     number = max((query["id"] for query in records["queries"]), default=0)
     for image in records["images"]:
         annotations = by_image[image["id"]]
-        instances = decode_instances(path or Path(image["file_name"]), image, annotations, names)
+        instances = read_instances(path or Path(image["file_name"]), image, annotations, names)
         for query in _write(instances, _background(annotations), count, (seed, image["id"] % 2**63)):
             number += 1
             records["queries"].append(
@@ -84,12 +82,12 @@ def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path
 def things_of(records: Mapping[str, Any], image_id: int) -> list[ObjectFacts]:
     """What queries about one image can ask for.
 
-    `records` are those of a dataset file that `check_records` accepts. Where an amodal mask is not known,
+    `records` are those of a dataset file that was checked. Where an amodal mask is not known,
     occlusion is not a number, so that no query relies on it. Raises InputError for a mask that cannot be read.
     """
     image = next(image for image in records["images"] if image["id"] == image_id)
     annotations = [annotation for annotation in records["annotations"] if annotation["image_id"] == image_id]
-    instances = decode_instances(Path(image["file_name"]), image, annotations, category_names(records))
+    instances = read_instances(Path(image["file_name"]), image, annotations, category_names(records))
     background = _background(annotations)
     return [thing for thing in _things(instances) if thing.id not in background]
 

@@ -21,9 +21,9 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.progress import announce
-from r2sm_jax.data.samples import images_of_split, load_records
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import annotation_masks, images_of_split
 from r2sm_jax.data.sheet import FAINT, INK, OCCLUDED, VISIBLE
-from r2sm_jax.data.validate import annotation_masks, check_records
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
 from r2sm_jax.query import Query, keyword_mask_type
@@ -134,8 +134,7 @@ class Part(NamedTuple):
 
 def count_file(path: Path, split: str = "all") -> Counts:
     """The counts of one dataset file or of one of its splits. Raises InputError for one that is missing or damaged."""
-    records, _ = load_records(path)
-    check_records(path, records)
+    records = read_records(path)
     counts: Counts = Counter()
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     chosen = images_of_split(path, tuple(sizes), split)

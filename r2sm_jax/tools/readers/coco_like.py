@@ -15,7 +15,7 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.validate import bad_record, is_id
+from r2sm_jax.data.records import bad_record, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name, need_size
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
-from r2sm_jax.data.validate import bad_record, is_id, leads_outside
+from r2sm_jax.data.records import bad_record, is_id, leads_outside
 from r2sm_jax.errors import InputError
 
 RATE_TOLERANCE = 0.02

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from r2sm_jax.data.validate import bad_record
+from r2sm_jax.data.records import bad_record
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name
 

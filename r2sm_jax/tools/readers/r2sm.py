@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.validate import bad_record, is_id
+from r2sm_jax.data.records import bad_record, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.readers.conversion import need
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from r2sm_jax.data.validate import bad_record
+from r2sm_jax.data.records import bad_record
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.readers.conversion import Conversion, draw, need
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.validate import bad_record, is_id
+from r2sm_jax.data.records import bad_record, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.readers.conversion import Conversion, draw, find_image, need, need_name, need_size
 

@@ -128,28 +128,28 @@ FAULTS = {
     r"queries\[1\].*whole number as id": lambda r: change(r, ("queries", 1), id="x"),
     r"annotations id 2: it occurs twice": lambda r: change(r, ("annotations", 0), id=2),
     r"'info' is not an object": lambda r: r.update(info="me"),
-    r"category 1: its name": lambda r: drop(r, ("categories", 0), "name"),
-    r"image 1: its file_name": lambda r: change(r, ("images", 0), file_name=""),
-    r"'\.\./1\.png' leads out": lambda r: change(r, ("images", 0), file_name="../1.png"),
-    r"'/etc/x\.png' leads out": lambda r: change(r, ("images", 0), file_name="/etc/x.png"),
-    r"'C:.*' leads out": lambda r: change(r, ("images", 0), file_name="C:\\x.png"),
-    r"'a.*b' leads out": lambda r: change(r, ("images", 0), file_name="a\\..\\..\\b"),
+    r"category 1: name is missing": lambda r: drop(r, ("categories", 0), "name"),
+    r"image 1: file_name is ''": lambda r: change(r, ("images", 0), file_name=""),
+    r"'\.\./1\.png'; give a path inside": lambda r: change(r, ("images", 0), file_name="../1.png"),
+    r"'/etc/x\.png'; give a path inside": lambda r: change(r, ("images", 0), file_name="/etc/x.png"),
+    r"'C:.*'; give a path inside": lambda r: change(r, ("images", 0), file_name="C:\\x.png"),
+    r"'a.*b'; give a path inside": lambda r: change(r, ("images", 0), file_name="a\\..\\..\\b"),
     r"image 1: height": lambda r: change(r, ("images", 0), height=0),
     r"image 1: width": lambda r: change(r, ("images", 0), width=True),
-    r"annotation 1: image_id 77 does not exist": lambda r: change(r, ("annotations", 0), image_id=77),
-    r"annotation 1: its category_id is missing": lambda r: drop(r, ("annotations", 0), "category_id"),
-    r"annotation 1: .*\[\] does not exist": lambda r: change(r, ("annotations", 0), category_id=[]),
-    r"annotation 2: it has neither": lambda r: change(r, ("annotations", 1), visible_mask=None),
-    r"visible_mask is 5 x 5 but its image is 12 x 20": lambda r: change(r, ("annotations", 0), visible_mask=RLE),
-    r"annotation 1: segmentation is neither": lambda r: change(r, ("annotations", 0), segmentation="x"),
-    r"in segmentation, .*'size'": lambda r: change(r, ("annotations", 0), segmentation={"counts": ""}),
+    r"annotation 1: image_id is 77; give the id of an image": lambda r: change(r, ("annotations", 0), image_id=77),
+    r"annotation 1: category_id is missing": lambda r: drop(r, ("annotations", 0), "category_id"),
+    r"annotation 1: category_id is \[\]": lambda r: change(r, ("annotations", 0), category_id=[]),
+    r"annotation 2: segmentation is None": lambda r: change(r, ("annotations", 1), visible_mask=None),
+    r"visible_mask is .*\[5, 5\]}; give an RLE of the image's size": lambda r: change(r, ("annotations", 0), visible_mask=RLE),
+    r"annotation 1: segmentation is 'x'": lambda r: change(r, ("annotations", 0), segmentation="x"),
+    r"annotation 1: segmentation is {'counts': ''}": lambda r: change(r, ("annotations", 0), segmentation={"counts": ""}),
     r"annotation 1: attributes": lambda r: change(r, ("annotations", 0), attributes={"colour": 3}),
-    r"query 1: its text is missing or empty": lambda r: change(r, ("queries", 0), text="  "),
+    r"query 1: text is '  '": lambda r: change(r, ("queries", 0), text="  "),
     r"query 1: mask_type is 'whole'": lambda r: change(r, ("queries", 0), mask_type="whole"),
-    r"query 1: instance 99 is not in": lambda r: change(r, ("queries", 0), instance_ids=[99]),
-    r"query 1: the list instance_ids": lambda r: drop(r, ("queries", 0), "instance_ids"),
-    r"query 1: kind is not an object": lambda r: change(r, ("queries", 0), kind="hard"),
-    r"query 1: instance 4 is on image 2, not on 1": lambda r: change(r, ("queries", 0), instance_ids=[4]),
+    r"query 1: instance_ids is \[99\]; give the ids of annotations": lambda r: change(r, ("queries", 0), instance_ids=[99]),
+    r"query 1: instance_ids is missing": lambda r: drop(r, ("queries", 0), "instance_ids"),
+    r"query 1: kind is 'hard'; give an object": lambda r: change(r, ("queries", 0), kind="hard"),
+    r"query 1: instance_ids is \[4\].*same image": lambda r: change(r, ("queries", 0), instance_ids=[4]),
 }
 
 
@@ -175,7 +175,7 @@ def test_files_that_are_no_dataset(tmp_path, content):
 
 
 def test_missing_file_and_wrong_images(tmp_path):
-    with pytest.raises(InputError, match="no such dataset file"):
+    with pytest.raises(InputError, match="no such file"):
         read_json(tmp_path / "x.json")
     dataset = read_json(write(tmp_path))
     Image.new("RGB", (9, 9)).save(tmp_path / "1.png")
