@@ -82,7 +82,7 @@ CASES = {
         changed("annotations", 1, visible_mask=rle(10, 4, 14, 6)), "annotation 2: 4 pixels of visible_mask lie outside",
     ),
     "size": (
-        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))), "'size': [3, 3]}; give an RLE of the image's size",
+        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))), "[3, 3]}; give an RLE of",
     ),
     "empty": (changed("annotations", 0, segmentation=rle(0, 0, 0, 0)), "annotation 1: its segmentation is empty"),
     "two points": (changed("annotations", 0, segmentation=[[1, 1, 5, 5]]), "a polygon needs at least three points"),

@@ -174,7 +174,7 @@ def test_check_reports_all_and_writes_a_repaired_copy(tmp_path, run):
     records["queries"][1]["mask_type"] = "all"
     write(tmp_path / "bad.json", records)
     code, _, err = run("check", tmp_path / "bad.json")
-    assert code == 2 and "its text is missing" in err and "mask_type is 'all'" in err
+    assert code == 2 and "query 1: text is ''" in err and "mask_type is 'all'" in err
     assert err.splitlines()[-1].startswith("error: ") and "2 problems; --fix OUT" in err
     code, out, err = run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json")
     assert code == 0 and "2 repairs" in out and err.count("left out") == 2

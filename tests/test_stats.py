@@ -268,7 +268,7 @@ def test_a_single_file_is_counted_as_training_divides_it(tmp_path, report):
         (["scenes", "--scenes", "0"], ["--scenes 1 or more"]),
         (["sceens"], ["'sceens' is unknown", "json:FOLDER"]),
         (["json:"], ["'json:' is unknown"]),
-        (["gone.json"], ["gone.json", "no such dataset file"]),
+        (["gone.json"], ["gone.json", "no such file"]),
         (["scenes", "scenes"], ["twice", "once"]),
         (["{data}", "json:{data}"], ["twice", "once"]),
         (["{data}", "--splits", "test"], ["--splits test", "has only all, train, val", "give a folder"]),
@@ -280,7 +280,7 @@ def test_a_single_file_is_counted_as_training_divides_it(tmp_path, report):
         (["{data}", "--out", "{data}"], ["--out", "is a file", "give a folder"]),
         (["{folder}", "--out", "{folder}"], ["--out", "another folder"]),
         (["{damaged}"], ["damaged.json: annotation 2: its visible_mask cannot be read", "write the mask again"]),
-        (["{wrong}"], ["wrong.json: query 1: instance 77", "correct the id"]),
+        (["{wrong}"], ["wrong.json: query 1: instance_ids is [77]", "give the ids"]),
     ],
 )
 def test_bad_input(tmp_path, monkeypatch, refused, arguments, words):

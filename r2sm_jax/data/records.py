@@ -157,9 +157,7 @@ FIELDS: dict[str, dict[str, tuple[str, Callable[[Any, Record, ById], bool]]]] = 
         "visible_mask": ("an RLE of the image's size, a list of polygons, or null", _is_mask),
         "attributes": (
             "an object of strings, or leave it out",
-            lambda words, *_: (
-                not words or (isinstance(words, dict) and all(isinstance(w, str) for w in words.values()))
-            ),
+            lambda words, *_: isinstance(words or {}, dict) and all(isinstance(w, str) for w in (words or {}).values()),
         ),
     },
     "categories": {"name": ("a name", lambda name, *_: is_text(name))},
@@ -168,6 +166,6 @@ FIELDS: dict[str, dict[str, tuple[str, Callable[[Any, Record, ById], bool]]]] = 
         "text": ("a sentence", lambda text, *_: is_text(text)),
         "mask_type": ('"modal" or "amodal"', lambda mask_type, *_: mask_type in ("modal", "amodal")),
         "instance_ids": ("the ids of annotations of the same image, [] where nothing is meant", _are_targets),
-        "kind": ("an object, or leave it out", lambda kind, *_: not kind or isinstance(kind, dict)),
+        "kind": ("an object, or leave it out", lambda kind, *_: isinstance(kind or {}, dict)),
     },
 }
