@@ -194,8 +194,7 @@ def train(config: Config) -> Path:
         raise InputError(f"{config.data.source}: the training split is empty")
     vision, text = config.model.vision, config.model.text
     prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=config.data.crop)
-    if prepared.can_remember():
-        prepared.remember_all()
+    if prepared.remember():
         print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
     else:
         print(f"{len(prepared)} training images, prepared anew at each visit", flush=True)

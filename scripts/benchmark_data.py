@@ -18,6 +18,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from r2sm_jax.data.augment import random_crop
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Instance, Sample, Source, load_json_split, to_records, write_json
 from r2sm_jax.data.tfds import build
@@ -97,7 +98,10 @@ def measure(source: Source, options: Options) -> Table:
     examples = [prepared[index] for index in range(count)]
     table = Table("stage", "ms an image, one core", title=f"{count} images, {options.image_size} px")
     table.add_row("decode image and masks", f"{milliseconds(source.__getitem__, count):.1f}")
-    table.add_row("letterbox and pool", f"{milliseconds(lambda i: prepared.of(samples[i], rng), count):.1f}")
+    table.add_row(
+        "letterbox and pool",
+        f"{milliseconds(lambda i: prepared.prepare(random_crop(samples[i], options.crop, rng)), count):.1f}",
+    )
     table.add_row("assemble", f"{milliseconds(lambda i: assemble(i, examples[i], rng), count):.1f}")
     batches = training_batches(prepared, assemble, batch_size=options.batch_size, seed=0)
     next(batches)

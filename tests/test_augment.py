@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings, strategies as st
-from test_pipeline import sample, states
+from test_batches import sample, states
 
 from r2sm_jax.data.augment import KEPT_WHOLE, jitter_colours, random_crop
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
@@ -41,7 +41,7 @@ def test_colours_change_and_hues_stay():
 
 def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
     source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, crop=0.6)
-    assert not source.can_remember() and PreparedSource(source.source, 32, 16).can_remember()
+    assert not source.remember() and PreparedSource(source.source, 32, 16).remember()
     options = {"tokens": 3, "queries": 4, "instances": 4, "slots": 2, "mirror": False, "colour_jitter": 0.3}
 
     def batches():
@@ -59,7 +59,7 @@ def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
 
 def test_processes_share_every_epoch_out():
     source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
-    source.remember_all()
+    source.remember()
     assemble = Assemble(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
     parts = [training_batches(source, assemble, batch_size=2, seed=0, shard=(i, 3)) for i in range(3)]
     for _ in range(3):  # epochs

@@ -136,7 +136,7 @@ def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
         ([{"query_id": "1"}], ["entry 0", "query_id '1' is not a whole number"]),
         ([entry(99, block(0, 0, 1, 1))], ["entry 0", "the data have no query 99"]),
         ([entry(5, block(0, 0, 1, 1))], ["no query 5"]),
-        ([entry(1, np.ones((3, 4), bool))], ["entry 0", "[3, 4]", "24 x 32"]),
+        ([entry(1, np.ones((3, 4), bool))], ["entry 0", "3 x 4", "24 x 32"]),
         ([entry(1, block(0, 0, 1, 1)), {"query_id": 1, "segmentation": "x"}], ["entry 1", "mask cannot be used"]),
         ([entry(1, block(0, 0, 1, 1), score="high")], ["score 'high' is not a number"]),
         ([entry(1, block(0, 0, 1, 1), fused=True)] * 2, ["entry 1", "has a fused mask already"]),

@@ -1,6 +1,6 @@
-"""Random crops and colours. Both keep a sentence true: order and hues stay, and what is asked for stays whole.
+"""Random crops and colours of training images. Both keep a query true: places, hues and its whole target stay.
 
-Mirroring is done later, on what is prepared once (pipeline.py).
+Mirroring works on prepared samples, see data/batches.py.
 """
 
 from dataclasses import replace
@@ -16,25 +16,24 @@ KEPT_WHOLE = 0.9
 
 
 def random_crop(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """A window of the sample, each side at least `smallest` of the image's, image and masks cut alike.
+    """A random window of the sample, each side at least `smallest` of the image's, with masks cut like the image.
 
-    So modal ⊆ amodal stays. Instances without a pixel in the window go, and queries that mean an instance of which
-    more than a tenth is cut off.
+    Instances without a pixel in the window are left out, and so are queries that mean an instance of which less than
+    `KEPT_WHOLE` remains.
     """
     height, width = sample.image.shape[:2]
-    rows, columns = _interval(height, smallest, rng), _interval(width, smallest, rng)
+    window = _interval(height, smallest, rng), _interval(width, smallest, rng)
     kept: list[Instance] = []
     whole: set[int] = set()
     for instance in sample.instances:
-        complete = instance.modal if instance.amodal is None else instance.amodal
-        inside = np.count_nonzero(complete[rows, columns])
+        inside = np.count_nonzero(instance.complete[window])
         if inside:
-            amodal = None if instance.amodal is None else instance.amodal[rows, columns]
-            kept.append(replace(instance, modal=instance.modal[rows, columns], amodal=amodal))
-        if inside >= KEPT_WHOLE * np.count_nonzero(complete):
+            amodal = None if instance.amodal is None else instance.amodal[window]
+            kept.append(replace(instance, modal=instance.modal[window], amodal=amodal))
+        if inside >= KEPT_WHOLE * np.count_nonzero(instance.complete):
             whole.add(instance.id)
     queries = tuple(query for query in sample.queries if whole.issuperset(query.instance_ids))
-    return replace(sample, image=sample.image[rows, columns], instances=tuple(kept), queries=queries)
+    return replace(sample, image=sample.image[window], instances=tuple(kept), queries=queries)
 
 
 def _interval(side: int, smallest: float, rng: np.random.Generator) -> slice:

@@ -1,4 +1,4 @@
-"""Samples -> training batches. `prepare` is done once per sample, `Assemble` at every visit.
+"""Samples -> training batches. `prepare` runs once for each sample, `Assemble` at every visit.
 
 A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances, k = queries, q = slots):
 
@@ -19,8 +19,7 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
 
 and, for a mask-type head that reads words alone, the f = `TYPE_SENTENCES` sentences an image that it learns from:
 
-    type_text     f16   [b f t l e]   states of some of the queries and of sentences about anything
-                                      (data/free_sentences.py)
+    type_text     f16   [b f t l e]   states of some of the queries and of sentences without an image
     type_mask     bool  [b f t]       their tokens, some dropped
     type_amodal   bool  [b f]
     type_valid    bool  [b f]         False on padding
@@ -30,29 +29,31 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import grain
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt8
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import jitter_colours, random_crop
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.data.samples import Instance, Sample, Source
+from r2sm_jax.data.samples import Sample, Source
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
 TYPE_SENTENCES = 4
-"""One of them is about anything, where there are such sentences."""
+"""One of them is a sentence without an image, where there are such sentences."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
+KEPT_BYTES = 4 << 30
+"""Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One sample at training resolution. Arrays are as in a batch, without its axis; queries are all kept."""
+    """One sample at training resolution. Arrays are as in a batch, without its axis; all queries are kept."""
 
     image: np.ndarray
     valid: np.ndarray
@@ -64,82 +65,71 @@ class Prepared:
     loss_valid: np.ndarray
     members: np.ndarray
     wants_amodal: np.ndarray
-    texts: tuple[str, ...] = field(default=())
+    texts: tuple[str, ...] = ()
 
 
 def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]) -> Prepared:
-    """Letterboxes a sample and pools its masks to the resolution that is supervised."""
+    """Letterboxes a sample and pools its masks to the resolution that is supervised.
+
+    Queries that mean an ignored instance are left out.
+    """
     height, width = sample.image.shape[:2]
-    box = Letterbox(height, width, image_size)
+    frame = Letterbox(height, width, image_size)
     instances = [i for i in sample.instances if not i.ignore]
-    position = {instance.id: n for n, instance in enumerate(instances)}
-    counts = np.ones((height, width), bool)
-    for ignored in (i for i in sample.instances if i.ignore):
-        counts &= ~_complete(ignored)
-    side = max(height, width)
-    queries = [q for q in sample.queries if all(i in position for i in q.instance_ids)]
-    members = np.zeros((len(queries), len(instances)), bool)
-    for row, query in enumerate(queries):
-        members[row, [position[i] for i in query.instance_ids]] = True
+    ignored = masks.union((i.complete for i in sample.instances if i.ignore), (height, width))
+    ids = [i.id for i in instances]
+    queries = [q for q in sample.queries if set(q.instance_ids) <= set(ids)]
 
-    def coverage(wanted: Sequence[np.ndarray]) -> np.ndarray:
-        cells = np.zeros((len(wanted), mask_size, mask_size), np.uint8)
-        for row, mask in enumerate(wanted):
-            cells[row] = box.coverage(mask, mask_size)
-        return cells
+    def coverage(drawn: Sequence[np.ndarray]) -> UInt8[np.ndarray, "_m s s"]:
+        cells = [frame.coverage(mask, mask_size) for mask in drawn]
+        return np.array(cells, np.uint8).reshape(-1, mask_size, mask_size)
 
-    def names(instance, group: str) -> str | None:
-        return instance.category if group == "category" else instance.attributes.get(group)
-
+    labels: dict[str, np.ndarray] = {}
+    for group, words in vocabulary.items():
+        names = [i.category if group == "category" else i.attributes.get(group) for i in instances]
+        labels[group] = np.array([words.index(name) if name in words else -1 for name in names], np.int32)
+    boxes = np.array([masks.box(i.complete) for i in instances], np.float32).reshape(-1, 4)
     return Prepared(
-        image=box.image(sample.image),
-        valid=box.valid(),
+        image=frame.image(sample.image),
+        valid=frame.valid(),
         modal=coverage([i.modal for i in instances]),
-        amodal=coverage([_complete(i) for i in instances]),
+        amodal=coverage([i.complete for i in instances]),
         amodal_known=np.array([i.amodal is not None for i in instances], bool),
-        labels={
-            group: np.array([words.index(n) if (n := names(i, group)) in words else -1 for i in instances], np.int32)
-            for group, words in vocabulary.items()
-        },
-        boxes=np.array([masks.box(_complete(i)) for i in instances], np.float32).reshape(-1, 4) / side,
-        loss_valid=coverage([counts])[0],
-        members=members,
+        labels=labels,
+        boxes=boxes / max(height, width),
+        loss_valid=coverage([~ignored])[0],
+        members=np.array([[i in q.instance_ids for i in ids] for q in queries], bool).reshape(len(queries), len(ids)),
         wants_amodal=np.array([q.mask_type == "amodal" for q in queries], bool),
         texts=tuple(q.text for q in queries),
     )
 
 
-def _complete(instance: Instance) -> np.ndarray:
-    """The complete mask, or what is known of it."""
-    return instance.modal if instance.amodal is None else instance.amodal
-
-
-KEPT_BYTES = 4 << 30
-"""Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
+def mirror(p: Prepared) -> Prepared:
+    """The sample with left and right exchanged. Sentences stay as they are."""
+    turned = {name: getattr(p, name)[..., ::-1] for name in ("valid", "modal", "amodal", "loss_valid")}
+    x0, y0, x1, y1 = p.boxes.T
+    return replace(p, image=p.image[:, ::-1], boxes=np.stack([1 - x1, y0, 1 - x0, y1], axis=1), **turned)
 
 
 class PreparedSource:
-    """Samples at training resolution: remembered if `remember_all` was called, else prepared when asked."""
+    """Samples at training resolution, kept in memory after `remember`, else prepared at each visit."""
 
     def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
-        """`crop`: the smallest share of a side that a random crop keeps (augment.py); 1 = none."""
+        """`crop`: the smallest share of a side that a random crop keeps (data/augment.py); 1 = no crops."""
         self.source, self.crop = source, crop
-        self._prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
+        self.prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
         self._kept: list[Prepared] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Prepared:
-        return self._kept[index] if self._kept is not None else self._prepare(self.source[index])
+        """Sample `index`, not cropped."""
+        return self._kept[index] if self._kept is not None else self.prepare(self.source[index])
 
     def visit(self, index: int, rng: np.random.Generator) -> Prepared:
-        """Sample `index` as training sees it this time."""
-        return self[index] if self.crop == 1 else self.of(self.source[index], rng)
-
-    def of(self, sample: Sample, rng: np.random.Generator) -> Prepared:
-        """A sample, cropped at random where crops are asked for, at training resolution."""
-        return self._prepare(sample if self.crop == 1 else random_crop(sample, self.crop, rng))
+        """Sample `index` as training sees it this time: with a random crop where crops are wanted."""
+        return self[index] if self.crop == 1 else self.prepare(random_crop(self.source[index], self.crop, rng))
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The sentences of all queries of sample `index`."""
@@ -147,22 +137,24 @@ class PreparedSource:
             return self._kept[index].texts
         return tuple(query.text for query in self.source.queries_at(index))
 
-    def can_remember(self) -> bool:
-        """Whether samples are the same at each visit and fit into `KEPT_BYTES`, judged by the first."""
-        return self.crop == 1 and len(self) * sum(x.nbytes for x in _arrays(self[0])) <= KEPT_BYTES
+    def remember(self) -> bool:
+        """Prepares every sample now, on all cores, and keeps them. Returns whether it did so.
 
-    def remember_all(self) -> None:
-        """Prepares every sample now, on all cores."""
+        It does not where crops differ from visit to visit, or where the samples need more than `KEPT_BYTES`, judged by
+        the first one.
+        """
+        if self.crop < 1 or not len(self):
+            return False
+        size = sum(value.nbytes for value in vars(self[0]).values() if isinstance(value, np.ndarray))
+        if len(self) * size > KEPT_BYTES:
+            return False
         workers = os.cpu_count() or 1
         if len(self) < 256 or workers == 1:
             self._kept = [self[i] for i in range(len(self))]
-            return
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            self._kept = list(pool.imap(self.__getitem__, range(len(self)), chunksize=32))
-
-
-def _arrays(prepared: Prepared) -> list[np.ndarray]:
-    return [value for value in vars(prepared).values() if isinstance(value, np.ndarray)]
+        else:
+            with multiprocessing.get_context("spawn").Pool(workers) as pool:
+                self._kept = list(pool.imap(self.__getitem__, range(len(self)), chunksize=32))
+        return True
 
 
 @dataclass(frozen=True)
@@ -178,6 +170,7 @@ class Assemble:
     token_drop: float = 0.0
     colour_jitter: float = 0.0
     free: Sequence[Sentence] = ()
+    """Sentences without an image."""
     from_words: bool = False
     """Whether there is a mask-type head that learns from words alone."""
     too_long: frozenset[str] = frozenset()
@@ -186,47 +179,37 @@ class Assemble:
     """Features of the image that training does not change, by its position in the source."""
 
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
+        """One example. A query is not valid if it means more than fits into `instances`, or names a side that mirroring
+        has exchanged."""
         fitting = [i for i, text in enumerate(p.texts) if text not in self.too_long]
         chosen = np.sort(rng.permutation(fitting)[: self.queries].astype(int))
-        k, count = self.queries, len(p.boxes)
-        order = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
-        m = len(order)
-        flip = self.mirror and rng.random() < 0.5
-        turn = (lambda x: x[..., ::-1]) if flip else (lambda x: x)
-
-        def padded(values: np.ndarray, shape: tuple[int, ...], fill: float = 0) -> np.ndarray:
-            out = np.full(shape, fill, values.dtype)
-            out[tuple(slice(0, n) for n in values.shape)] = values
-            return out
-
-        size = p.modal.shape[-1]
-        members = padded(p.members[chosen][:, order], (k, self.instances))
+        targets_first = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
+        mirrored = self.mirror and rng.random() < 0.5
+        if mirrored:
+            p = mirror(p)
         texts = [p.texts[i] for i in chosen]
-        text, text_mask = self.text_states(texts + [""] * (k - len(texts)), self.tokens)
-        query_valid = np.zeros(k, bool)
-        complete = p.members[chosen].sum(1) == members[: len(chosen)].sum(1)
-        query_valid[: len(chosen)] = complete & ~np.array([flip and bool(SIDED.search(t)) for t in texts], bool)
-        slots = np.full((k, self.slots), -1, np.int32)
-        for row in range(k):
-            first = np.flatnonzero(members[row])[: self.slots]
-            slots[row, : len(first)] = first
-        boxes = p.boxes[order] if count else p.boxes
-        if flip:
-            boxes = np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], axis=1)
-        image = p.image[:, ::-1] if flip else p.image
+        members = p.members[chosen][:, targets_first]
+        usable = members.sum(1) == p.members[chosen].sum(1)
+        if mirrored:
+            usable &= np.array([not SIDED.search(text) for text in texts], bool)
+        text, text_mask = self.text_states(texts + [""] * (self.queries - len(texts)), self.tokens)
+
+        def of_instances(values: np.ndarray, fill: float = 0) -> np.ndarray:
+            return _pad(values[targets_first], self.instances, fill=fill)
+
         example = {
-            "image": jitter_colours(image, self.colour_jitter, rng) if self.colour_jitter else image,
-            "valid": turn(p.valid),
-            "modal": padded(turn(p.modal[order]), (self.instances, size, size)),
-            "amodal": padded(turn(p.amodal[order]), (self.instances, size, size)),
-            "amodal_known": padded(p.amodal_known[order], (self.instances,), True),
-            "labels": {g: padded(v[order], (self.instances,), -1) for g, v in p.labels.items()},
-            "boxes": padded(boxes[:m], (self.instances, 4)),
-            "loss_valid": turn(p.loss_valid),
-            "members": members,
-            "slots": slots,
-            "wants_amodal": padded(p.wants_amodal[chosen], (k,)),
-            "query_valid": query_valid,
+            "image": jitter_colours(p.image, self.colour_jitter, rng) if self.colour_jitter else p.image,
+            "valid": p.valid,
+            "modal": of_instances(p.modal),
+            "amodal": of_instances(p.amodal),
+            "amodal_known": of_instances(p.amodal_known, fill=True),
+            "labels": {group: of_instances(numbers, fill=-1) for group, numbers in p.labels.items()},
+            "boxes": of_instances(p.boxes),
+            "loss_valid": p.loss_valid,
+            "members": _pad(members, self.queries, self.instances),
+            "slots": self._slots(members),
+            "wants_amodal": _pad(p.wants_amodal[chosen], self.queries),
+            "query_valid": _pad(usable, self.queries),
             "text": text,
             "text_mask": text_mask,
             "index": np.int32(index),
@@ -234,6 +217,13 @@ class Assemble:
         if self.from_words:
             example |= self._type_sentences(p, rng.permutation(fitting).astype(int), rng)
         return example | self.frozen(index) if self.frozen else example
+
+    def _slots(self, members: Bool[np.ndarray, "_k m"]) -> np.ndarray:
+        slots = np.full((self.queries, self.slots), -1, np.int32)
+        for row, member in enumerate(members):
+            first = np.flatnonzero(member)[: self.slots]
+            slots[row, : len(first)] = first
+        return slots
 
     def _type_sentences(self, p: Prepared, queries: np.ndarray, rng: np.random.Generator) -> Batch:
         queries = queries[: TYPE_SENTENCES - bool(self.free)]
@@ -252,10 +242,16 @@ class Assemble:
         }
 
 
+def _pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
+    """The values with their first axes filled up to `sizes`."""
+    missing = [(0, size - length) for size, length in zip(sizes, values.shape, strict=False)]
+    return np.pad(values, missing + [(0, 0)] * (values.ndim - len(sizes)), constant_values=fill)
+
+
 def drop_tokens(
     text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator
 ) -> Bool[np.ndarray, "k t"]:  # fmt: skip
-    """Hides random tokens, never the first, so that no single word can carry the decision."""
+    """Hides random tokens, never the first, so that no single word can decide the mask type."""
     kept = text_mask & (rng.random(text_mask.shape) >= share)
     kept[:, 0] = text_mask[:, 0]
     return kept

@@ -219,7 +219,7 @@ def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
 @pytest.fixture(scope="module")
 def source():
     source = PreparedSource(open_source("scenes", "train", count=5, size=SIZE), SIZE, CELLS)
-    source.remember_all()
+    source.remember()
     return source
 
 
