@@ -47,7 +47,7 @@ class Matched(NamedTuple):
 
 @dataclass
 class InstanceScores:
-    """Collects queries; collections merge in any order without a difference."""
+    """The queries whose instances are scored, by id."""
 
     units: dict[int, Unit] = field(default_factory=dict)
 
@@ -76,12 +76,6 @@ class InstanceScores:
             np.array(flags, bool),
             masks.ious(found, truth, flags),
         )
-
-    def merge(self, other: "InstanceScores") -> None:
-        """Takes over another collection. Raises ValueError for queries that are in both."""
-        if both := self.units.keys() & other.units.keys():
-            raise ValueError(f"query {min(both)} is in both collections")
-        self.units |= other.units
 
     def figures(self, queries: Collection[int] | None = None) -> dict[str, float | None]:
         """`ap`, `ap50`, `ap75`, `ap_small`, `ap_medium`, `ap_large`, `ar` (at 100 detections), `ar1`, `ar10` and

@@ -1,17 +1,22 @@
-"""gIoU and cIoU in every definition that the field reports under these names, from the same counts of pixels.
+"""gIoU and cIoU in every definition that the field reports under these names, and boundary IoU.
 
-Counts are integers, so that batches, devices and processes can be merged in any order without a difference. What
-each variant does with empty masks is in docs/metrics.md.
+All follow from integer counts of pixels. docs/metrics.md tells what each definition does with empty masks.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from r2sm_jax.data import masks
+from r2sm_jax.data.masks import RLE
+
 EPSILON = 1e-5
+BOUNDARY_RATIO = 0.02
+
+Scores = dict[str, float | None]
 
 
 class Overlap(NamedTuple):
@@ -26,58 +31,11 @@ class Overlap(NamedTuple):
 def overlap(
     predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], ignore: Bool[np.ndarray, "H W"] | None = None
 ) -> Overlap:
-    """The counts of one query; ignored pixels count nowhere."""
+    """The counts of two masks; ignored pixels count nowhere."""
     if ignore is not None:
         predicted, truth = predicted & ~ignore, truth & ~ignore
     both, drawn, wanted = (int(np.count_nonzero(x)) for x in (predicted & truth, predicted, truth))
     return Overlap(both, drawn + wanted - both, drawn, wanted)
-
-
-def count_pixels(predicted: Any, truth: Any, valid: Any) -> Any:
-    """The same counts for many masks at once, int32 [n 4], of arrays `[n H W]` of numpy or of JAX (also inside `jit`).
-
-    `valid` is False where a pixel counts nowhere.
-    """
-    predicted, truth = predicted & valid, truth & valid
-    counts = [x.sum((-2, -1), dtype="int32") for x in (predicted & truth, predicted | truth, predicted, truth)]
-    # Either library stacks by its own arrays' method alone.
-    return sum(count[:, None] * np.eye(4, dtype="int32")[i] for i, count in enumerate(counts))
-
-
-Scores = dict[str, float | None]
-
-
-@dataclass
-class IoU:
-    """Collects the counts of queries; collections merge in any order."""
-
-    counts: list[Overlap] = field(default_factory=list)
-
-    def add(self, counts: Overlap) -> None:
-        """One query."""
-        self.counts.append(counts)
-
-    def merge(self, other: "IoU") -> None:
-        """Takes over another collection."""
-        self.counts += other.counts
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    @property
-    def array(self) -> Int[np.ndarray, "n 4"]:
-        """The counts, a row a query."""
-        return np.array(self.counts, np.int64).reshape(-1, 4)
-
-    @property
-    def per_query(self) -> Float[np.ndarray, " n"]:
-        """IoU of every query by the variant `lisa`."""
-        return lisa_iou(self.array)
-
-    def scores(self) -> Scores:
-        """`giou`, the mean IoU over queries, and `ciou`, all intersections over all unions, by the variant `lisa`. None
-        without queries."""
-        return lisa(self.array)
 
 
 def _mean(values: Shaped[np.ndarray, " n"]) -> float | None:
@@ -93,7 +51,7 @@ def lisa_iou(counts: Shaped[np.ndarray, "n _c"]) -> Float[np.ndarray, " n"]:
 
 def lisa(counts: Int[np.ndarray, "n 4"]) -> Scores:
     """LISA's `validate()` (train_ds.py); GLaMM, PixelLM, PSALM, Sa2VA and X-SAM do the same. False positives on an
-    empty truth score 0 and add to the union."""
+    empty truth score 0 and add to the union. None without queries, as in all definitions."""
     if not len(counts):
         return {"giou": None, "ciou": None}
     return {"giou": _mean(lisa_iou(counts)), "ciou": float(counts[:, 0].sum() / (counts[:, 1].sum() + 1e-10))}
@@ -106,16 +64,16 @@ def gres(counts: Int[np.ndarray, "n 4"]) -> Scores:
     decision where there is a target and where there is none.
     """
     intersection, union, predicted, truth = counts.T
-    none, says_none = truth == 0, predicted == 0
-    iou = np.where(says_none, none, intersection / np.maximum(union, 1))
-    counted = ~(says_none & none)
-    there = iou[~none]
+    no_target, none_predicted = truth == 0, predicted == 0
+    iou = np.where(none_predicted, no_target, intersection / np.maximum(union, 1))
+    counted = ~(none_predicted & no_target)
+    with_target = iou[~no_target]
     return {
         "giou": _mean(iou),
         "ciou": float(intersection.sum() / union[counted].sum()) if union[counted].sum() else None,
-        **{f"pr@{t}": _mean(there >= t) for t in (0.7, 0.8, 0.9)},
-        "target_accuracy": _mean(~says_none[~none]),
-        "no_target_accuracy": _mean(says_none[none]),
+        **{f"pr@{t}": _mean(with_target >= t) for t in (0.7, 0.8, 0.9)},
+        "target_accuracy": _mean(~none_predicted[~no_target]),
+        "no_target_accuracy": _mean(none_predicted[no_target]),
     }
 
 
@@ -133,3 +91,45 @@ VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {
     "lisa": lisa, "gres": gres, "segzero": segzero, "mmr": mmr,
 }  # fmt: skip
 """Definitions by name. PixelLM's `muse` needs a query's instances, see instances.py."""
+
+
+def boundary_width(height: int, width: int) -> int:
+    """Width in pixels of the boundaries of masks in an image of this size: 2 % of its diagonal."""
+    return max(1, round(BOUNDARY_RATIO * math.hypot(height, width)))
+
+
+def boundary(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_H _W"]:
+    """The pixels of a mask that are within `width` pixels of its outside.
+
+    After boundary-iou-api, boundary_iou/utils/boundary_utils.py: what a square of side 2 `width` + 1 erodes; the image's
+    edge counts as outside.
+    """
+    return mask & ~_eroded(_eroded(mask, width).T, width).T
+
+
+def _eroded(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_H _W"]:
+    """Whether all pixels up to `width` above and below belong to the mask.
+
+    Windows are doubled until they are wide enough: a few passes over the mask instead of one for each pixel of width.
+    """
+    inner = np.zeros((len(mask) + 2 * width, mask.shape[1]), bool)
+    inner[width : width + len(mask)] = mask
+    reach, wanted = 1, 2 * width + 1
+    while reach < wanted:
+        step = min(reach, wanted - reach)
+        inner = inner[:-step] & inner[step:]
+        reach += step
+    return inner
+
+
+def boundary_overlap(predicted: RLE, truth: RLE, ignore: Bool[np.ndarray, "H W"] | None = None) -> Overlap:
+    """The counts of two masks' boundaries (Cheng et al., CVPR 2021): how well the outlines agree, which the IoU of a
+    large mask hardly shows. Only the box that either mask reaches is expanded."""
+    boxes = np.asarray(masks.coco.toBbox([predicted, truth]))
+    boxes = boxes[boxes[:, 2] > 0].astype(int)
+    if not len(boxes):
+        return Overlap(0, 0, 0, 0)
+    (left, top), (right, bottom) = boxes[:, :2].min(0).tolist(), (boxes[:, :2] + boxes[:, 2:]).max(0).tolist()
+    rows, width = slice(top, bottom), boundary_width(*truth["size"])
+    drawn, wanted = (boundary(masks.expand_columns(rle, left, right)[rows], width) for rle in (predicted, truth))
+    return overlap(drawn, wanted, None if ignore is None else ignore[rows, left:right])

@@ -1,0 +1,285 @@
+"""The one scorer: the answers of our own segmenter or of any other system against the truth.
+
+Everything is counted in run-length encoding. The two true masks of a query are nested (modal ⊆ amodal), so three counts
+of a predicted mask give its overlap with either of them and with the hidden part between.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.samples import Dataset, InstanceRLE, Sample, Source
+from r2sm_jax.metrics.instances import InstanceScores
+from r2sm_jax.metrics.iou import Overlap, boundary_overlap
+from r2sm_jax.query import MaskType, Query, keyword_mask_type
+
+
+@dataclass
+class Answer:
+    """A system's answer to one query."""
+
+    fused: RLE | None = None
+    """The mask of everything that was asked for; None: the union of `instances`."""
+    instances: list[RLE] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    """Confidence in each of `instances`."""
+    mask_type: MaskType | None = None
+    """The type that the system decided for; None: `probability` tells, or there was no decision."""
+    probability: float | None = None
+    """Probability of amodal."""
+    score: float = 1.0
+    """Predicted IoU of `fused`."""
+    other: RLE | None = None
+    """The fused mask of the other type. Only our own segmenter gives it."""
+
+    @property
+    def decision(self) -> MaskType | None:
+        """The mask type that was decided for, if there was a decision."""
+        if self.mask_type is None and self.probability is not None:
+            return "amodal" if self.probability > 0.5 else "modal"
+        return self.mask_type
+
+    def mask(self, height: int, width: int) -> RLE:
+        """The one mask of the answer; empty where there is none."""
+        return self.fused if self.fused is not None else masks.merge(self.instances, height, width)
+
+
+class QueryTruth(NamedTuple):
+    """A query and the true masks of the instances that it means."""
+
+    query: Query
+    index: int
+    """Of the sample in its source."""
+    image_id: int
+    height: int
+    width: int
+    instances: tuple[InstanceRLE, ...]
+    ignored: RLE | None
+    """The region of the image that counts nowhere."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the complete shape of every instance is annotated."""
+        return all(instance.amodal is not None for instance in self.instances)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the requested mask is annotated."""
+        return self.query.mask_type == "modal" or self.known
+
+    @property
+    def modal(self) -> RLE:
+        """The visible part of all instances."""
+        return masks.merge([i.modal for i in self.instances], self.height, self.width)
+
+    @property
+    def amodal(self) -> RLE:
+        """The complete shape of all instances; their visible part where no more is annotated."""
+        return masks.merge([_complete(i) for i in self.instances], self.height, self.width)
+
+
+def _complete(instance: InstanceRLE) -> RLE:
+    return instance.modal if instance.amodal is None else instance.amodal
+
+
+def truths(source: Source) -> Iterator[QueryTruth]:
+    """Every query of a source, in order."""
+    for index in range(len(source)):
+        yield from truths_at(source, index)
+
+
+def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[QueryTruth]:
+    """The queries of one sample. No image is opened for a dataset file; other sources need the `sample`, which is
+    made again where it is not given."""
+    if isinstance(source, Dataset):
+        image_id, (height, width), instances = source.rles_at(index)
+        queries = source.queries_at(index)
+    else:
+        sample = sample or source[index]
+        image_id, (height, width), queries = sample.image_id, sample.image.shape[:2], sample.queries
+        instances = tuple(
+            InstanceRLE(i.id, masks.encode(i.modal), None if i.amodal is None else masks.encode(i.amodal), i.ignore)
+            for i in sample.instances
+        )
+    by_id = {instance.id: instance for instance in instances}
+    regions = [_complete(instance) for instance in instances if instance.ignore]
+    ignored = masks.merge(regions, height, width) if regions else None
+    return [
+        QueryTruth(q, index, image_id, height, width, tuple(by_id[i] for i in dict.fromkeys(q.instance_ids)), ignored)
+        for q in queries
+    ]
+
+
+class MaskCounts(NamedTuple):
+    """Pixels of a predicted mask, and of its parts inside the true masks; ignored regions count nowhere."""
+
+    area: int
+    in_modal: int
+    in_amodal: int
+
+
+class TruthAreas(NamedTuple):
+    """Pixels of the true masks. `amodal` is None where the complete shape is not annotated."""
+
+    modal: int
+    amodal: int | None
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """The counts of one query, from which every figure of a report follows."""
+
+    query_id: int
+    image_id: int
+    mask_type: MaskType
+    """The requested type."""
+    truth: TruthAreas
+    chosen: MaskCounts
+    """The mask that was given as the answer."""
+    decision: MaskType | None = None
+    """The predicted type; None without a decision."""
+    probability: float | None = None
+    """Of amodal; None where none was given."""
+    modal: MaskCounts | None = None
+    amodal: MaskCounts | None = None
+    """The answers with either decision; None where the system gives one mask only."""
+    boundary: Overlap | None = None
+    """Overlap of the boundaries of the answer and of the requested mask."""
+    keyword: MaskType = "modal"
+    """The decision of the keyword rule."""
+    kind: Mapping[str, Any] = field(default_factory=dict)
+    """The query's task, hard, multi."""
+
+    @cached_property
+    def answered(self) -> Overlap:
+        """Overlap of the answer with the requested mask."""
+        return self.overlap(self.chosen)
+
+    @property
+    def occlusion_rate(self) -> float | None:
+        """Share of the target that is hidden."""
+        return 1 - self.truth.modal / self.truth.amodal if self.truth.amodal else None
+
+    @cached_property
+    def complete(self) -> Overlap | None:
+        """Overlap of the predicted with the true complete shape, whatever was asked for; None where either is not
+        known."""
+        predicted = self.amodal or (self.chosen if self.mask_type == "amodal" else None)
+        return None if predicted is None or self.truth.amodal is None else self.overlap(predicted, "amodal")
+
+    def overlap(self, predicted: MaskCounts, mask_type: MaskType | None = None) -> Overlap:
+        """Overlap with the requested mask, or with the true mask of `mask_type`."""
+        amodal = (mask_type or self.mask_type) == "amodal"
+        wanted = self.truth.amodal if amodal else self.truth.modal
+        assert wanted is not None  # a query for a mask that is not annotated is not scored
+        both = predicted.in_amodal if amodal else predicted.in_modal
+        return Overlap(both, predicted.area + wanted - both, predicted.area, wanted)
+
+    @cached_property
+    def occluded(self) -> Overlap | None:
+        """Overlap of the answer with the hidden part, both without the visible truth (as in C2F-Seg); None unless the
+        query asks for the complete shape of something hidden."""
+        modal, amodal = self.truth
+        if self.mask_type == "modal" or amodal is None or amodal <= modal:
+            return None
+        outside, both = self.chosen.area - self.chosen.in_modal, self.chosen.in_amodal - self.chosen.in_modal
+        return Overlap(both, outside + amodal - modal - both, outside, amodal - modal)
+
+
+class Drawing(NamedTuple):
+    """The masks that show an answer again. Both are the same where a system gives one mask."""
+
+    index: int
+    """Of the sample in its source."""
+    modal: RLE
+    amodal: RLE
+
+
+@dataclass
+class Scored:
+    """The results of the queries of one split."""
+
+    results: list[QueryResult] = field(default_factory=list)
+    instances: InstanceScores = field(default_factory=InstanceScores)
+    drawings: dict[int, Drawing] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    """Queries without an answer; they count as answered with an empty mask."""
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def data_sha256(self) -> str:
+        """Hash of the queries, requested types and true masks in their order: the same for the same data, whatever
+        file they come from."""
+        return self._digest.hexdigest()
+
+    def add(self, truth: QueryTruth, answer: Answer | None, ignored: "Ignored") -> None:
+        """Scores the answer to one query."""
+        query, modal, amodal = truth.query, truth.modal, truth.amodal
+        if answer is None:
+            self.missing.append(query.id)
+            answer = Answer()
+        fused = answer.mask(truth.height, truth.width)
+        both = None
+        if answer.other is not None:
+            both = (answer.other, fused) if answer.decision == "amodal" else (fused, answer.other)
+        areas = masks.areas([ignored.remove(modal), ignored.remove(amodal)])
+        self.results.append(
+            QueryResult(
+                query_id=query.id,
+                image_id=truth.image_id,
+                mask_type=query.mask_type,
+                truth=TruthAreas(areas[0], areas[1] if truth.known else None),
+                chosen=ignored.count(fused, modal, amodal),
+                decision=answer.decision,
+                probability=answer.probability,
+                modal=ignored.count(both[0], modal, amodal) if both else None,
+                amodal=ignored.count(both[1], modal, amodal) if both else None,
+                boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored.mask),
+                keyword=keyword_mask_type(query.text),
+                kind=query.kind,
+            )
+        )
+        self.drawings[query.id] = Drawing(truth.index, *(both or (fused, fused)))
+        wanted = [_complete(i) if query.mask_type == "amodal" else i.modal for i in truth.instances]
+        crowd = [] if truth.ignored is None else [truth.ignored]
+        flags = [False] * len(wanted) + [True] * len(crowd)
+        self.instances.add(query.id, answer.instances, answer.scores, [*wanted, *crowd], flags)
+        counts = [c if isinstance(c, bytes) else c.encode() for c in (modal["counts"], amodal["counts"])]
+        self._digest.update(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *counts, b""]))
+
+
+class Ignored:
+    """The region of an image that counts nowhere."""
+
+    def __init__(self, region: RLE | None):
+        self.mask: Bool[np.ndarray, "H W"] | None = None if region is None else masks.expand(region)
+        self._rest = None if self.mask is None else masks.encode(~self.mask)
+
+    def remove(self, mask: RLE) -> RLE:
+        """The mask without the region."""
+        return mask if self._rest is None else masks.intersect(mask, self._rest)
+
+    def count(self, mask: RLE, modal: RLE, amodal: RLE) -> MaskCounts:
+        """The counts of a predicted mask against the true masks."""
+        mask = self.remove(mask)
+        return MaskCounts(*masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]))
+
+
+def score(answered: Iterable[tuple[QueryTruth, Answer | None]]) -> Scored:
+    """Scores queries with their answers, those about one image one after another. Queries for a mask that is not
+    annotated are left out; None as an answer counts as an empty mask."""
+    scored = Scored()
+    for _, of_image in groupby((pair for pair in answered if pair[0].scored), key=lambda pair: pair[0].index):
+        ignored = None
+        for truth, answer in of_image:
+            ignored = ignored or Ignored(truth.ignored)
+            scored.add(truth, answer, ignored)
+    return scored
