@@ -7,12 +7,13 @@ reports side by side.
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.markdown import Markdown
@@ -22,12 +23,11 @@ from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.metrics import compare
-from r2sm_jax.metrics.free_running import score_source
 from r2sm_jax.metrics.html import page, render
 from r2sm_jax.metrics.pages import markdown
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
-from r2sm_jax.metrics.scoring import Scored
+from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import SPLITS, is_procedural, open_source
@@ -66,6 +66,27 @@ class EvaluateConfig:
     run's own data are evaluated, else nothing is written."""
     checkpoint: str = "best"
     """best (dev gIoU), latest, or a step."""
+
+
+def score_source(predictor: Predictor, source: Source) -> Scored:
+    """Answers every query of a source, and scores the answers.
+
+    The decision of the model selects the mask. Masks are compared at the images' own resolution.
+    """
+    predictor.texts.encode(q.text for index in range(len(source)) for q in source.queries_at(index))
+    outputs = predictor.answer_all(_questions(source))
+    return score(
+        (truth, predictor.to_answer(of_query, requested=truth.query.mask_type, both=True))
+        for truth, of_query in outputs
+    )
+
+
+def _questions(source: Source) -> Iterator[tuple[np.ndarray, list[tuple[QueryTruth, str]]]]:
+    """The images with the queries that can be scored."""
+    for index in range(len(source)):
+        sample = source[index]
+        queries = [(truth, truth.query.text) for truth in truths_at(source, index, sample) if truth.scored]
+        yield sample.image, queries
 
 
 def evaluate(

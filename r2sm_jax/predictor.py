@@ -2,19 +2,23 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
-from itertools import compress
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from itertools import compress, islice
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
 
-from r2sm_jax.config import ModelConfig
+from r2sm_jax.config import NO_HEAD, ModelConfig
+from r2sm_jax.cpu import products
+from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
 from r2sm_jax.explain import WordShare, word_shares, words_of
+from r2sm_jax.metrics.score import Answer
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM
@@ -24,17 +28,21 @@ from r2sm_jax.query import MaskType
 
 T = TypeVar("T")
 CHOICES = ("auto", "modal", "amodal")
-"""What `mask_type` may be; auto: the query decides."""
+"""Values of `mask_type`; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
-"""Queries are padded to one of these, so that nothing recompiles; more than the last are done in turns."""
+"""Queries about an image are padded to one of these numbers, so that nothing recompiles; more than the last are
+answered in several rows."""
 IMAGE_BUCKETS = (1, 8)
-"""The same for images in `predict_batch`."""
+"""The same for the rows of a batch."""
 PRESENT = 0.5
-"""Instances with a lower presence probability are not reported."""
+"""A `Prediction` leaves out instances with a lower presence probability."""
+TextEncoding = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+"""Token states [k t l e] of sentences, and which tokens are real [k t]."""
 
 
-class Answers(NamedTuple):
-    """Raw answers on numpy: k queries about each of b images, masks as logits at mask resolution."""
+class Outputs(NamedTuple):
+    """Outputs of the model as numpy arrays: k queries about each of b images, masks as logits at mask resolution. Those
+    of one query have no axes b and k."""
 
     probability: Float[np.ndarray, "b k"]
     modal: Float[np.ndarray, "b k h w"]
@@ -47,11 +55,24 @@ class Answers(NamedTuple):
 
 
 class EncodedImage(NamedTuple):
-    """An image that a predictor has looked at. Nothing changes it: any number of threads may ask about it."""
+    """The features of an image. Nothing changes them: any number of threads may ask about it."""
 
     box: Letterbox
     tokens: Float[jax.Array, "1 h w d"]
     pixels: PixelFeatures
+
+
+class QueryOutputs(NamedTuple):
+    """The model's outputs for one query, and the letterbox that brings its masks back to the image's own resolution."""
+
+    query: str
+    box: Letterbox
+    outputs: Outputs
+
+    def enlarge(self, modal: np.ndarray, amodal: np.ndarray | None = None) -> Bool[np.ndarray, "*n H W"]:
+        """The masks [H W] of modal logits [h w], or of their union with amodal ones."""
+        mask = self.box.undo(modal) > 0
+        return mask if amodal is None else mask | (self.box.undo(amodal) > 0)
 
 
 class CutQuery(UserWarning):
@@ -62,6 +83,19 @@ def check_query(query: str) -> None:
     """Raises InputError for a query without words."""
     if not query.strip():
         raise InputError("the query is empty; say what to segment, such as 'the red mug'")
+
+
+def _jit_float32(function: Callable[..., Any]) -> Any:
+    """`jax.jit` with float32 products, whatever JAX's default precision is. The setting must be inside: a compiled
+    function does not see it change."""
+
+    @jax.jit
+    @wraps(function)
+    def compiled(*args):
+        with products("float32"):
+            return function(*args)
+
+    return compiled
 
 
 class Predictor:
@@ -78,17 +112,17 @@ class Predictor:
         def merged(leaves: Sequence[jax.Array]) -> R2SM:
             return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
 
-        @jax.jit
+        @_jit_float32
         def encode(leaves, image, valid):
             return merged(leaves).encode_image(image, valid)
 
-        @jax.jit
+        @_jit_float32
         def decode(leaves, tokens, pixels, text, text_mask):
             out = merged(leaves).answer(tokens, pixels, text, text_mask)
-            masks, slots = (out.modal, out.amodal, out.iou), (out.slot_modal, out.slot_amodal)
-            return jax.nn.sigmoid(out.type_logit), *masks, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
+            fused, slots = (out.modal, out.amodal, out.iou), (out.slot_modal, out.slot_amodal)
+            return jax.nn.sigmoid(out.type_logit), *fused, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
 
-        @jax.jit
+        @_jit_float32
         def type_logits(leaves, text, mask):
             model = merged(leaves)
             return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
@@ -107,29 +141,14 @@ class Predictor:
 
     @property
     def weights_sha256(self) -> str:
-        """Of all weights but the language model's."""
+        """Hash of all weights but the language model's."""
         digest = hashlib.sha256()
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.weights):
             array = np.ascontiguousarray(leaf)
             digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode() + array.tobytes())
         return digest.hexdigest()
 
-    def probabilities(
-        self, learned: Float[np.ndarray, "*n"], texts: Sequence[str], truth: Sequence[MaskType | None]
-    ) -> Float[np.ndarray, "*n"]:
-        """Probability of amodal by the run's head; references read the sentence (or the truth) instead."""
-        reference = heads.REFERENCES.get(self.config.head)
-        if reference is None:
-            return learned
-        return np.array([reference(t, w) == "amodal" for t, w in zip(texts, truth, strict=True)], float)
-
-    def answer(
-        self, image: UInt8[np.ndarray, "b S S 3"], valid: Bool[np.ndarray, "b S S"], texts: Sequence[Sequence[str]]
-    ) -> Answers:
-        """Answers the same number of queries about each of several letterboxed images."""
-        text, mask = self.texts([query for row in texts for query in row])
-        tokens, pixels = self._encode(self._leaves, image, valid)
-        return self._decoded(tokens, pixels, text, mask)
+    # One image.
 
     def set_image(self, image: ImageLike) -> None:
         """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
@@ -141,7 +160,7 @@ class Predictor:
         self._image = self.encode(image)
 
     def encode(self, image: ImageLike) -> EncodedImage:
-        """Looks at an image, for `predict(..., image=...)`.
+        """The features of an image, for `predict(..., image=...)`.
 
         Raises:
             InputError: as `set_image`.
@@ -158,8 +177,9 @@ class Predictor:
         image: EncodedImage | None = None,
         abstain: float = 0.0,
     ) -> list[Prediction]:
-        """One prediction a query, about the image that was set or that is given; `mask_type` forces the decision, and
-        where the probability is nearer than `abstain` to one half, the prediction says that it is undecided.
+        """One prediction for each query, about the image that was set or that is given.
+
+        `mask_type` forces the decision. A probability that is nearer than `abstain` to one half is undecided.
 
         Raises:
             InputError: there is no image, a query is empty, the mask type is unknown, or the run has an oracle head
@@ -171,16 +191,17 @@ class Predictor:
             raise InputError("no image to look at; call set_image first")
         self._check(queries, mask_type)
         found: list[Prediction] = []
-        for start in range(0, len(queries), QUERY_BUCKETS[-1]):
-            part = queries[start : start + QUERY_BUCKETS[-1]]
-            text, mask = self.texts.for_request(_padded(part, _bucket(len(part), QUERY_BUCKETS)))
-            answers = self._decoded(image.tokens, image.pixels, text, mask)
-            found += self._predictions(part, answers, 0, image.box, mask_type, abstain)
+        for part in _parts(queries, QUERY_BUCKETS[-1]):
+            (outputs,) = self._decode_rows(image.tokens, image.pixels, [part], self.texts.for_request)
+            found += [
+                self.to_prediction(QueryOutputs(query, image.box, of_query), mask_type, abstain)
+                for query, of_query in zip(part, outputs, strict=True)
+            ]
         return found
 
     def explain(self, query: str) -> list[WordShare]:
         """Which words of a query drove the decision: the calibrated logits that each of them adds for the complete
-        shape, see models/explain.py.
+        shape, see explain.py.
 
         Raises:
             InputError: the query is empty, or the run's head does not decide from the words alone.
@@ -192,16 +213,14 @@ class Predictor:
             )
         words = words_of(query)
         word_of = self.texts.word_of_tokens(query, [span for _, *span in words])
-        read = [word for word, *_ in words[: int(word_of.max(initial=-1)) + 1]]  # what was cut off drove nothing
+        read = [word for word, *_ in words[: int(word_of.max(initial=-1)) + 1]]  # words that were cut off add nothing
 
-        def logits(there: np.ndarray) -> np.ndarray:
-            sentences = [" ".join(compress(read, row)) for row in there]
-            different = list(dict.fromkeys(sentences))
+        def logits(present: np.ndarray) -> np.ndarray:
+            sentences = [" ".join(compress(read, row)) for row in present]
             found: dict[str, float] = {}
-            for start in range(0, len(different), REQUEST_ROWS[-1]):
-                part = different[start : start + REQUEST_ROWS[-1]]
-                answers = self._type_logits(self._leaves, *self.texts.for_request(_padded(part, REQUEST_ROWS[-1])))
-                found |= dict(zip(part, np.asarray(answers).tolist(), strict=False))
+            for part in _parts(list(dict.fromkeys(sentences)), REQUEST_ROWS[-1]):
+                values = self._type_logits(self._leaves, *self.texts.for_request(_padded(part, REQUEST_ROWS[-1])))
+                found |= dict(zip(part, np.asarray(values).tolist(), strict=False))
             return np.array([found[sentence] for sentence in sentences])
 
         shares = [*word_shares(logits, len(read)), *[0.0] * (len(words) - len(read))]
@@ -216,6 +235,8 @@ class Predictor:
             states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
             self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
 
+    # Many images.
+
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
@@ -227,78 +248,152 @@ class Predictor:
         if len(images) != len(queries):
             counts = f"{len(images)} images, but {len(queries)} lists of queries"
             raise InputError(f"{counts}; give one list for each image")
-        for asked in queries:
-            self._check(asked, mask_type)
-        size = QUERY_BUCKETS[-1]
-        rows = [(i, asked[at : at + size]) for i, asked in enumerate(queries) for at in range(0, len(asked), size)]
+        for of_image in queries:
+            self._check(of_image, mask_type)
         found: list[list[Prediction]] = [[] for _ in images]
-        for start in range(0, len(rows), IMAGE_BUCKETS[-1]):
-            part = rows[start : start + IMAGE_BUCKETS[-1]]
-            arrays = {i: as_rgb(images[i]) for i, _ in part}
-            boxes = {i: self._box(array) for i, array in arrays.items()}
-            each = _bucket(max(len(asked) for _, asked in part), QUERY_BUCKETS)
-            padded = _padded(part, _bucket(len(part), IMAGE_BUCKETS))
-            frames = {i: box.image(arrays[i]) for i, box in boxes.items()}
-            frame, valid = (np.stack(x) for x in zip(*((frames[i], boxes[i].valid()) for i, _ in padded), strict=True))
-            text, mask = self.texts.for_request([query for _, asked in padded for query in _padded(asked, each)])
-            tokens, pixels = self._encode(self._leaves, frame, valid)
-            answers = self._decoded(tokens, pixels, text, mask)
-            for row, (i, asked) in enumerate(part):
-                found[i] += self._predictions(asked, answers, row, boxes[i], mask_type)
+        asked = ((as_rgb(image), [(i, query) for query in queries[i]]) for i, image in enumerate(images))
+        count = sum(-(-len(of_image) // QUERY_BUCKETS[-1]) for of_image in queries)
+        rows = _bucket(min(count, IMAGE_BUCKETS[-1]), IMAGE_BUCKETS)
+        for i, outputs in self.answer_all(asked, self.texts.for_request, rows):
+            found[i].append(self.to_prediction(outputs, mask_type))
         return found
+
+    def answer_all(
+        self,
+        asked: Iterable[tuple[UInt8[np.ndarray, "H W 3"], Sequence[tuple[T, str]]]],
+        texts: TextEncoding | None = None,
+        rows: int = IMAGE_BUCKETS[-1],
+    ) -> Iterator[tuple[T, QueryOutputs]]:
+        """The one loop that letterboxes images, batches them and answers queries. Gives the outputs in order.
+
+        Args:
+            asked: images, each with its queries: any key of yours, which is returned with the outputs, and the text.
+            texts: encodes the texts; default: `self.texts`, to which they should be added beforehand.
+            rows: rows in every batch, each of up to 8 queries about one image; the last batch is padded.
+        """
+        waiting = (
+            (box, box.image(image), part)
+            for image, queries in asked
+            for box in [self._box(image)]
+            for part in _parts(queries, QUERY_BUCKETS[-1])
+        )
+        while batch := list(islice(waiting, rows)):
+            padded = _padded(batch, rows)
+            frames, valid = np.stack([frame for _, frame, _ in padded]), np.stack([box.valid() for box, *_ in padded])
+            tokens, pixels = self._encode(self._leaves, frames, valid)
+            queries = [[text for _, text in part] for *_, part in batch]
+            decoded = self._decode_rows(tokens, pixels, queries, texts or self.texts)
+            for (box, _, part), outputs in zip(batch, decoded, strict=True):
+                for (key, text), of_query in zip(part, outputs, strict=True):
+                    yield key, QueryOutputs(text, box, of_query)
+
+    def answer(
+        self, image: UInt8[np.ndarray, "b S S 3"], valid: Bool[np.ndarray, "b S S"], texts: Sequence[Sequence[str]]
+    ) -> Outputs:
+        """The outputs for the same number of queries about each of several letterboxed images."""
+        tokens, pixels = self._encode(self._leaves, image, valid)
+        return self._decoded(tokens, pixels, *self.texts([query for row in texts for query in row]))
+
+    # From outputs to answers.
+
+    def to_prediction(self, given: QueryOutputs, mask_type: str = "auto", abstain: float = 0.0) -> Prediction:
+        """The answer to one query as arrays, with the instances that are probably present, the surest first."""
+        probability, decision = self._decide(given, mask_type)
+        out, amodal = given.outputs, decision == "amodal"
+        instances = []
+        for q in np.argsort(-out.slot_presence):
+            score = float(out.slot_presence[q])
+            if score < PRESENT:
+                break
+            modal = given.enlarge(out.slot_modal[q])
+            whole = given.enlarge(out.slot_modal[q], out.slot_amodal[q])
+            if (chosen := whole if amodal else modal).any():
+                instances.append(InstanceMask(score, chosen, modal, whole))
+        return Prediction(
+            query=given.query,
+            mask_type=decision,
+            amodal_probability=probability,
+            score=float(out.iou[int(amodal)]),
+            modal=given.enlarge(out.modal),
+            amodal=given.enlarge(out.modal, out.amodal),
+            instances=tuple(instances),
+            undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
+            unread=self._unread(given.query),
+        )
+
+    def to_answer(
+        self, given: QueryOutputs, mask_type: str = "auto", *, requested: MaskType | None = None, both: bool = False
+    ) -> Answer:
+        """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
+
+        `requested` is the true mask type, which the oracle head reads. `both`: also the mask of the type that was not
+        chosen.
+        """
+        probability, decision = self._decide(given, mask_type, requested)
+        out, amodal = given.outputs, decision == "amodal"
+        modal = given.enlarge(out.modal)
+        whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
+        slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
+        scores = out.slot_presence * out.slot_iou[:, int(amodal)]
+        found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
+        decides = self.config.head != NO_HEAD
+        return Answer(
+            fused=masks.encode(whole if amodal else modal),
+            instances=[mask for mask, _ in found],
+            scores=[score for _, score in found],
+            mask_type=decision if decides else None,
+            probability=probability if decides else None,
+            score=float(out.iou[int(amodal)]),
+            other=masks.encode(modal if amodal else whole) if both else None,
+        )
+
+    def _decide(self, given: QueryOutputs, forced: str, requested: MaskType | None = None) -> tuple[float, MaskType]:
+        """Probability of amodal, and the mask type that follows or is forced."""
+        reference = heads.REFERENCES.get(self.config.head)
+        if reference is None:
+            probability = float(given.outputs.probability)
+        else:
+            probability = float(reference(given.query, requested) == "amodal")
+        amodal = probability > 0.5 if forced == "auto" else forced == "amodal"
+        return probability, "amodal" if amodal else "modal"
+
+    def _unread(self, query: str) -> str:
+        """The end of a query that is longer than the language model's limit, with a warning."""
+        unread = self.texts.cut_off(query) if query in self.texts.truncated else ""
+        if unread:
+            shown = f"{unread[:60]!r}{' ...' if len(unread) > 60 else ''}"
+            limit = f"the query is longer than {self.texts.max_tokens} tokens"
+            warnings.warn(f"{limit}; this was not read: {shown}", CutQuery, stacklevel=4)
+        return unread
 
     def _box(self, array: np.ndarray) -> Letterbox:
         return Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
 
-    def _check(self, queries: Sequence[str], mask_type: str) -> None:
-        for query in queries:
-            check_query(query)
+    def check_mask_type(self, mask_type: str) -> None:
+        """Raises InputError for an unknown mask type, and for `auto` where the run's head needs the truth."""
         if mask_type not in CHOICES:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
 
-    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> Answers:
+    def _check(self, queries: Sequence[str], mask_type: str) -> None:
+        for query in queries:
+            check_query(query)
+        self.check_mask_type(mask_type)
+
+    def _decode_rows(
+        self, tokens: jax.Array, pixels: PixelFeatures, rows: Sequence[Sequence[str]], texts: TextEncoding
+    ) -> list[list[Outputs]]:
+        """The outputs for the queries `rows[i]` about image i; images beyond these are padding."""
+        width = _bucket(max(map(len, rows)), QUERY_BUCKETS)
+        padded = _padded(rows, len(tokens))
+        decoded = self._decoded(tokens, pixels, *texts([query for row in padded for query in _padded(row, width)]))
+        return [[Outputs(*(x[b, k] for x in decoded)) for k in range(len(row))] for b, row in enumerate(rows)]
+
+    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> Outputs:
         """`text` and `mask` are of the queries about the first image, then the second, ..."""
         text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
-        return Answers(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
-
-    def _predictions(
-        self, queries: Sequence[str], answers: Answers, row: int, box: Letterbox, mask_type: str, abstain: float = 0.0
-    ) -> list[Prediction]:
-        learned = answers.probability[row, : len(queries)]
-        probability = self.probabilities(learned, queries, [None] * len(queries))
-        one = Answers(*(x[row] for x in answers))
-        return [
-            self._prediction(q, float(probability[i]), one, i, box, mask_type, abstain) for i, q in enumerate(queries)
-        ]
-
-    def _prediction(
-        self, query: str, probability: float, answers: Answers, i: int, box: Letterbox, forced: str, abstain: float
-    ) -> Prediction:
-        """The answer to query `i` of one image: `answers` are without their axis b."""
-        mask_type: MaskType = "amodal" if (probability > 0.5 if forced == "auto" else forced == "amodal") else "modal"
-        modal, amodal = box.undo(answers.modal[i]) > 0, box.undo(answers.amodal[i]) > 0
-        instances = []
-        for q in np.argsort(-answers.slot_presence[i]):
-            score = float(answers.slot_presence[i, q])
-            if score < PRESENT:
-                break
-            masks = box.undo(answers.slot_modal[i, q]) > 0, box.undo(answers.slot_amodal[i, q]) > 0
-            masks = masks[0], masks[0] | masks[1]
-            chosen = masks[mask_type == "amodal"]
-            if chosen.any():
-                instances.append(InstanceMask(score, chosen, *masks))
-        score = float(answers.iou[i, int(mask_type == "amodal")])
-        unread = self.texts.cut_off(query) if query in self.texts.truncated else ""
-        if unread:
-            said = f"{unread[:60]!r}{' ...' if len(unread) > 60 else ''}"
-            limit = f"the query is longer than {self.texts.max_tokens} tokens"
-            warnings.warn(f"{limit}; this was not read: {said}", CutQuery, stacklevel=2)
-        undecided = forced == "auto" and abs(probability - 0.5) < abstain
-        return Prediction(
-            query, mask_type, probability, score, modal, amodal | modal, tuple(instances), undecided, unread
-        )
+        return Outputs(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
 
 
 def _bucket(count: int, buckets: Sequence[int]) -> int:
@@ -307,3 +402,8 @@ def _bucket(count: int, buckets: Sequence[int]) -> int:
 
 def _padded(items: Sequence[T], count: int) -> list[T]:
     return [*items, *[items[0]] * (count - len(items))]
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

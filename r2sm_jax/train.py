@@ -24,10 +24,9 @@ from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.evaluate import evaluate, open_splits, show_report
+from r2sm_jax.evaluate import evaluate, open_splits, score_source, show_report
 from r2sm_jax.flags import parse_config
-from r2sm_jax.metrics.free_running import score_source
-from r2sm_jax.metrics.gallery import first_of_images, panels
+from r2sm_jax.metrics.html import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.published import load_published, with_published_sizes

@@ -31,13 +31,14 @@ from scipy.special import expit as sigmoid
 from r2sm_jax.config import DECODER_HEAD, Config, check_head
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.evaluate import score_source
 from r2sm_jax.flags import load_config_file, parse_flags
 from r2sm_jax.metrics.bootstrap import interval
-from r2sm_jax.metrics.free_running import score_source
+from r2sm_jax.metrics.iou import lisa
 from r2sm_jax.metrics.mask_type import mask_type_scores
 from r2sm_jax.metrics.pages import percent, table
 from r2sm_jax.metrics.report import REFERENCES, collect, with_decision, wrong_type_gap
-from r2sm_jax.metrics.scoring import QueryResult
+from r2sm_jax.metrics.score import QueryResult
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -239,11 +240,11 @@ def _on_masks_of(
         asked = {q.id: place[q.text] for i in range(len(source)) for q in source.queries_at(i)}
         for name, row in rows.items():
             if name in REFERENCES:
-                found = [collect(results, REFERENCES[name]).scores()["giou"]]
+                found = [lisa(collect(results, REFERENCES[name]))["giou"]]
             elif name in options.heads:
                 mine = [np.array(c["probabilities"][split]) > 0.5 for c in cells if c["head"] == name]
                 picks = [with_decision(partial(_decided, asked, said)) for said in mine]
-                found = [collect(results, pick).scores()["giou"] for pick in picks]
+                found = [lisa(collect(results, pick))["giou"] for pick in picks]
             else:
                 found = [wrong_type_gap(results)]
             row.append(_spread(found))

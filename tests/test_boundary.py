@@ -4,8 +4,7 @@ from hypothesis import given, strategies as st
 from scipy.ndimage import binary_erosion
 
 from r2sm_jax.data import masks
-from r2sm_jax.metrics.boundary import boundary, boundary_overlap, boundary_overlap_rles, distance
-from r2sm_jax.metrics.iou import overlap
+from r2sm_jax.metrics.iou import boundary, boundary_overlap, boundary_width, overlap
 
 
 def blobs(seed: int, height: int, width: int) -> np.ndarray:
@@ -24,25 +23,24 @@ def by_definition(mask: np.ndarray, width: int) -> np.ndarray:
 @given(seed=st.integers(0, 10**6), height=st.integers(1, 70), width=st.integers(1, 90), ignores=st.booleans())
 def test_counts_are_those_of_the_definition(seed, height, width, ignores):
     drawn, truth = blobs(seed, height, width)
-    reach = distance(height, width)
+    reach = boundary_width(height, width)
     ignore = np.random.default_rng(seed).random((height, width)) < 0.1 if ignores else None
     np.testing.assert_array_equal(boundary(truth, reach), by_definition(truth, reach))
     wanted = overlap(by_definition(drawn, reach), by_definition(truth, reach), ignore)
-    assert boundary_overlap(drawn, truth, ignore) == wanted
-    assert boundary_overlap_rles(masks.encode(drawn), masks.encode(truth), ignore) == wanted
+    assert boundary_overlap(masks.encode(drawn), masks.encode(truth), ignore) == wanted
 
 
 @pytest.mark.parametrize(("size", "width"), [((4, 4), 1), ((480, 640), 16), ((1440, 1920), 48)])
 def test_the_width_is_a_fiftieth_of_the_diagonal(size, width):
-    assert distance(*size) == width
+    assert boundary_width(*size) == width
 
 
 def test_an_outline_that_is_off_counts_for_more_than_its_pixels():
     truth = np.zeros((100, 100), bool)
     truth[10:90, 10:90] = True
     drawn = np.roll(truth, 2, axis=1)
-    outlines, whole = boundary_overlap(drawn, truth), overlap(drawn, truth)
+    drawn_rle, rle = masks.encode(drawn), masks.encode(truth)
+    outlines, whole = boundary_overlap(drawn_rle, rle), overlap(drawn, truth)
     assert outlines.intersection / outlines.union < 0.6 < 0.9 < whole.intersection / whole.union
-    empty = np.zeros_like(truth)
-    assert boundary_overlap_rles(masks.encode(empty), masks.encode(empty)) == (0, 0, 0, 0)
-    assert boundary_overlap(empty, empty) == (0, 0, 0, 0) and boundary_overlap(truth, empty).intersection == 0
+    empty = masks.encode(np.zeros_like(truth))
+    assert boundary_overlap(empty, empty) == (0, 0, 0, 0) and boundary_overlap(rle, empty).intersection == 0

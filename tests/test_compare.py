@@ -10,9 +10,8 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample, load_json_split, to_records, write_json
 from r2sm_jax.evaluate import main
-from r2sm_jax.metrics.compare import FIGURES, compare
+from r2sm_jax.metrics.compare import FIGURES, NAME, compare
 from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.queries_table import NAME
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
 

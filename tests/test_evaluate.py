@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample, to_records, write_json
-from r2sm_jax.evaluate import main
-from r2sm_jax.metrics import free_running
-from r2sm_jax.metrics.free_running import rows_of, score_source, truth_of
-from r2sm_jax.metrics.gallery import first_of_images, panels
+from r2sm_jax.evaluate import main, score_source
+from r2sm_jax.metrics.html import first_of_images, panels
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.metrics.score import score, truths_at
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
@@ -68,7 +68,8 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
 def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, rows):
     source = open_source("scenes", "val", count=5, size=48)
     whole = score_source(predictor, source)
-    monkeypatch.setattr(free_running, "ROWS", rows)
+    answer_all = predictor.answer_all
+    monkeypatch.setattr(predictor, "answer_all", lambda asked: answer_all(asked, rows=rows))
     parts = score_source(predictor, source)
     for one, other in zip(whole.results, parts.results, strict=True):
         assert replace(one, probability=None) == replace(other, probability=None)
@@ -95,21 +96,26 @@ def test_nothing_is_compiled_for_other_sizes_of_images(predictor, tiny_run, comm
 class Clairvoyant(Predictor):
     """Draws the true masks as exactly as logits at the model's own resolution can."""
 
-    def __init__(self, predictor: Predictor, source):
+    def __init__(self, predictor: Predictor):
         vars(self).update(vars(predictor))
-        self.truths = [[truth_of(source[i], q) for q in source[i].queries] for i in range(len(source))]
-        self.next = 0
 
-    def answer(self, image, valid, texts):
-        size = image.shape[1]
-        answers = super().answer(image, valid, texts)
-        modal, amodal = np.full((2, *answers.modal.shape[:2], size, size), -9.0, np.float32)
-        for b in range(min(len(image), len(self.truths) - self.next)):
-            for k, pair in enumerate(self.truths[self.next + b]):
-                box = Letterbox(*pair[0].shape, size)
-                modal[b, k], amodal[b, k] = (box.coverage(mask, size) / 255.0 * 18 - 9 for mask in pair)
-        self.next += len(image)
-        return answers._replace(modal=modal, amodal=amodal)
+    def answer_all(self, asked):
+        size = self.config.vision.image_size
+        for truth, given in super().answer_all(asked):
+            box = Letterbox(truth.height, truth.width, size)
+            modal, amodal = (
+                box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9 for rle in (truth.modal, truth.amodal)
+            )
+            yield truth, given._replace(outputs=given.outputs._replace(modal=modal, amodal=amodal))
+
+
+class Listed(list):
+    """Samples as a source."""
+
+    vocabulary: ClassVar[dict] = {}
+
+    def queries_at(self, index):
+        return self[index].queries
 
 
 def oblong(size: tuple[int, int], count: int) -> list[Sample]:
@@ -132,14 +138,8 @@ def oblong(size: tuple[int, int], count: int) -> list[Sample]:
 def test_masks_come_back_to_the_images_own_resolution_without_their_padding(predictor, size):
     """The padding is cut off before masks are enlarged; the other way round costs about half of the IoU."""
 
-    class Listed(list):
-        vocabulary: ClassVar[dict] = {}
-
-        def queries_at(self, index):
-            return self[index].queries
-
     source = Listed(oblong(size, 3))
-    scored = score_source(Clairvoyant(predictor, source), source)
+    scored = score_source(Clairvoyant(predictor), source)
     iou = [r.overlap(r.amodal if r.mask_type == "amodal" else r.modal) for r in scored.results]
     assert min(o.intersection / o.union for o in iou) > 0.93
     # The wrong order, on the same masks: enlarge the padded square to the image's size.
@@ -176,28 +176,15 @@ def sample(**changes) -> Sample:
 
 
 def test_queries_for_an_amodal_mask_that_nobody_knows_are_left_out():
-    class One:
-        def __init__(self):
-            self.vocabulary = {}
-
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            return sample()
-
-        def queries_at(self, index):
-            return sample().queries
-
-    (row,) = rows_of(One())
-    assert [q.id for q in row.queries] == [1, 3, 4]
+    asked = truths_at(Listed([sample()]), 0)
+    assert [r.query_id for r in score((truth, None) for truth in asked).results] == [1, 3, 4]
 
 
 def test_the_truth_is_the_union_of_what_is_meant():
-    one = sample()
-    modal, amodal = truth_of(one, one.queries[2])
+    asked = truths_at(Listed([sample()]), 0)
+    modal, amodal = masks.decode(asked[2].modal), masks.decode(asked[2].amodal)
     assert modal[:4].all() and not modal[4:].any() and np.array_equal(modal, amodal)
-    modal, amodal = truth_of(one, one.queries[3])
+    modal, amodal = masks.decode(asked[3].modal), masks.decode(asked[3].amodal)
     assert modal.sum() == 24 and amodal.sum() == 48
 
 

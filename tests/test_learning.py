@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from r2sm_jax.metrics.free_running import rows_of, score_source, truth_of
+from r2sm_jax.data import masks
+from r2sm_jax.evaluate import score_source
 from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.metrics.score import truths
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import open_source
 from r2sm_jax.train import train
@@ -13,10 +15,10 @@ SCENES, SIDE = 4, 48
 
 def best_without_learning(source) -> float:
     """gIoU of the best single mask for everything: all pixels that are covered often enough, at any threshold."""
-    truths = [truth_of(row.sample, q)[q.mask_type == "amodal"] for row in rows_of(source) for q in row.queries]
-    often = np.mean(truths, axis=0)
-    masks = [often >= level for level in np.linspace(0, often.max(), 20)]
-    return max(float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in truths])) for m in masks)
+    wanted = [masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal) for t in truths(source)]
+    often = np.mean(wanted, axis=0)
+    drawn = [often >= level for level in np.linspace(0, often.max(), 20)]
+    return max(float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in wanted])) for m in drawn)
 
 
 def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path):

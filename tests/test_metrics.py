@@ -1,11 +1,13 @@
-import jax
 import numpy as np
 import pytest
 
-from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap, count_pixels, overlap
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import InstanceRLE
+from r2sm_jax.metrics.iou import VARIANTS, lisa, overlap
 from r2sm_jax.metrics.mask_type import calibration_error, mask_type_scores
 from r2sm_jax.metrics.report import split_figures
-from r2sm_jax.metrics.scoring import score_query
+from r2sm_jax.metrics.score import Answer, QueryResult, QueryTruth, score
+from r2sm_jax.query import Query
 
 
 def mask(*rows: str) -> np.ndarray:
@@ -17,11 +19,15 @@ LEFT = mask("##..", "##..")
 TOP = mask("####", "....")
 
 
-def score(predicted, truth, *, wants="modal", probability=0.0, keyword="modal", ignore=None, query=1):
-    return score_query(
-        query_id=query, image_id=1, mask_type=wants, probability=probability, keyword=keyword,
-        predicted=predicted, truth=truth, ignore=ignore,
-    )  # fmt: skip
+def result_of(predicted, truth, *, wants="modal", probability=0.0, text="the mug", ignore=None, query=1) -> QueryResult:
+    """Scores one answer; pairs are (modal, amodal)."""
+    modal, amodal = map(masks.encode, predicted)
+    fused, other = (amodal, modal) if probability is not None and probability > 0.5 else (modal, amodal)
+    instance = InstanceRLE(1, masks.encode(truth[0]), masks.encode(truth[1]), False)
+    ignored = None if ignore is None else masks.encode(ignore)
+    asked = QueryTruth(Query(query, text, wants, (1,)), 0, 1, *truth[0].shape, (instance,), ignored)
+    (result,) = score([(asked, Answer(fused=fused, probability=probability, other=other))]).results
+    return result
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
@@ -30,39 +36,23 @@ def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
     assert overlap(LEFT, TOP, ~EMPTY) == (0, 0, 0, 0)
 
 
-def test_counts_on_a_device_are_those_of_numpy():
-    rng = np.random.default_rng(0)
-    predicted, truth, valid = rng.random((3, 7, 33, 21)) < np.array([0.3, 0.5, 0.9])[:, None, None, None]
-    wanted = [overlap(p, t, ~v) for p, t, v in zip(predicted, truth, valid, strict=True)]
-    assert count_pixels(predicted, truth, valid).tolist() == np.array(wanted).tolist()
-    on_device = jax.jit(count_pixels)(predicted, truth, valid)
-    assert on_device.dtype == np.int32 and on_device.tolist() == np.array(wanted).tolist()
-
-
 def test_giou_is_the_mean_and_ciou_the_ratio_of_sums():
-    total = IoU()
-    for counts in ((2, 6, 4, 4), (8, 8, 8, 8), (0, 6, 3, 3)):
-        total.add(Overlap(*counts))
-    assert total.scores()["giou"] == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
-    assert total.scores()["ciou"] == pytest.approx(10 / 20)
+    scores = lisa(np.array([(2, 6, 4, 4), (8, 8, 8, 8), (0, 6, 3, 3)]))
+    assert scores["giou"] == pytest.approx((2 / 6 + 1 + 0) / 3, abs=1e-5)
+    assert scores["ciou"] == pytest.approx(10 / 20)
 
 
 def test_empty_truth_scores_one_when_nothing_is_predicted_and_nought_otherwise():
-    right, wrong = IoU(), IoU()
-    right.add(overlap(EMPTY, EMPTY))
-    wrong.add(overlap(LEFT, EMPTY))
-    assert (right.scores()["giou"], wrong.scores()["giou"]) == (1.0, 0.0)
-    both = IoU([Overlap(4, 4, 4, 4)])
-    both.merge(right)
-    assert both.scores()["ciou"] == pytest.approx(1)  # nothing is added to either sum
-    both.merge(wrong)
-    assert both.scores()["ciou"] == pytest.approx(4 / 8)  # false positives are added to the union
+    right, wrong = overlap(EMPTY, EMPTY), overlap(LEFT, EMPTY)
+    assert (lisa(np.array([right]))["giou"], lisa(np.array([wrong]))["giou"]) == (1.0, 0.0)
+    whole = (4, 4, 4, 4)
+    assert lisa(np.array([whole, right]))["ciou"] == pytest.approx(1)  # nothing is added to either sum
+    assert lisa(np.array([whole, right, wrong]))["ciou"] == pytest.approx(4 / 8)  # added to the union
 
 
 def test_no_queries_have_no_score():
-    assert IoU().scores() == {"giou": None, "ciou": None}
     for variant in VARIANTS.values():
-        assert set(variant(IoU().array).values()) == {None}
+        assert set(variant(np.zeros((0, 4), int)).values()) == {None}
 
 
 def toy() -> np.ndarray:
@@ -88,38 +78,27 @@ def test_gres_judges_the_decision_that_there_is_no_target():
     assert scores["pr@0.7"] == scores["pr@0.9"] == pytest.approx(1 / 3)
 
 
-def test_merging_in_any_order_is_exact():
-    rng = np.random.default_rng(0)
-    counts = [Overlap(int(i), int(i + j + k), int(i + j), int(i + k)) for i, j, k in rng.integers(0, 1000, (50, 3))]
-    whole, parts = IoU(), IoU()
-    for one in counts:
-        whole.add(one)
-    for part in (counts[30:], counts[:30]):
-        parts.merge(IoU(part))
-    assert parts.scores() == pytest.approx(whole.scores(), abs=1e-12)
-
-
 def test_the_predicted_type_chooses_the_mask():
     predicted, truth = (LEFT, LEFT | TOP), (TOP, LEFT | TOP)
-    said_modal = score(predicted, truth, wants="amodal", probability=0.2)
-    said_amodal = score(predicted, truth, wants="amodal", probability=0.9)
-    undecided = score(predicted, truth, wants="amodal", probability=None)
+    said_modal = result_of(predicted, truth, wants="amodal", probability=0.2)
+    said_amodal = result_of(predicted, truth, wants="amodal", probability=0.9)
+    undecided = result_of(predicted, truth, wants="amodal", probability=None)
     assert said_modal.chosen == said_modal.modal and said_modal.overlap(said_modal.chosen) == (4, 6, 4, 6)
     assert said_amodal.chosen == said_amodal.amodal and said_amodal.overlap(said_amodal.chosen) == (6, 6, 6, 6)
-    assert undecided.chosen == undecided.modal and undecided.said is None
-    wrong = score(predicted, truth, wants="modal", probability=0.9)
+    assert undecided.chosen == undecided.modal and undecided.decision is None
+    wrong = result_of(predicted, truth, wants="modal", probability=0.9)
     assert wrong.overlap(wrong.chosen) == (4, 6, 6, 4)
 
 
 def test_occluded_iou_leaves_the_visible_truth_out():
     truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
     predicted = mask("##..", "##.."), mask("###.", "##..")  # one of them is found, two pixels are wrong
-    assert score(predicted, truth, wants="amodal", probability=0.9).occluded[:2] == (1, 4)
-    assert score(predicted, truth, wants="amodal", probability=0.1).occluded[:2] == (0, 4)
+    assert result_of(predicted, truth, wants="amodal", probability=0.9).occluded[:2] == (1, 4)
+    assert result_of(predicted, truth, wants="amodal", probability=0.1).occluded[:2] == (0, 4)
     ignore = mask("....", "##..")
-    assert score(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[:2] == (1, 2)
-    assert score(predicted, truth, wants="modal", probability=0.9).occluded is None
-    assert score(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
+    assert result_of(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[:2] == (1, 2)
+    assert result_of(predicted, truth, wants="modal", probability=0.9).occluded is None
+    assert result_of(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
 
 
 def test_mask_type_scores_by_hand():
@@ -147,8 +126,8 @@ def test_calibration_error_by_hand():
 def test_split_figures_put_references_beside_the_decision():
     predicted, truth = (LEFT, LEFT | TOP), (LEFT, LEFT | TOP)
     results = [
-        score(predicted, truth, wants="modal", probability=0.1, keyword="amodal", query=1),
-        score(predicted, truth, wants="amodal", probability=0.2, keyword="amodal", query=2),
+        result_of(predicted, truth, wants="modal", probability=0.1, text="the whole mug", query=1),
+        result_of(predicted, truth, wants="amodal", probability=0.2, text="the whole mug", query=2),
     ]
     figures = split_figures(results)
     wrong = 4 / 6

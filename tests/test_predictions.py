@@ -11,10 +11,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split, to_records, write_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
-from r2sm_jax.metrics.free_running import truth_of
 from r2sm_jax.metrics.predictions import read_predictions, score_predictions
 from r2sm_jax.metrics.report import split_figures
-from r2sm_jax.metrics.scoring import draw_counts, truth_counts
+from r2sm_jax.metrics.score import truths
 from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source
 
@@ -58,8 +57,8 @@ def save(path: Path, entries: object) -> Path:
     return path
 
 
-def requested(dataset: Dataset) -> dict[int, tuple[Sample, Query, np.ndarray]]:
-    return {q.id: (s, q, truth_of(s, q)[q.mask_type == "amodal"]) for s in dataset for q in s.queries}
+def requested(dataset: Dataset) -> dict[int, tuple[Sample, Query]]:
+    return {q.id: (s, q) for s in dataset for q in s.queries}
 
 
 SCORED = [1, 2, 3, 4, 6]  # 5 asks for what nobody knows
@@ -70,7 +69,7 @@ def test_perfect_masks_score_one_in_everything(tmp_path):
     wanted = requested(dataset)
     entries = []
     for number in SCORED:
-        sample, query, _ = wanted[number]
+        sample, query = wanted[number]
         for i in (i for i in sample.instances if i.id in query.instance_ids):
             mask = i.amodal if query.mask_type == "amodal" else i.modal
             entries.append(entry(number, mask, 0.9, mask_type=query.mask_type))
@@ -99,17 +98,37 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, ignore):
     unions[2] = fused
     scored = score_predictions(save(tmp_path / "p.json", entries), dataset)
     for result in scored.results:
-        sample, query, _ = wanted[result.query_id]
-        truth = truth_of(sample, query)
+        sample, query = wanted[result.query_id]
+        meant = [i for i in sample.instances if i.id in query.instance_ids]
+        truth = [masks.union((getattr(i, t) for i in meant), (HEIGHT, WIDTH)) for t in ("modal", "amodal")]
         away = next((i.modal for i in sample.instances if i.ignore), None)
-        assert result.chosen == draw_counts(unions[query.id], truth, away)
-        assert result.truth == truth_counts(truth, away)
+        kept = True if away is None else ~away
+        drawn = unions[query.id] & kept
+        assert result.chosen == (drawn.sum(), (drawn & truth[0]).sum(), (drawn & truth[1]).sum())
+        assert result.truth == ((truth[0] & kept).sum(), (truth[1] & kept).sum())
         if query.id == 2:
             hidden, seen = truth[1] & ~truth[0], truth[0]
             keep = np.ones_like(hidden) if away is None else ~away
             outside = fused & ~seen & keep
             assert result.occluded is not None
             assert result.occluded[:2] == ((outside & hidden).sum(), (outside | (hidden & keep)).sum())
+
+
+def test_an_answer_that_cannot_be_scored_is_read_and_left_out(tmp_path):
+    dataset, entries = make_dataset(tmp_path), [entry(number, block(2, 4, 18, 14)) for number in SCORED]
+    without = score_predictions(save(tmp_path / "p.json", entries), dataset)
+    scored = score_predictions(save(tmp_path / "p.json", [*entries, entry(5, block(0, 0, 9, 9))]), dataset)
+    assert scored.results == without.results and scored.data_sha256 == without.data_sha256
+    assert [r.query_id for r in scored.results] == SCORED and not scored.missing
+
+
+def test_a_fused_mask_is_the_one_detection_of_a_system_without_instances(tmp_path):
+    dataset, drawn = make_dataset(tmp_path), block(2, 4, 10, 14)
+    alone = [entry(number, drawn, fused=True) for number in SCORED]
+    scored = score_predictions(save(tmp_path / "p.json", alone), dataset)
+    assert [len(unit.scores) for unit in scored.instances.units.values()] == [1] * 5
+    scored = score_predictions(save(tmp_path / "p.json", [*alone, entry(1, drawn, 0.5)]), dataset)
+    assert {number: len(unit.scores) for number, unit in scored.instances.units.items() if len(unit.scores)} == {1: 1}
 
 
 def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
@@ -135,7 +154,6 @@ def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):
         ([3], ["entry 0", "not an object"]),
         ([{"query_id": "1"}], ["entry 0", "query_id '1' is not a whole number"]),
         ([entry(99, block(0, 0, 1, 1))], ["entry 0", "the data have no query 99"]),
-        ([entry(5, block(0, 0, 1, 1))], ["no query 5"]),
         ([entry(1, np.ones((3, 4), bool))], ["entry 0", "3 x 4", "24 x 32"]),
         ([entry(1, block(0, 0, 1, 1)), {"query_id": 1, "segmentation": "x"}], ["entry 1", "mask cannot be used"]),
         ([entry(1, block(0, 0, 1, 1), score="high")], ["score 'high' is not a number"]),
@@ -192,9 +210,10 @@ def test_the_command_writes_a_report_and_lists_what_is_missing(tmp_path, command
 
 def test_scenes_have_query_ids_of_their_own(tmp_path):
     source = open_source("scenes", "val", count=6, size=48)
-    queries = [(s, q) for s in map(source.__getitem__, range(6)) for q in s.queries]
-    assert len({q.id for _, q in queries}) == len(queries)
-    entries = [entry(q.id, truth_of(s, q)[q.mask_type == "amodal"]) for s, q in queries]
+    asked = list(truths(source))
+    assert len({truth.query.id for truth in asked}) == len(asked)
+    wanted = {t.query.id: masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal) for t in asked}
+    entries = [entry(number, mask) for number, mask in wanted.items()]
     scored = score_predictions(save(tmp_path / "p.json", entries), source)
     assert split_figures(scored.results)["all"]["giou"] == pytest.approx(1, abs=1e-4) and not scored.missing
 

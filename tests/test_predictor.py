@@ -202,6 +202,26 @@ def test_a_damaged_pillow_image_is_one_sentence(predictor, images):
         predictor.set_image(Image.open(io.BytesIO(file.getvalue()[:-200])))
 
 
+def test_no_global_precision_changes_an_answer(tiny_run, images):
+    def answers() -> tuple[list[Prediction], list]:
+        predictor = r2sm_jax.load(tiny_run)
+        (found,) = predictor.predict_batch(images[:1], [QUERIES])
+        predictor.set_image(images[0])
+        return found + predictor.predict(QUERIES), predictor.explain(QUERIES[3])
+
+    wanted, shares = answers()
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "bfloat16")
+    try:
+        found, shares_again = answers()
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    assert shares_again == shares
+    for one, other in zip(wanted, found, strict=True):
+        assert (one.amodal_probability, one.score) == (other.amodal_probability, other.score)
+        assert np.array_equal(one.modal, other.modal) and np.array_equal(one.amodal, other.amodal)
+
+
 def test_bad_questions_are_one_sentence(predictor, images):
     predictor.set_image(images[0])
     with pytest.raises(InputError, match="mask type 'visible' is unknown; say auto, modal or amodal"):

@@ -14,8 +14,7 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split, to_records, write_json
-from r2sm_jax.metrics.gallery import choose, first_of_images, panels
-from r2sm_jax.metrics.html import page, render
+from r2sm_jax.metrics.html import choose, first_of_images, page, panels, render
 from r2sm_jax.metrics.pages import markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.published import PUBLISHED, TABLE_2, benchmark_of

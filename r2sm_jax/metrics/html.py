@@ -2,63 +2,86 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 import matplotlib
+import numpy as np
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 from PIL import Image
 
-from r2sm_jax.data.sheet import Panel, draw_panel
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import Source
+from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
+from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.pages import TYPES, interval_of, markdown, percent
+from r2sm_jax.metrics.score import QueryResult, QueryTruth, Scored, truths_at
 
 PICTURE = 288
 """Pixels of a picture's longer side."""
 Galleries = Mapping[str, Mapping[str, Sequence[Sequence[Panel]]]]
 """Rows of panels by split and title."""
+EACH = 4
+"""Queries in each group of a gallery."""
 
-STYLE = """
-:root { --ink: #1c1e22; --faint: #61666e; --ground: #fff; --card: #f5f6f7; --line: #dcdfe3; --accent: #1f6fd6;
-  --occluded: #f08416; color-scheme: light dark }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --faint: #a2a8b0; --ground: #15171a; --card: #202327;
-  --line: #363b41; --accent: #6ea8f2 } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1200px; padding: 24px 20px 64px; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
-h1 { font-size: 26px; margin: 0 0 4px } h2 { font-size: 19px; margin: 40px 0 12px; text-wrap: balance }
-h3 { font-size: 15px; margin: 20px 0 8px; color: var(--faint) }
-p { margin: 8px 0; overflow-wrap: anywhere; color: var(--faint) } code { color: var(--ink); font-size: .92em }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td { padding: 6px 8px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
-th { color: var(--faint); font-weight: 600 } tr:last-child td { border-bottom: 0 }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--ground) }
-tbody tr:hover td { background: var(--card) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px }
-.tile { background: var(--card); border-radius: 8px; padding: 10px 14px }
-.tile b { display: block; font-size: 25px; line-height: 1.25; font-variant-numeric: tabular-nums }
-.tile span { color: var(--faint); font-size: 12.5px }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 14px }
-.card { background: var(--card); border-radius: 8px; padding: 12px 14px; min-width: 0 }
-.card q { font-weight: 600; overflow-wrap: anywhere }
-.card div { display: grid; grid-template-columns: repeat(3, 1fr); gap: 8px; margin-top: 8px; align-items: start }
-figure { margin: 0 } img { width: 100%; height: auto; border-radius: 4px; display: block }
-figcaption { font-size: 12px; line-height: 1.35; color: var(--faint); margin-top: 4px }
-.legend i { display: inline-block; width: 14px; height: 10px; border-radius: 2px; margin: 0 5px 0 14px }
-.legend i:first-child { margin-left: 0 }
-details { margin-top: 32px } summary { cursor: pointer } summary h2 { display: inline; margin: 0 }
-.chart { max-width: 720px } .chart svg { width: 100%; height: auto; background: #fff; border-radius: 8px }
-@media (max-width: 520px) { body { padding: 16px 12px 48px } h1 { font-size: 22px } th, td { padding: 6px 8px }
-  .tiles { grid-template-columns: 1fr 1fr } .tile b { font-size: 21px } .card { padding: 10px }
-  .card div { gap: 6px } td:first-child, th:first-child { white-space: normal; min-width: 92px } }
-"""
 LEGEND = (
     '<p class="legend"><i style="background:#1f6fd6"></i>visible'
     '<i style="background:repeating-linear-gradient(135deg,#f08416 0 3px,#f7bf85 3px 6px)"></i>occluded'
     '<i style="border:2px solid var(--ink)"></i>outlined: the mask that was asked for, or answered</p>'
 )
+
+
+def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
+    """The queries of the highest, the middle and the lowest IoU, each group of different images, and none twice."""
+    iou = [r.answered.intersection / r.answered.union if r.answered.union else 1.0 for r in scored.results]
+    order = [scored.results[i] for i in np.argsort(iou, kind="stable")]
+    middle = len(order) // 2
+    from_middle = [order[i] for i in sorted(range(len(order)), key=lambda i: abs(i - middle))]
+    taken: set[int] = set()
+
+    def first(candidates: Sequence[QueryResult]) -> list[QueryResult]:
+        images: dict[int, QueryResult] = {}
+        for result in candidates:
+            if len(images) < each and result.query_id not in taken:
+                images.setdefault(scored.drawings[result.query_id].index, result)
+        taken.update(result.query_id for result in images.values())
+        return list(images.values())
+
+    worst, best = first(order), first(order[::-1])
+    return {"Best": best, "Median": first(from_middle), "Worst": worst}
+
+
+def first_of_images(scored: Scored, count: int) -> list[QueryResult]:
+    """One query of each of the first images, a later one from image to image, so that all kinds are seen."""
+    by_image: dict[int, list[QueryResult]] = {}
+    for result in scored.results:
+        by_image.setdefault(scored.drawings[result.query_id].index, []).append(result)
+    return [queries[i % len(queries)] for i, queries in zip(range(count), by_image.values(), strict=False)]
+
+
+def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> list[list[Panel]]:
+    """Image, truth and answer of each query. An image that is not there is left blank."""
+    return [_row(source, scored, result) for result in results]
+
+
+def _row(source: Source, scored: Scored, result: QueryResult) -> list[Panel]:
+    drawing = scored.drawings[result.query_id]
+    truth = next(t for t in truths_at(source, drawing.index) if t.query.id == result.query_id)
+    modal, amodal, visible, whole = map(masks.decode, (truth.modal, truth.amodal, drawing.modal, drawing.amodal))
+    return prediction_row(
+        _image(source, truth), truth.query.text, result.mask_type, (modal, amodal & ~modal),
+        result.decision, result.probability, (visible, whole & ~visible),
+    )  # fmt: skip
+
+
+def _image(source: Source, truth: QueryTruth) -> np.ndarray:
+    try:
+        return source[truth.index].image
+    except InputError:
+        return np.full((truth.height, truth.width, 3), GROUND, np.uint8)
 
 
 def html(report: dict[str, Any], galleries: Galleries) -> str:
@@ -77,10 +100,11 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
 
 def page(title: str, body: str) -> str:
     """A document around a body."""
+    style = files("r2sm_jax.metrics").joinpath("report.css").read_text()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 

@@ -101,8 +101,8 @@ def boundary_width(height: int, width: int) -> int:
 def boundary(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_H _W"]:
     """The pixels of a mask that are within `width` pixels of its outside.
 
-    After boundary-iou-api, boundary_iou/utils/boundary_utils.py: what a square of side 2 `width` + 1 erodes; the image's
-    edge counts as outside.
+    After boundary-iou-api, boundary_iou/utils/boundary_utils.py: what a square of side 2 `width` + 1 erodes; the
+    image's edge counts as outside.
     """
     return mask & ~_eroded(_eroded(mask, width).T, width).T
 

@@ -9,7 +9,6 @@ Formats, by name:
     logits  folder of `<query id>.npy`, float `[H W]` or `[n H W]`; above 0 is mask, several are instances
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.records import is_id
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics.score import Answer, Scored, score, truths
 
 Sizes = Mapping[int, tuple[int, int]]
@@ -72,12 +71,7 @@ def _size_of(where: str, sizes: Sizes, number: Any) -> tuple[int, int]:
 
 
 def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
-    try:
-        entries = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the predictions ({error.strerror}); check the path") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: this is not JSON ({error}); give a list of predictions") from None
+    entries = load_json(path, "a list of predictions")
     if not isinstance(entries, list):
         raise InputError(f"{path}: this is no list of predictions; give [{{'query_id', 'segmentation', 'score'}}, ..]")
     found: dict[int, Answer] = {}

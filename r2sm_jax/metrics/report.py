@@ -8,210 +8,211 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 import r2sm_jax
 from r2sm_jax.data.samples import Source
 from r2sm_jax.metrics.bootstrap import Ratio, interval
-from r2sm_jax.metrics.gallery import choose, panels
-from r2sm_jax.metrics.html import html
+from r2sm_jax.metrics.compare import NAME, write_queries
+from r2sm_jax.metrics.html import choose, html, panels
 from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
-from r2sm_jax.metrics.iou import VARIANTS, IoU, Overlap
+from r2sm_jax.metrics.iou import VARIANTS, Overlap, lisa, lisa_iou
 from r2sm_jax.metrics.mask_type import decision_scores, mask_type_scores
 from r2sm_jax.metrics.pages import markdown
 from r2sm_jax.metrics.published import benchmark_of
-from r2sm_jax.metrics.queries_table import write_queries
-from r2sm_jax.metrics.scoring import Drawn, QueryResult, Scored
+from r2sm_jax.metrics.score import MaskCounts, QueryResult, Scored
 from r2sm_jax.query import MaskType
-from r2sm_jax.sources import is_procedural
 
+Pick = Callable[[QueryResult], Overlap | None]
+"""One overlap of a query; None where the query has none."""
 TYPES: tuple[MaskType, ...] = ("modal", "amodal")
-RATES = (0.0, 0.15, 0.25, 0.40)
-"""Edges of the occlusion bins, each in the lower one; the last reaches to 1."""
-RATE_NAMES = ("none", "0-0.15", "0.15-0.25", "0.25-0.40", "0.40-1")
+RATES = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
+"""Upper edges of the occlusion bins, which belong to their bins."""
+SIZES = {name: high for name, (_, high) in AREAS.items() if name != "all"}
+FIXED_DATA = ("json", "tfds")
+"""Kinds of sources that a published split can come from; the others make as many samples as are asked for."""
 
 
-def collect(results: Sequence[QueryResult], pick: Callable[[QueryResult], Overlap | None]) -> IoU:
-    """The overlaps that `pick` finds in the queries, without those where it finds none."""
-    return IoU([counts for result in results if (counts := pick(result)) is not None])
+def collect(results: Sequence[QueryResult], pick: Pick) -> Int[np.ndarray, "n 4"]:
+    """The overlaps that `pick` finds in the queries, a row each."""
+    found = [counts for result in results if (counts := pick(result)) is not None]
+    return np.array(found, np.int64).reshape(-1, 4)
 
 
-answer = attrgetter("answered")
-"""What was answered against what was asked for."""
-boundary = attrgetter("boundary")
-complete = attrgetter("complete")
+answered, occluded, complete, boundary = map(attrgetter, ("answered", "occluded", "complete", "boundary"))
 
 
-def ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
-    """gIoU, cIoU and occluded IoU as ratios of sums over queries."""
-    chosen, hidden = collect(results, answer), [result.occluded for result in results]
-    counts = chosen.array.astype(float)
-    there = np.array([h is not None for h in hidden], float)
-    occluded = np.zeros(len(hidden))
-    occluded[there > 0] = IoU([h for h in hidden if h is not None]).per_query
-    found = {
-        "giou": (chosen.per_query, np.ones(len(results))),
-        "ciou": (counts[:, 0], counts[:, 1]),
-        "occluded_iou": (occluded, there),
+def split_figures(results: Sequence[QueryResult], instances: InstanceScores | None = None) -> dict[str, Any]:
+    """All figures of one split: All / Modal / Amodal queries, mask type, references, variants and breakdowns."""
+    groups = {"all": list(results), **{t: [r for r in results if r.mask_type == t] for t in TYPES}}
+    counts = collect(results, answered)
+    variants: dict[str, Any] = {name: variant(counts) for name, variant in VARIANTS.items()}
+    if instances is not None:
+        variants["muse"] = muse([instances.units[result.query_id] for result in results])
+    return {
+        **{name: _figures(group, instances) for name, group in groups.items()},
+        "mask_type": _decisions(results),
+        "references": {name: lisa(collect(results, pick)) for name, pick in REFERENCES.items()},
+        "variants": variants,
+        "breakdowns": {name: _breakdown(results, *parts) for name, parts in BREAKDOWNS.items()},
     }
-    outlines = collect(results, boundary)
-    if len(outlines) == len(results):
-        found["boundary_iou"] = outlines.per_query, np.ones(len(results))
-    return found
 
 
 def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
-    chosen, occluded = collect(results, answer), collect(results, lambda r: r.occluded)
-    hidden, whole = occluded.scores(), collect(results, complete).scores()
+    hidden, whole = lisa(collect(results, occluded)), lisa(collect(results, complete))
     images = np.array([result.image_id for result in results], np.int64)
     figures: dict[str, Any] = {
-        **chosen.scores(),
+        **lisa(collect(results, answered)),
         "occluded_iou": hidden["giou"],
         "occluded_ciou": hidden["ciou"],
         "complete_iou": whole["giou"],
         "complete_ciou": whole["ciou"],
-        "boundary_iou": collect(results, boundary).scores()["giou"],
+        "boundary_iou": lisa(collect(results, boundary))["giou"],
         "wrong_type_gap": wrong_type_gap(results),
-        "queries": len(chosen),
-        "occluded_queries": len(occluded),
-        "interval": {name: _listed(interval(images, ratio)) for name, ratio in ratios(results).items()},
+        "queries": len(results),
+        "occluded_queries": len(collect(results, occluded)),
+        "interval": {name: interval(images, ratio) for name, ratio in _ratios(results).items()},
     }
     if instances is not None:
         figures |= instances.figures([result.query_id for result in results])
     return figures
 
 
-def _listed(bounds: tuple[float, float] | None) -> list[float] | None:
-    return None if bounds is None else list(bounds)
+def _ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
+    """The figures that have an interval, as ratios of sums over queries."""
+    counts = collect(results, answered)
+    has_hidden = np.array([r.occluded is not None for r in results], float)
+    hidden = np.zeros(len(results))
+    hidden[has_hidden > 0] = lisa_iou(collect(results, occluded))
+    return {
+        "giou": (lisa_iou(counts), np.ones(len(results))),
+        "ciou": (counts[:, 0].astype(float), counts[:, 1].astype(float)),
+        "occluded_iou": (hidden, has_hidden),
+        "boundary_iou": (lisa_iou(collect(results, boundary)), np.ones(len(results))),
+    }
 
 
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     """Mean IoU of the answer with the requested mask less that with the other one, over the queries where they
-    differ: what knowing the type was worth."""
+    differ: what it was worth to know the type."""
     differ = [r for r in results if r.truth.amodal is not None and r.truth.amodal != r.truth.modal]
     if not differ:
         return None
     other = collect(differ, lambda r: r.overlap(r.chosen, "modal" if r.mask_type == "amodal" else "amodal"))
-    return float((collect(differ, answer).per_query - other.per_query).mean())
+    return float((lisa_iou(collect(differ, answered)) - lisa_iou(other)).mean())
 
 
-def with_decision(decide: Callable[[QueryResult], MaskType]) -> Callable[[QueryResult], Overlap | None]:
+# References: the same masks with another decision, and the true masks of one type for all.
+
+
+def with_decision(decide: Callable[[QueryResult], MaskType]) -> Pick:
     """The answer that another decision would have given."""
 
     def pick(result: QueryResult) -> Overlap | None:
-        drawn = result.amodal if decide(result) == "amodal" else result.modal
-        return None if drawn is None else result.overlap(drawn)
+        predicted = result.amodal if decide(result) == "amodal" else result.modal
+        return None if predicted is None else result.overlap(predicted)
 
     return pick
 
 
-def _truth_as_answer(mask_type: MaskType) -> Callable[[QueryResult], Overlap | None]:
+def _true_mask(mask_type: MaskType) -> Pick:
     """The true mask of one type as the answer to everything: what a split allows without understanding the type."""
 
     def pick(result: QueryResult) -> Overlap | None:
         modal, amodal = result.truth
         if amodal is None:
             return None
-        perfect = Drawn(modal, modal, modal) if mask_type == "modal" else Drawn(amodal, modal, amodal)
+        perfect = MaskCounts(modal, modal, modal) if mask_type == "modal" else MaskCounts(amodal, modal, amodal)
         return result.overlap(perfect)
 
     return pick
 
 
-REFERENCES: dict[str, Callable[[QueryResult], Overlap | None]] = {
+REFERENCES: dict[str, Pick] = {
     "always_modal": with_decision(lambda r: "modal"),
     "always_amodal": with_decision(lambda r: "amodal"),
     "keyword": with_decision(lambda r: r.keyword),
     "oracle_type": with_decision(lambda r: r.mask_type),
-    "true_modal_for_all": _truth_as_answer("modal"),
-    "true_amodal_for_all": _truth_as_answer("amodal"),
+    "true_modal_for_all": _true_mask("modal"),
+    "true_amodal_for_all": _true_mask("amodal"),
 }
-"""The same masks with another decision, and the true masks of one type for all."""
 
 
-def _breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
-    """gIoU, cIoU, occluded IoU and number of queries by task, difficulty, number of instances, occlusion and size."""
-
-    def size(result: QueryResult) -> str:
-        wanted = answer(result).truth
-        return next(name for name, (_, high) in AREAS.items() if name != "all" and wanted <= high)
-
-    def occlusion(result: QueryResult) -> str | None:
-        return None if result.rate is None else RATE_NAMES[bisect_left(RATES, result.rate)]
-
-    groups: dict[str, Callable[[QueryResult], str | None]] = {
-        "task": lambda r: r.kind.get("task"),
-        "difficulty": lambda r: None if r.kind.get("hard") is None else "hard" if r.kind["hard"] else "easy",
-        "instances": lambda r: None if r.kind.get("multi") is None else "several" if r.kind["multi"] else "one",
-        "occlusion": occlusion,
-        "size": size,
-    }
-    found: dict[str, dict[str, Any]] = {}
-    for name, group in groups.items():
-        by_value: dict[str, list[QueryResult]] = {}
-        for result in results:
-            if (value := group(result)) is not None:
-                by_value.setdefault(value, []).append(result)
-        order = list(RATE_NAMES if name == "occlusion" else AREAS if name == "size" else sorted(by_value))
-        found[name] = {
-            value: {
-                **collect(by_value[value], answer).scores(),
-                "occluded_iou": collect(by_value[value], lambda r: r.occluded).scores()["giou"],
-                "queries": len(by_value[value]),
-            }
-            for value in order
-            if value in by_value
-        }
-    return found
+# Breakdowns by kind of query.
 
 
-def split_figures(results: Sequence[QueryResult], instances: InstanceScores | None = None) -> dict[str, Any]:
-    """All figures of one split: All / Modal / Amodal queries, mask type, references, variants and breakdowns."""
-    by_type = {t: [r for r in results if r.mask_type == t] for t in TYPES}
-    chosen = collect(results, answer)
-    variants: dict[str, Any] = {name: variant(chosen.array) for name, variant in VARIANTS.items()}
-    if instances is not None:
-        variants["muse"] = muse([instances.units[result.query_id] for result in results])
+def _named(key: str, yes: str, no: str) -> Callable[[QueryResult], str | None]:
+    return lambda r: None if r.kind.get(key) is None else yes if r.kind[key] else no
+
+
+def _occlusion(result: QueryResult) -> str | None:
+    rate = result.occlusion_rate
+    return None if rate is None else list(RATES)[bisect_left(list(RATES.values())[:-1], rate)]
+
+
+def _size(result: QueryResult) -> str:
+    return next(name for name, high in SIZES.items() if result.answered.truth <= high)
+
+
+BREAKDOWNS: dict[str, tuple[Callable[[QueryResult], str | None], Sequence[str]]] = {
+    "task": (lambda r: r.kind.get("task"), ()),
+    "difficulty": (_named("hard", "hard", "easy"), ()),
+    "instances": (_named("multi", "several", "one"), ()),
+    "occlusion": (_occlusion, tuple(RATES)),
+    "size": (_size, tuple(SIZES)),
+}
+"""The group of a query, and the order of the groups; without one they are sorted."""
+
+
+def _breakdown(
+    results: Sequence[QueryResult], group: Callable[[QueryResult], str | None], order: Sequence[str]
+) -> dict[str, Any]:
+    """gIoU, cIoU, occluded IoU and number of queries of each group."""
+    by_group: dict[str, list[QueryResult]] = {}
+    for result in results:
+        if (name := group(result)) is not None:
+            by_group.setdefault(name, []).append(result)
     return {
-        "all": _figures(results, instances),
-        "modal": _figures(by_type["modal"], instances),
-        "amodal": _figures(by_type["amodal"], instances),
-        "mask_type": _decisions(results),
-        "references": {name: collect(results, pick).scores() for name, pick in REFERENCES.items()},
-        "variants": variants,
-        "breakdowns": _breakdowns(results),
+        name: {
+            **lisa(collect(by_group[name], answered)),
+            "occluded_iou": lisa(collect(by_group[name], occluded))["giou"],
+            "queries": len(by_group[name]),
+        }
+        for name in order or sorted(by_group)
+        if name in by_group
     }
 
 
 def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
-    """How well the type was decided; calibration where every decision has a probability."""
-    decided = [r for r in results if r.said is not None]
-    wants = np.array([r.mask_type == "amodal" for r in decided], bool)
-    said = np.array([r.said == "amodal" for r in decided], bool)
+    """Quality of the decisions about the type, and calibration where every decision has a probability."""
+    decided = [r for r in results if r.decision is not None]
+    requested = np.array([r.mask_type == "amodal" for r in decided], bool)
+    predicted = np.array([r.decision == "amodal" for r in decided], bool)
     if all(r.probability is not None for r in decided):
-        scores = mask_type_scores(np.array([r.probability for r in decided], float), wants)
+        scores = mask_type_scores(np.array([r.probability for r in decided], float), requested)
     else:
-        scores = decision_scores(said, wants)
+        scores = decision_scores(predicted, requested)
     images = np.array([r.image_id for r in decided], np.int64)
-    bounds = interval(images, ((said == wants).astype(float), np.ones(len(decided))))
-    return scores | {"interval": {"accuracy": _listed(bounds)}}
+    bounds = interval(images, ((predicted == requested).astype(float), np.ones(len(decided))))
+    return scores | {"interval": {"accuracy": bounds}}
 
 
 def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> dict[str, Any]:
     """The figures of every split, and in `meta` what was evaluated and how: at least the data's SPEC as `source`."""
-    sizes = {name: len(source) for name, (source, _) in evaluated.items()}
-    known = {}
+    benchmarks: dict[str, str] = {}
     for name, (source, scored) in evaluated.items():
         counts = {t: sum(r.mask_type == t for r in scored.results) for t in TYPES}
-        benchmark = None if is_procedural(meta["source"]) else benchmark_of(images=len(source), **counts)
-        known |= {name: benchmark} if benchmark else {}
+        benchmark = benchmark_of(images=len(source), **counts)
+        if benchmark and meta["source"].partition(":")[0] in FIXED_DATA:
+            benchmarks[name] = benchmark
     return {
         "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
         "meta": meta
         | {
             "variant": "lisa",
             "resolution": "original",
-            "images": sizes,
-            "benchmark": known,
+            "images": {name: len(source) for name, (source, _) in evaluated.items()},
+            "benchmark": benchmarks,
             "data_sha256": {name: scored.data_sha256 for name, (_, scored) in evaluated.items()},
             "version": r2sm_jax.__version__,
         },
@@ -228,4 +229,4 @@ def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, S
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
     (folder / "report.html").write_text(html(report, galleries))
-    write_queries(folder / "queries.csv", {name: scored.results for name, (_, scored) in evaluated.items()})
+    write_queries(folder / NAME, {name: scored.results for name, (_, scored) in evaluated.items()})

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.weights import weight_files
-from r2sm_jax.predictor import Answers, Predictor
+from r2sm_jax.predictor import Outputs, Predictor
 from r2sm_jax.runs import Run, open_run
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools import alone
@@ -74,12 +74,12 @@ def alone_answers(folder: Path, predictor: Predictor, inputs: Inputs) -> dict[st
     return found
 
 
-def as_answers(found: dict[str, np.ndarray], name: str) -> Answers:
+def as_answers(found: dict[str, np.ndarray], name: str) -> Outputs:
     """The answers of alone.py in the predictor's terms."""
     fields = {key.removeprefix(f"{name}."): value for key, value in found.items() if key.startswith(f"{name}.")}
     for field, logit in (("probability", "type_logit"), ("slot_presence", "slot_presence")):
         fields[field] = 1 / (1 + np.exp(-fields[logit].astype(np.float64)))
-    return Answers(**{field: fields[field] for field in Answers._fields})
+    return Outputs(**{field: fields[field] for field in Outputs._fields})
 
 
 def verify(run: Run, folder: Path) -> str:
