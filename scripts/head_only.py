@@ -66,7 +66,7 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
 
 
 def free_sentences(count: int, *, seed: int = 0) -> Sentences:
-    """Sentences about anything (data/free_sentences.py)."""
+    """Sentences about anything (queries/free_sentences.py)."""
     found = write_free_sentences(count, seed=seed)
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
