@@ -5,7 +5,6 @@ import re
 import numpy as np
 
 from r2sm_jax.queries.free_sentences import free_templates, write_free_sentences
-from r2sm_jax.queries.grammar import phrasebook
 from r2sm_jax.queries.intent import intent_sentences
 from r2sm_jax.query import keyword_mask_type
 
@@ -43,9 +42,3 @@ def test_the_words_are_many_and_the_development_sentences_are_not_written():
 
     written = {words(sentence.text) for sentence in write_free_sentences(5000, seed=0)}
     assert not written & {words(row.text) for row in intent_sentences()}
-
-
-def test_no_training_wording_is_held_out():
-    training, held_out = phrasebook(False), phrasebook(True)
-    for mask_type in ("modal", "amodal"):
-        assert not training.all(mask_type) & held_out.all(mask_type)

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from r2sm_jax.queries.grammar import phrasebook, read_sections
-from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural
+from r2sm_jax.errors import InputError
+from r2sm_jax.queries.grammar import Phrasebook, phrasebook, read_sections
+from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import keyword_mask_type
@@ -222,17 +223,61 @@ def test_val_hard_is_all_hard_in_pairs():
         assert all(targets[ids, "modal"] == targets[ids, "amodal"] for ids, _ in targets)
 
 
+def all_wordings(book, mask_type):
+    return frozenset(text for w in book.easy[mask_type] + book.hard[mask_type] for text in w.texts)
+
+
 def test_wordings_are_many_and_disjoint():
     train, held_out = phrasebook(False), phrasebook(True)
-    of_train = {mask_type: train.all(mask_type) for mask_type in ("modal", "amodal")}
-    of_held_out = {mask_type: held_out.all(mask_type) for mask_type in ("modal", "amodal")}
-    sets = [*of_train.values(), *of_held_out.values()]
+    sets = [all_wordings(book, mask_type) for book in (train, held_out) for mask_type in ("modal", "amodal")]
     assert len(frozenset().union(*sets)) == sum(map(len, sets))
     for mask_type in ("modal", "amodal"):
         # Templates, before their choices of words.
         assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
-        assert len(of_held_out[mask_type]) >= 40
+        assert len(all_wordings(held_out, mask_type)) >= 40
         assert len(held_out.hard[mask_type]) >= 25
+
+
+def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
+    path = tmp_path / "wordings.txt"
+    path.write_text(
+        "# A comment\n== modal: bare\n{x}\n[Mark|Show] {x}.\n\n== amodal: complete\n~<Whole> {n}\n"
+        "== pairs\nmodal: half of {x}\namodal: all of {x}\n== commands\nGet {w}.\n== shared words\nwhole: whole|full\n"
+    )
+    book = Phrasebook(str(path))
+    assert [wording.texts for wording in book.bare] == [("{x}",), ("Mark {x}.", "Show {x}.")]
+    (whole,), (hard,) = book.easy["amodal"], book.hard["amodal"]
+    assert whole.texts == ("Whole {n}", "Full {n}") and whole.fields == {"n"} and whole.hidden_only
+    assert book.pairs == [((book.easy["modal"][-1],), (hard,))] and book.commands == ["Get {w}."]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{x}", "begin a section"),
+        ("== visible\n{x}", "expected 'modal or amodal: …'"),
+        ("== modal: bare\n[a|b {x}", "brackets do not match"),
+        ("== modal: bare\n{x}, <only> this", "no shared words 'only'"),
+        ("== modal: bare\n{z}", "there is no z to fill in"),
+        ("== questions\nWhere is {x}?", "there is no x to fill in"),
+        ("== shared words\nonly", "expected 'NAME: …'"),
+        ("== pairs\nmodal: {x}", "a pair lacks its second line"),
+        ("== pairs\nmodal: {x}\nmodal: {x}", "expected 'amodal: …'"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, content, message):
+    path = tmp_path / "wordings.txt"
+    path.write_text(content + "\n")
+    with pytest.raises(InputError, match=message) as caught:
+        Phrasebook(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_malformed_toml_file_is_named(tmp_path):
+    path = tmp_path / "words.toml"
+    path.write_text("size =\n")
+    with pytest.raises(InputError, match=r"words\.toml: .*line"):
+        read_toml(str(path))
 
 
 def _frames(texts):
@@ -254,7 +299,7 @@ def test_nothing_held_out_occurs_in_training():
     meanings = (*CLASSES.values(), *GROUPS.values())
     for words in [w for m in meanings for w in (*m.held_out_nouns, *m.held_out_functions)]:
         assert not has_words(joined, words.removeprefix("that ")), words
-    for text in phrasebook(True).all("modal") | phrasebook(True).all("amodal"):
+    for text in all_wordings(phrasebook(True), "modal") | all_wordings(phrasebook(True), "amodal"):
         longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
         if len(longest.split()) > 4:
             assert longest not in joined, text

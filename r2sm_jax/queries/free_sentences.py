@@ -39,29 +39,26 @@ def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
     found: dict[str, Sentence] = {}
     while len(found) < count:
         fields = _target(rng)
-        for mask_type, wording in _wordings(rng, book).items():
+        wordings: dict[MaskType, Wording]
+        if rng.random() < PAIR_SHARE:
+            modal, amodal = pick(rng, book.pairs)
+            wordings = {"modal": pick(rng, modal), "amodal": pick(rng, amodal)}
+        else:
+            drawn: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+            wordings = {drawn: _wording(rng, book, drawn)}
+        for mask_type, wording in wordings.items():
             if wording.fields <= fields.keys():
                 text = _finish(rng, book, fields.get("lead"), _fill(rng, pick(rng, wording.texts), fields))
                 found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {wording.family}"))
     return list(found.values())[:count]
 
 
-def _wordings(rng: np.random.Generator, book: Phrasebook) -> dict[MaskType, Wording]:
-    """A wording of one type, or a minimal pair of both."""
-    if rng.random() < PAIR_SHARE:
-        modal, amodal = pick(rng, book.pairs)
-        return {"modal": pick(rng, modal), "amodal": pick(rng, amodal)}
-    mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-    return {mask_type: _wording(rng, book, mask_type)}
-
-
 def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
-    lists = free_templates()
     if mask_type == "modal" and rng.random() < 0.4:
-        casual = pick(rng, lists["modal: casual"] + lists["questions about use"])
+        casual = pick(rng, _lines("modal: casual") + _lines("questions about use"))
         return pick(rng, (Wording((casual,), "bare"), pick(rng, book.plain), pick(rng, book.bare)))
     if rng.random() < 0.12:
-        casual = lists["amodal: casual" if mask_type == "amodal" else "modal: nothing guessed"]
+        casual = _lines("amodal: casual" if mask_type == "amodal" else "modal: nothing guessed")
         return Wording((pick(rng, casual),), "casual")
     wordings = (book.hard if rng.random() < 0.5 else book.easy)[mask_type]
     if rng.random() < 0.5:  # every family of meaning as often, however many wordings it has
@@ -70,32 +67,30 @@ def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) ->
     return pick(rng, wordings)
 
 
+def _lines(section: str) -> tuple[str, ...]:
+    if section not in free_templates():
+        raise InputError(f"words.txt and free_sentences.txt have no section {section!r}, which a field or a list needs")
+    return free_templates()[section]
+
+
 def _fill(rng: np.random.Generator, text: str, fields: Mapping[str, str] | None = None) -> str:
     """Replaces the fields of a target by their words, and {thing}, {person}, ... each by one word from its list."""
-
-    def word(match: re.Match[str]) -> str:
-        name = match[1]
-        if fields and name in fields:
-            return fields[name]
-        if name not in free_templates():
-            raise InputError(f"free_sentences.txt or words.txt: {text!r}: there is no {name} to fill in")
-        return pick(rng, free_templates()[name])
-
+    fields = fields or {}
     while "{" in text:
-        text = re.sub(r"{(\w+)}", word, text)
+        text = re.sub(r"{(\w+)}", lambda m: fields[m[1]] if m[1] in fields else pick(rng, _lines(m[1])), text)
     return text
 
 
 def _draw(rng: np.random.Generator, section: str) -> str:
     """A line of a section, filled in."""
-    return _fill(rng, pick(rng, free_templates()[section]))
+    return _fill(rng, pick(rng, _lines(section)))
 
 
 def _target(rng: np.random.Generator) -> dict[str, str]:
     """The fields of a target that nobody has drawn, and of the thing in front of it."""
     draw = rng.random()
     if draw < 0.1:
-        purpose, noun = pick(rng, free_templates()["purposes"]), _draw(rng, "nouns of purposes")
+        purpose, noun = pick(rng, _lines("purposes")), _draw(rng, "nouns of purposes")
         return _fields(rng, _fill(rng, purpose), noun)
     if draw < 0.16:
         return _fields(rng, "it", "thing") | {"lead": _draw(rng, "questions about use")}

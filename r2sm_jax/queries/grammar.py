@@ -1,29 +1,22 @@
 """Templates and the wordings that they stand for. The notation is explained at the top of wordings.txt."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
 from r2sm_jax.errors import InputError
+from r2sm_jax.queries.nouns import lexicon
 from r2sm_jax.query import MaskType, keyword_mask_type
 
 T = TypeVar("T")
 
-_AGREEMENT = {
-    "it": {"it": "it", "they": "it", "its": "its", "itself": "itself"},
-    "him": {"it": "him", "they": "he", "its": "his", "itself": "himself"},
-    "her": {"it": "her", "they": "she", "its": "her", "itself": "herself"},
-    "them": {"it": "them", "they": "they", "its": "their", "itself": "themselves"},
-}
-_ONE = {"is": "is", "was": "was", "does": "does", "s": "s", "es": "es"}
-_SEVERAL = {"is": "are", "was": "were", "does": "do", "s": "", "es": ""}
-FIELDS = frozenset({"x", "n", "ns", "poss", "y", "pl"} | _AGREEMENT["it"].keys() | _ONE.keys())
-"""What a template can have in braces."""
+TARGET_FIELDS = frozenset({"x", "n", "ns", "poss", "y", "pl"})
+"""What a template can have in braces, beside the words that agree with the target."""
 
 _CHOICE, _SHARED = re.compile(r"\[([^\[\]]*)\]"), re.compile(r"<([\w ]+)>")
 
@@ -35,7 +28,7 @@ def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
 
 def agreement(pronoun: str) -> dict[str, str]:
     """The fields that agree with a target that is "it", "him", "her" or "them"."""
-    return _AGREEMENT[pronoun] | (_SEVERAL if pronoun == "them" else _ONE)
+    return lexicon().agreement["several" if pronoun == "them" else "one"] | lexicon().agreement[pronoun]
 
 
 def expand(template: str, shared: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -61,28 +54,22 @@ def expand(template: str, shared: Mapping[str, str] | None = None) -> tuple[str,
 
 
 @cache
-def read_sections(file_name: str) -> dict[str, tuple[str, ...]]:
+def read_sections(file_name: str) -> dict[str, list[str]]:
     """The lines of a text file of this package by the "== …" before them, without comments and empty lines.
 
     Raises:
-        InputError: a line stands before the first section, or two sections have one name.
+        InputError: a line stands before the first section.
     """
-    sections: dict[str, list[str]] = {}
-    title = None
-    for number, line in enumerate((files("r2sm_jax.queries") / file_name).read_text("utf-8").splitlines(), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
+    lines: list[str] = []
+    sections = {"": lines}
+    for line in map(str.strip, (files("r2sm_jax.queries") / file_name).read_text("utf-8").splitlines()):
         if line.startswith("=="):
-            title = line.removeprefix("==").strip()
-            if title in sections:
-                raise InputError(f"{file_name}, line {number}: there is a section {title!r} before this one")
-            sections[title] = []
-        elif title is None:
-            raise InputError(f"{file_name}, line {number}: begin a section first, with '== NAME'")
-        else:
-            sections[title].append(line)
-    return {title: tuple(lines) for title, lines in sections.items()}
+            lines = sections.setdefault(line.removeprefix("==").strip(), [])
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    if sections.pop(""):
+        raise InputError(f"{file_name}: begin a section first, with '== NAME'")
+    return sections
 
 
 @dataclass(frozen=True)
@@ -106,68 +93,66 @@ class Phrasebook:
         plain, bare: Modal wordings that are the target alone, and those that say nothing about the mask.
         sets: Hard modal wordings of a whole set of things.
         commands, questions: Sentences around a noun phrase {w}.
+
+    Raises:
+        InputError: a line does not follow the notation.
     """
 
     def __init__(self, file_name: str):
         self.easy: dict[MaskType, list[Wording]] = {"modal": [], "amodal": []}
         self.hard: dict[MaskType, list[Wording]] = {"modal": [], "amodal": []}
         sections = dict(read_sections(file_name))
-        pairs = sections.pop("pairs", ())
-        self.commands, self.questions = sections.pop("commands", ()), sections.pop("questions", ())
+        commands, questions, pairs = (sections.pop(title, []) for title in ("commands", "questions", "pairs"))
         try:
-            self._shared = dict(_named_words(line) for line in sections.pop("shared words", ()))
+            self._shared = dict(_split(line) for line in sections.pop("shared words", []))
             for title, templates in sections.items():
-                mask_type, family = _typed(title)
+                mask_type, family = _split(title, *self.easy)
                 for template in templates:
-                    self._add(template, family, mask_type)
+                    self._add(template, family, cast(MaskType, mask_type))
             self.pairs = [self._add_pair(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
-            for shell in self.commands + self.questions:
-                if re.findall(r"{.*?}", shell) != ["{w}"]:
-                    raise InputError(f"{shell!r}: a command or question has one {{w}}")
-        except (InputError, ValueError) as error:
+            self.commands = [text for line in commands for text in self._expand(line, {"w"})]
+            self.questions = [text for line in questions for text in self._expand(line, {"w"})]
+        except ValueError as error:
+            raise InputError(f"{file_name}: a pair lacks its second line") from error
+        except InputError as error:
             raise InputError(f"{file_name}: {error}") from error
         self.bare = [wording for wording in self.easy["modal"] if wording.family == "bare"]
         self.plain = [wording for wording in self.bare if wording.texts == ("{x}",)] or self.bare
         self.sets = [wording for wording in self.hard["modal"] if wording.family == "quantifier"]
 
+    def _expand(self, template: str, fields: Set[str]) -> tuple[str, ...]:
+        texts = expand(template, self._shared)
+        unknown = _fields(texts) - fields
+        if unknown:
+            raise InputError(f"{template!r}: there is no {', '.join(sorted(unknown))} to fill in")
+        return texts
+
     def _add(self, template: str, family: str, mask_type: MaskType) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
-        texts = expand(template.removeprefix("~"), self._shared)
-        fields = frozenset(re.findall(r"{(\w+)}", "".join(texts)))
-        if not fields <= FIELDS:
-            raise InputError(f"{template!r}: there is no {', '.join(sorted(fields - FIELDS))} to fill in")
+        texts = self._expand(template.removeprefix("~"), TARGET_FIELDS | agreement("it").keys())
         added = []
         for wordings, right in ((self.easy, True), (self.hard, False)):
             chosen = tuple(text for text in texts if (keyword_mask_type(text) == mask_type) == right)
             if chosen:
-                added.append(Wording(chosen, family, fields, template.startswith("~")))
+                added.append(Wording(chosen, family, _fields(texts), template.startswith("~")))
                 wordings[mask_type].append(added[-1])
         return tuple(added)
 
     def _add_pair(self, modal: str, amodal: str) -> tuple[tuple[Wording, ...], tuple[Wording, ...]]:
-        (first, modal), (second, amodal) = _typed(modal), _typed(amodal)
-        if (first, second) != ("modal", "amodal"):
-            raise InputError(f"{modal!r}: a pair is a line 'modal: …' and a line 'amodal: …'")
+        (_, modal), (_, amodal) = _split(modal, "modal"), _split(amodal, "amodal")
         return self._add(modal, "pair", "modal"), self._add(amodal, "pair", "amodal")
 
-    def all(self, mask_type: MaskType) -> frozenset[str]:
-        """Every wording of a type."""
-        return frozenset(text for w in self.easy[mask_type] + self.hard[mask_type] for text in w.texts)
+
+def _fields(texts: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(re.findall(r"{(\w+)}", "".join(texts)))
 
 
-def _named_words(line: str) -> tuple[str, str]:
-    name, colon, words = line.partition(":")
-    if not colon or not all(word.strip() for word in words.split("|")):
-        raise InputError(f"{line!r}: shared words are 'NAME: word|word'")
-    return name.strip(), "|".join(word.strip() for word in words.split("|"))
-
-
-def _typed(line: str) -> tuple[MaskType, str]:
-    """The parts of "modal: …" or "amodal: …"."""
-    mask_type, _, text = line.partition(":")
-    if mask_type not in ("modal", "amodal") or not text.strip():
-        raise InputError(f"{line!r}: begin with 'modal: ' or 'amodal: '")
-    return mask_type, text.strip()
+def _split(line: str, *names: str) -> tuple[str, str]:
+    """The parts of "NAME: TEXT"; `names` are those allowed, where not all are."""
+    name, _, text = line.partition(":")
+    if not text.strip() or (names and name not in names):
+        raise InputError(f"{line!r}: expected '{' or '.join(names) or 'NAME'}: …'")
+    return name, text.strip()
 
 
 @cache

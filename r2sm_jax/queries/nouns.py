@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,29 +18,24 @@ _SINGULAR_ENDINGS = ("ss", "us", "is", "'s", "lens", "canvas")
 class Meaning:
     """Nouns and function clauses of a class or of a group of classes, as lexicon.toml explains them."""
 
-    classes: frozenset[str]
-    nouns: tuple[str, ...]
-    held_out_nouns: tuple[str, ...]
-    functions: tuple[str, ...]
-    held_out_functions: tuple[str, ...]
-    unless: frozenset[str] = frozenset()
-    """Classes that could be meant too: the words are not used beside them."""
+    classes: Sequence[str]
+    functions: Sequence[str] = ()
+    held_out_functions: Sequence[str] = ()
+    nouns: Sequence[str] = ()
+    held_out_nouns: Sequence[str] = ()
+    unless: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The content of lexicon.toml."""
+    """The content of lexicon.toml, which explains it."""
 
     classes: Mapping[str, Meaning]
     groups: Mapping[str, Meaning]
-    patterns: Mapping[str, Mapping[str, list[str]]]
-    """Words `before` a noun and `after` it, by pattern."""
+    patterns: Mapping[str, Mapping[str, Sequence[str]]]
     plurals: Mapping[str, str]
-    always_plural: frozenset[str]
-    anyone: frozenset[str]
-    """Nouns that any person could be called by."""
-    people: frozenset[str]
-    """These, and nouns for some people."""
+    nouns: Mapping[str, Sequence[str]]
+    agreement: Mapping[str, dict[str, str]]
 
 
 @cache
@@ -61,33 +56,23 @@ def lexicon() -> Lexicon:
     """The classes that the grammar knows, and nouns in general.
 
     Raises:
-        InputError: an entry of lexicon.toml lacks something or has something unknown.
+        InputError: lexicon.toml lacks something or has something unknown.
     """
-    content = read_toml("lexicon.toml")
+    content = dict(read_toml("lexicon.toml"))
     try:
-        nouns = {name: frozenset(words) for name, words in content["nouns"].items()}
-        return Lexicon(
-            classes={name: _meaning(name, entry | {"classes": [name]}) for name, entry in content["class"].items()},
-            groups={
-                name: _meaning(name, {"nouns": [], "held_out_nouns": []} | entry)
-                for name, entry in content["group"].items()
-            },
-            patterns=content["pattern"],
-            plurals=content["plural"],
-            always_plural=nouns["always_plural"],
-            anyone=nouns["anyone"],
-            people=nouns["anyone"] | nouns["people"],
-        )
-    except KeyError as error:
-        raise InputError(f"lexicon.toml: there is no {error}") from error
+        return Lexicon(_meanings(content.pop("classes")), _meanings(content.pop("groups")), **content)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"lexicon.toml: {error}") from error
 
 
-def _meaning(name: str, entry: Mapping[str, list[str]]) -> Meaning:
-    sets = {key: frozenset(entry[key]) for key in ("classes", "unless") if key in entry}
-    try:
-        return Meaning(**{key: tuple(words) for key, words in entry.items()} | sets)
-    except TypeError as error:
-        raise InputError(f"lexicon.toml, {name!r}: {str(error).removeprefix('Meaning.__init__() ')}") from error
+def _meanings(entries: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Meaning]:
+    meanings = {}
+    for name, entry in entries.items():
+        try:
+            meanings[name] = Meaning(**{"classes": [name]} | dict(entry))
+        except TypeError as error:
+            raise InputError(f"lexicon.toml, {name!r}: {error}") from error
+    return meanings
 
 
 def clean_name(name: str) -> str:
@@ -101,7 +86,7 @@ def is_plural(noun: str) -> bool:
     if re.search(r"\sand\s", noun):
         return True
     head = (_PREPOSITION.split(noun)[0].split() or [""])[-1]
-    if head in lexicon().always_plural:
+    if head in lexicon().nouns["always_plural"]:
         return True
     return head.endswith("s") and len(head) > 3 and not head.endswith(_SINGULAR_ENDINGS)
 
@@ -130,8 +115,9 @@ def could_mean(noun: str, category: str) -> bool:
     """Whether a noun could mean an object of a category: "cup" a "mug", "box" a "cat litter box"."""
     words = lexicon()
     if category in words.classes:
-        return noun in words.classes[category].nouns + words.classes[category].held_out_nouns
+        return noun in (*words.classes[category].nouns, *words.classes[category].held_out_nouns)
     if any(category == word or category.endswith(" " + word) for word in (noun, plural(noun))):
         return True
     heads = {noun.split()[-1], category.split()[-1] if category else ""}
-    return heads <= words.people and not heads.isdisjoint(words.anyone)
+    anyone = words.nouns["anyone"]
+    return heads.issubset((*anyone, *words.nouns["people"])) and not heads.isdisjoint(anyone)

@@ -43,15 +43,18 @@ class Objects:
     """The objects of one image by id, with questions about their names and places.
 
     Attributes:
-        by_id: The objects.
+        all, by_id: The objects.
         category: The noun of each category.
-        in_lexicon: Whether the lexicon has all categories.
+        meaning: What the lexicon has of each category; the noun alone where it has nothing.
+        in_lexicon: Whether it has all categories.
     """
 
     def __init__(self, objects: Sequence[ObjectFacts]):
+        self.all = tuple(objects)
         self.by_id = {facts.id: facts for facts in objects}
         self.category = {facts.id: clean_name(facts.category) for facts in objects}
-        self.in_lexicon = all(name in lexicon().classes for name in self.category.values())
+        self.in_lexicon = lexicon().classes.keys() >= set(self.category.values())
+        self.meaning = {i: lexicon().classes.get(name) or _unknown(name) for i, name in self.category.items()}
         self._named: dict[str, frozenset[int]] = {}
         x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
         width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
@@ -59,10 +62,6 @@ class Objects:
             facts.id: [((b[0] + b[2]) / 2 / width, (b[1] + b[3]) / 2 / height) for b in _boxes(facts)]
             for facts in objects
         }
-
-    def all(self) -> list[ObjectFacts]:
-        """Every object, in the order given."""
-        return list(self.by_id.values())
 
     def named(self, noun: str) -> frozenset[int]:
         """The objects that a noun could mean, in the vocabulary of any split."""
@@ -72,7 +71,7 @@ class Objects:
 
     def meant_by(self, meaning: Meaning) -> frozenset[int]:
         """The objects of a class or group; none where another object makes its words doubtful."""
-        if not meaning.unless.isdisjoint(self.category.values()):
+        if not set(meaning.unless).isdisjoint(self.category.values()):
             return frozenset()
         return frozenset(i for i, name in self.category.items() if name in meaning.classes)
 
@@ -113,3 +112,8 @@ def clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
 
 def _boxes(facts: ObjectFacts) -> list[tuple[float, float, float, float]]:
     return [facts.box] + ([facts.visible_box] if facts.visible_box else [])
+
+
+def _unknown(name: str) -> Meaning:
+    nouns = [name] if name else []
+    return Meaning([name], nouns=nouns, held_out_nouns=nouns)

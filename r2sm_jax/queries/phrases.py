@@ -46,8 +46,8 @@ class PhraseWriter:
     def phrase(self) -> Phrase | None:
         """A phrase for a random target, half of the time for one that is hidden in part. None where none was found."""
         wants_hidden = self.rng.random() < 0.5
-        targets = [target for target in self.objects.all() if target.partly_hidden == wants_hidden]
-        target = pick(self.rng, targets or self.objects.all())
+        targets = [target for target in self.objects.all if target.partly_hidden == wants_hidden]
+        target = pick(self.rng, targets or self.objects.all)
         draw = self.rng.random()
         for share, write in (
             (0.45, self._name),
@@ -66,7 +66,7 @@ class PhraseWriter:
         if other.id not in self._anchors:
             self._anchors[other.id] = [
                 " ".join(word for word in ("the", colour, noun) if word)
-                for noun in self._nouns(other)
+                for noun in self._nouns(self.objects.meaning[other.id])
                 for colour in (None, other.colour)
                 if not is_plural(noun) and self.objects.matching(self.objects.named(noun), colour, None) == (other.id,)
             ]
@@ -75,31 +75,26 @@ class PhraseWriter:
 
     # Nouns and names
 
-    def _nouns(self, target: ObjectFacts) -> tuple[str, ...]:
-        category = self.objects.category[target.id]
-        meaning = lexicon().classes.get(category)
-        if meaning is None:
-            return (category,) if category else ()
-        return self._nouns_of(meaning)
-
-    def _nouns_of(self, meaning: Meaning) -> tuple[str, ...]:
+    def _nouns(self, meaning: Meaning) -> Sequence[str]:
         return meaning.held_out_nouns if self.held_out else meaning.nouns
 
-    def _noun(self, target: ObjectFacts) -> tuple[str, frozenset[int]] | None:
-        """A noun for a target and all objects that it could mean; now and then the noun of a group."""
+    def _noun(self, target: ObjectFacts, anything: bool = False) -> tuple[str, frozenset[int]] | None:
+        """A noun for a target and all objects that it could mean; now and then the noun of a group.
+
+        `anything`: a noun for any object at all.
+        """
+        if anything:
+            return pick(self.rng, self.words["anything"]), frozenset(self.objects.by_id)
         if self.objects.in_lexicon and self.rng.random() < 0.08:
             for meaning in lexicon().groups.values():
-                nouns, ids = self._nouns_of(meaning), self.objects.meant_by(meaning)
+                nouns, ids = self._nouns(meaning), self.objects.meant_by(meaning)
                 if nouns and target.id in ids:
                     return pick(self.rng, nouns), ids
-        nouns = self._nouns(target)
+        nouns = self._nouns(self.objects.meaning[target.id])
         if not nouns:
             return None
         noun = pick(self.rng, nouns)
         return noun, self.objects.named(noun)
-
-    def _anything(self) -> tuple[str, frozenset[int]]:
-        return pick(self.rng, self.words["anything"]), frozenset(self.objects.by_id)
 
     def _described(self, noun: str, colour: str | None, pattern: str | None) -> str:
         """A noun with adjectives before it, or with words after it: "red mug with stripes"."""
@@ -122,7 +117,7 @@ class PhraseWriter:
     def _name(self, target: ObjectFacts) -> Phrase | None:
         """Class, colour and pattern: "the red mug", "the striped thing"."""
         any_noun = self.objects.in_lexicon and (target.colour or target.pattern) and self.rng.random() < 0.06
-        named = self._anything() if any_noun else self._noun(target)
+        named = self._noun(target, bool(any_noun))
         if named is None:
             return None
         noun, ids = named
@@ -181,7 +176,7 @@ class PhraseWriter:
 
     def _relation(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         """In a direction from another object, in which no object that the noun could mean lies as well."""
-        other = pick(self.rng, self.objects.all())
+        other = pick(self.rng, self.objects.all)
         anchor = None if other.id in ids else self.anchor(other)
         if anchor is None:
             return None
@@ -197,7 +192,7 @@ class PhraseWriter:
         return None
 
     def _between(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
-        others = [other for other in self.objects.all() if other.id not in ids]
+        others = [other for other in self.objects.all if other.id not in ids]
         if len(others) < 2:
             return None
         first, last = (others[int(i)] for i in self.rng.choice(len(others), 2, replace=False))
@@ -220,34 +215,28 @@ class PhraseWriter:
             return None
         noun, ids = named
         draw = self.rng.random()
-        if draw < 0.2:
-            return self._hidden_or_clear(target, noun, ids)
         behind = draw < 0.7
-        partners = self._partners(target, ids, behind)
-        if not partners:
+
+        def related(one: ObjectFacts, other: ObjectFacts) -> bool:
+            """Whether `one` is behind, or in front of, the other."""
+            return other.id in one.hidden_by if behind else one.id in other.hidden_by
+
+        partners = [
+            other
+            for other in self.objects.all
+            if other.id not in ids and related(target, other) and (target if behind else other).partly_hidden
+        ]
+        if draw < 0.2 or not partners:
             return self._hidden_or_clear(target, noun, ids)
         other = pick(self.rng, partners)
         anchor = self.anchor(other)
-        if anchor is None or any(
-            other.id in one.hidden_by if behind else one.id in other.hidden_by for one in self._others(target, ids)
-        ):
+        if anchor is None or any(related(one, other) for one in self._others(target, ids)):
             return None
         words = self.words["occlusion"]
         relations = words["behind"] if behind else words["in_front"]
         if behind and not is_plural(noun):
             relations = relations + words["behind_singular"]
         return self._singular(f"{noun} {pick(self.rng, relations)} {anchor}", target, noun, possessive=False)
-
-    def _partners(self, target: ObjectFacts, ids: frozenset[int], behind: bool) -> list[ObjectFacts]:
-        """Objects that hide a target, if it is behind, or that it hides. The noun could mean none of them."""
-        if behind:
-            hidden_by = target.hidden_by if target.partly_hidden else ()
-            return [self.objects.by_id[i] for i in hidden_by if i in self.objects.by_id and i not in ids]
-        return [
-            other
-            for other in self.objects.all()
-            if other.id not in ids and other.partly_hidden and target.id in other.hidden_by
-        ]
 
     def _hidden_or_clear(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         others, words = self._others(target, ids), self.words["occlusion"]
@@ -267,7 +256,7 @@ class PhraseWriter:
             return self._use_or_idea(target)
         category = self.objects.category[target.id]
         groups = [meaning for meaning in lexicon().groups.values() if category in meaning.classes]
-        meaning = lexicon().classes[category] if self.rng.random() < 0.6 else pick(self.rng, groups)
+        meaning = self.objects.meaning[target.id] if self.rng.random() < 0.6 else pick(self.rng, groups)
         ids = tuple(sorted(self.objects.meant_by(meaning)))
         if not 1 <= len(ids) <= 5:
             return None
@@ -284,7 +273,7 @@ class PhraseWriter:
 
     def _use_or_idea(self, target: ObjectFacts) -> Phrase | None:
         """The same from the uses and ideas of the objects. All need some: one without could be meant by any."""
-        if not all(facts.uses or facts.ideas for facts in self.objects.all()):
+        if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
         ideas = [idea for idea in target.ideas if not self._names_a_class(idea)]
         known = [*target.uses, *ideas]
@@ -314,7 +303,7 @@ class PhraseWriter:
         if draw < 0.35:
             return self._two_names(target)
         any_noun = draw < 0.5 and self.objects.in_lexicon
-        named = self._anything() if any_noun else self._noun(target)
+        named = self._noun(target, bool(any_noun))
         if named is None:
             return None
         noun, ids = named
@@ -323,20 +312,15 @@ class PhraseWriter:
         colour, pattern = pick(self.rng, options)
         noun_alone = colour is None and pattern is None
         found = self.objects.matching(ids, colour, pattern)
-        if not 2 <= len(found) <= (50 if noun_alone else 5) or self._unknown(found, colour, pattern):
-            return None
-        if any_noun and noun_alone:
+        seen = [self.objects.by_id[i] for i in found]
+        unknown = any((colour and not facts.colour) or (pattern and not facts.pattern) for facts in seen)
+        if not 2 <= len(found) <= (50 if noun_alone else 5) or unknown or (any_noun and noun_alone):
             return None
         bare = self._described(plural(noun), colour, pattern)
         return Phrase(f"{pick(self.rng, _determiners(noun, len(found)))} {bare}", found, True, bare=bare)
 
-    def _unknown(self, ids: Sequence[int], colour: str | None, pattern: str | None) -> bool:
-        """Whether it is not known of some objects whether they have a colour or a pattern."""
-        found = [self.objects.by_id[i] for i in ids]
-        return any((colour and not facts.colour) or (pattern and not facts.pattern) for facts in found)
-
     def _two_names(self, target: ObjectFacts) -> Phrase | None:
-        others = [other for other in self.objects.all() if other.id != target.id] or [target]
+        others = [other for other in self.objects.all if other.id != target.id] or [target]
         first, second = self._name(target), self._name(pick(self.rng, others))
         if first is None or second is None or first.ids == second.ids:
             return None

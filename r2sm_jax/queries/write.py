@@ -47,7 +47,7 @@ def write_queries(
     if not things or count < 1:
         return ()
     writer = _QueryWriter(things, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
-    left = {"modal": count // 2, "amodal": count // 2}
+    left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
     left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
     found: dict[str, Query] = {}
     for _ in range(60 * count + 60):
@@ -89,7 +89,14 @@ class _QueryWriter:
                 twin = pick(self.rng, pair[0 if mask_type == "modal" else 1])
                 wording = twin if self._fits(twin, phrase, fields) else wording
             text, form = self._sentence(wording, phrase, fields)
-            written.append(_query(text, form, mask_type, phrase, wording))
+            kind = {
+                "task": "reasoning" if phrase.reasoning else "referring",
+                "hard": keyword_mask_type(text) != mask_type,
+                "multi": len(phrase.ids) > 1,
+                "wording": wording.family,
+                "form": form,
+            }
+            written.append(Query(0, text, mask_type, phrase.ids, kind))
         return [] if self.all_hard and not all(query.kind["hard"] for query in written) else written
 
     def _choose(self, phrase: Phrase, mask_type: MaskType) -> tuple[Wording, dict[str, str]]:
@@ -162,14 +169,3 @@ def _questions(book: Phrasebook, text: str) -> Sequence[str]:
     if "," not in text and len(text) < 50:
         return book.questions
     return [question for question in book.questions if question.endswith("{w}?")]
-
-
-def _query(text: str, form: str, mask_type: MaskType, phrase: Phrase, wording: Wording) -> Query:
-    kind = {
-        "task": "reasoning" if phrase.reasoning else "referring",
-        "hard": keyword_mask_type(text) != mask_type,
-        "multi": len(phrase.ids) > 1,
-        "wording": wording.family,
-        "form": form,
-    }
-    return Query(0, text, mask_type, phrase.ids, kind)
