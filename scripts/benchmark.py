@@ -27,7 +27,7 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import draw_scene, things
+from r2sm_jax.scenes.scenes import draw_scene
 from r2sm_jax.sources import open_source
 from r2sm_jax.train import how_to_step, resolve_products
 from r2sm_jax.training.optimizer import make_optimizer
@@ -52,7 +52,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     size = config.model.vision.image_size
     took = seconds(lambda: [draw_scene(0, i, size) for i in range(SCENES)], 3)
     yield "scenes drawn a second and core", f"{SCENES / took:.0f}"
-    drawn = [things(draw_scene(0, i, size)) for i in range(SCENES)]
+    drawn = [draw_scene(0, i, size).facts for i in range(SCENES)]
     took = seconds(lambda: [write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)], 3)
     yield "queries written a second and core", f"{8 * SCENES / took:,.0f}"
 

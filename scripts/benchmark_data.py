@@ -25,7 +25,7 @@ from r2sm_jax.data.tfds import build
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import draw_scene, things
+from r2sm_jax.scenes.scenes import draw_scene
 from r2sm_jax.sources import open_source
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32
@@ -56,8 +56,8 @@ def make_photos(folder: Path, count: int) -> str:
         if len(scene.objects) < INSTANCES:
             continue
         rows = slice((WIDTH - HEIGHT) // 2, (WIDTH + HEIGHT) // 2)
-        queries = write_queries(things(scene), rng=np.random.default_rng(number), count=8)
-        objects = [Instance(o.id, o.category, o.modal[rows], o.amodal[rows]) for o in scene.objects[:INSTANCES]]
+        queries = write_queries(scene.facts, rng=np.random.default_rng(number), count=8)
+        objects = [Instance(o.id, o.item.category, o.modal[rows], o.amodal[rows]) for o in scene.objects[:INSTANCES]]
         kept = tuple(o for o in objects if o.modal.any())
         ids = {o.id for o in kept}
         queries = tuple(q for q in queries if ids.issuperset(q.instance_ids))

@@ -32,12 +32,17 @@ def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8
     animation the first frame is taken. Raises InputError for a file that is missing, unreadable, no image,
     truncated, zero-sized, or larger than `MAX_MEGAPIXELS` (judged from the header, before decoding).
     """
-    path = Path(path)
+    return np.array(_to_rgb(decode(Path(path), content)))
+
+
+def decode(path: Path, content: bytes | None = None) -> Image.Image:
+    """The first frame of an image file, upright, in the mode that it is stored in. Raises InputError like
+    `open_image`."""
     with closing(_open(path, content)) as image:
         try:
             image.seek(0)
             image.load()
-            return np.array(_to_rgb(ImageOps.exif_transpose(image)))
+            return ImageOps.exif_transpose(image)
         except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
             raise InputError(
                 f"{path}: the image is damaged or cut short ({_one_line(error)}); download or export it again"

@@ -1,25 +1,14 @@
 """What the objects lie on: muted walls, floors, lawns and beaches with their textures."""
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from PIL import Image
 
-from r2sm_jax.scenes.shapes import pick
+from r2sm_jax.queries.grammar import pick
+from r2sm_jax.scenes.paint import COLOUR_TABLES
 
-WALLS = ((204, 194, 178), (178, 190, 188), (190, 186, 200), (196, 178, 172), (172, 184, 200), (186, 196, 174),
-         (206, 198, 196), (164, 172, 176))  # fmt: skip
-FLOORS: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "wood": ((186, 160, 132), (170, 148, 128), (198, 178, 152), (160, 146, 134)),
-    "tiles": ((188, 190, 186), (172, 182, 184), (198, 188, 176), (176, 174, 184)),
-    "weave": ((168, 160, 170), (158, 170, 168), (186, 172, 158), (160, 164, 180)),
-    "smooth": ((176, 170, 162), (160, 168, 172), (190, 182, 170), (182, 172, 178)),
-    "grass": ((142, 164, 120), (154, 168, 130), (136, 156, 126)),
-    "sand": ((206, 192, 160), (198, 184, 162)),
-}
-WALL_TEXTURES = ("smooth", "smooth", "dots", "stripes", "panels")
-SKIES = ((176, 200, 214), (188, 204, 208), (206, 200, 200), (170, 190, 208))
+COLOURS = COLOUR_TABLES["backdrops"]
 
 
 @cache
@@ -74,56 +63,40 @@ def texture(name: str, variant: int, size: int) -> np.ndarray:
     return 0.3 * blobs
 
 
-@dataclass(frozen=True)
-class Backdrop:
-    """What the objects lie on: an upper and a lower zone, each `(texture, variant, colour, strength)`.
+def draw_backdrop(rng: np.random.Generator, size: int) -> Image.Image:
+    """An upper and a lower zone, lit from one spot: a wall and a floor, a sky and a lawn, or a floor alone.
 
-    `horizon` is the height of the border between them and `hill` its bend, in shares of the picture.
-    `shift` moves the textures; `glow` is where the light falls.
+    The picture has `size` by `size` pixels and mode RGB.
     """
+    style = rng.random()
+    variant = pick(rng, range(6))
 
-    upper: tuple[str, int, np.ndarray, float]
-    lower: tuple[str, int, np.ndarray, float]
-    horizon: float
-    hill: float
-    shift: tuple[float, float]
-    glow: tuple[float, float]
+    def tone(colours: str) -> np.ndarray:
+        return np.array(pick(rng, COLOURS[colours])) + rng.normal(0, 4, 3) + rng.normal(0, 5)
 
-    @staticmethod
-    def sample(rng: np.random.Generator) -> "Backdrop":
-        style = rng.random()
-        variant = pick(rng, range(6))
-
-        def tone(colours: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-            return np.array(pick(rng, colours)) + rng.normal(0, 4, 3) + rng.normal(0, 5)
-
-        shift, glow = tuple(rng.uniform(0, 0.5, 2)), tuple(rng.uniform(0, 1, 2))
-        if style < 0.25:
-            ground = "grass" if rng.random() < 0.7 else "sand"
-            upper = ("clouds", variant, tone(SKIES), 18.0)
-            lower = (ground, variant, tone(FLOORS[ground]), 14.0)
-            return Backdrop(upper, lower, rng.uniform(0.25, 0.6), rng.uniform(-0.08, 0.08), shift, glow)
+    (shift_x, shift_y), glow = rng.uniform(0, 0.5, 2), rng.uniform(0, 1, 2)
+    if style < 0.25:
+        ground = "grass" if rng.random() < 0.7 else "sand"
+        upper, lower = ("clouds", tone("skies"), 18.0), (ground, tone(ground), 14.0)
+        horizon, hill = rng.uniform(0.25, 0.6), rng.uniform(-0.08, 0.08)
+    else:
         floor = pick(rng, ("wood", "wood", "tiles", "weave", "smooth"))
-        lower = (floor, variant, tone(FLOORS[floor]), rng.uniform(9, 17))
-        wall = pick(rng, WALL_TEXTURES)
-        upper = (wall, variant, tone(WALLS), rng.uniform(8, 15))
-        return Backdrop(upper, lower, rng.uniform(0.3, 0.65) if style < 0.7 else 0.0, 0.0, shift, glow)
+        lower = floor, tone(floor), rng.uniform(9, 17)
+        upper = pick(rng, ("smooth", "smooth", "dots", "stripes", "panels")), tone("walls"), rng.uniform(8, 15)
+        horizon, hill = rng.uniform(0.3, 0.65) if style < 0.7 else 0.0, 0.0
 
-    def paint(self, size: int) -> Image.Image:
-        """The backdrop, `size` by `size` pixels, mode RGB."""
-        dx, dy = (int(s * size) for s in self.shift)
-        t = (np.arange(size, dtype=np.float32) + 0.5) / size
-        light = 10 - 34 * ((t[:, None] - self.glow[1]) ** 2 + (t[None] - self.glow[0]) ** 2)
+    t = (np.arange(size, dtype=np.float32) + 0.5) / size
+    light = 10 - 34 * ((t[:, None] - glow[1]) ** 2 + (t[None] - glow[0]) ** 2)
+    x, y = int(shift_x * size), int(shift_y * size)
 
-        def zone(name: str, variant: int, colour: np.ndarray, strength: float, rows: slice) -> np.ndarray:
-            value = texture(name, variant, size)[dy : dy + size, dx : dx + size][rows] * np.float32(strength)
-            return (value + light[rows])[:, :, None] + colour.astype(np.float32)
+    def zone(name: str, colour: np.ndarray, strength: float, rows: slice) -> np.ndarray:
+        value = texture(name, variant, size)[y : y + size, x : x + size][rows] * np.float32(strength)
+        return (value + light[rows])[:, :, None] + colour.astype(np.float32)
 
-        edge = self.horizon + self.hill * np.sin(t * 5 + self.shift[0] * 12)
-        low, high = max(int(edge.min() * size) - 1, 0), min(int(edge.max() * size) + 2, size)
-        middle = slice(low, high)
-        share = np.clip((t[middle, None] - edge) * size + 0.5, 0, 1)[:, :, None]
-        over, under = zone(*self.upper, slice(0, high)), zone(*self.lower, slice(low, None))
-        over[low:] += (under[: high - low] - over[low:]) * share
-        canvas = np.concatenate([over, under[high - low :]])
-        return Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
+    edge = horizon + hill * np.sin(t * 5 + shift_x * 12)
+    low, high = max(int(edge.min() * size) - 1, 0), min(int(edge.max() * size) + 2, size)
+    share = np.clip((t[low:high, None] - edge) * size + 0.5, 0, 1)[:, :, None]
+    over, under = zone(*upper, slice(0, high)), zone(*lower, slice(low, None))
+    over[low:] += (under[: high - low] - over[low:]) * share
+    canvas = np.concatenate([over, under[high - low :]])
+    return Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))

@@ -1,43 +1,42 @@
 """Scenes composed from a folder of cut-outs: RGBA images of single objects, laid over photos or drawn backdrops.
 
-The folder holds PNG or WebP files and, if it likes, an `index.json`: a list of `{"file", "label", "tags",
-"group", "uses"}` or an object from file names to such records or to plain labels. All but the file name may be
-missing; other fields are not read. Tags and uses ("to light a room") make queries that do not name the object, where
-every object of a picture has some. Without an index, labels are the words of the file names. Where there is an
-index, only the files that it names are used.
+The folder holds PNG or WebP files and, if it likes, an `index.json`: a list of `{"file", "label", "tags", "group",
+"uses"}` or an object from file names to such records or to plain labels. All but the file name may be missing; other
+fields are not read. Tags and uses ("to light a room") make queries that do not name the object, where every object of a
+picture has some. Without an index, labels are the words of the file names. Where there is an index, only the files that
+it names are used.
 """
 
 import hashlib
-import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-from r2sm_jax.data.images import find_images, image_size, open_image
+from r2sm_jax.data.images import decode, find_images, open_image
 from r2sm_jax.data.records import bad_record, leads_outside
-from r2sm_jax.data.samples import Sample
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.queries.grammar import pick
 from r2sm_jax.queries.nouns import clean_name
-from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
-from r2sm_jax.query import Query
-from r2sm_jax.scenes.backdrop import Backdrop
-from r2sm_jax.scenes.collage import LARGEST, Item, annotate, arrange, crop, fill, opaque, paint
-from r2sm_jax.scenes.shapes import pick
+from r2sm_jax.scenes.backdrop import draw_backdrop
+from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
+from r2sm_jax.scenes.paint import Sprite, cast_shadow, opaque
+from r2sm_jax.scenes.scenes import FEWEST, ProceduralSource, Scene, annotate, choose_copies, choose_count
 
-HELD_OUT = 0.15  # share of the files that are for validation
+LEAST, MOST = 0.05, 0.8  # hidden share of an object that is not free
+SMALLEST, LARGEST = 0.26, 0.6  # longer side of an object, in sides of the picture
+TILT = 25.0  # degrees
+FAINT = 16  # alpha from which a pixel belongs to the picture of an object
 SLIGHTEST = 0.03  # share of the square around an object that its mask has to fill
+HELD_OUT = 0.15  # share of the files that are for validation
 CACHE_BYTES = 64_000_000  # for decoded cut-outs in each process, and as much again for photos
-FEWEST = 3
-COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 objects
-COPIES_SHARE = 0.45  # scenes that are meant to show one class two or three times
 LAYOUTS = 50  # attempts at one scene
 
 
@@ -45,32 +44,28 @@ LAYOUTS = 50  # attempts at one scene
 class Cutout:
     """One file and what it shows.
 
-    `name` is the path inside the folder and `changed` the file's time stamp in nanoseconds. `label` is lower
-    case; `words` are those of the label and of the tags: all that the object might be called. `tags` and `uses` are as
-    the index has them, in lower case.
+    `name` is the path inside the folder and `changed` the file's time stamp in nanoseconds. `words` are those of the
+    category and of the ideas: all that the object might be called.
     """
 
     path: Path
     name: str
     changed: int
-    label: str
+    item: Item
     words: frozenset[str]
-    group: str | None
-    tags: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
 
     def confusable(self, other: "Cutout") -> bool:
         """Whether one label might also mean the other object: "cow" beside "cow face", "dog" beside a poodle."""
-        mine, theirs = set(self.label.split()), set(other.label.split())
-        return self.label != other.label and (mine <= other.words or theirs <= self.words)
+        mine, theirs = self.item.category, other.item.category
+        return mine != theirs and (other.words.issuperset(mine.split()) or self.words.issuperset(theirs.split()))
 
 
-class CutoutSource:
+class CutoutSource(ProceduralSource):
     """Composed scenes: any sample is rebuilt from (seed, split, index) and the folder's content.
 
-    The splits other than `train` show objects that `train` never does; so it is for photos, where there are
-    two or more. `vocabulary` has the labels of this split's objects, and their groups where the index tells.
-    Decoded images are kept at a reduced resolution, in about 2 x `CACHE_BYTES` of memory a process.
+    The splits other than `train` show objects that `train` never does; so it is for photos, where there are two or
+    more. `vocabulary` has the labels of this split's objects, and their groups where the index tells. Decoded images
+    are kept at a reduced resolution, in about 2 x `CACHE_BYTES` of memory a process.
     """
 
     def __init__(
@@ -89,9 +84,7 @@ class CutoutSource:
         Raises:
             InputError: unknown split, or a folder, an index or an image that cannot be used.
         """
-        if split not in SPLITS:
-            raise InputError(f"--split {split!r}: cut-outs have the splits {', '.join(SPLITS)}")
-        self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
+        super().__init__(split, count, seed=seed, size=size, queries=queries)
         self.folder = Path(folder)
         self._side = max(64, round(1.25 * LARGEST * size))
         cutouts = read_cutouts(self.folder, self._side)
@@ -101,30 +94,17 @@ class CutoutSource:
             )
         held_out = hold_out([cutout.name for cutout in cutouts])
         self.cutouts = tuple(c for c in cutouts if (c.name in held_out) == (split != "train"))
-        self.vocabulary: dict[str, tuple[str, ...]] = {"category": tuple(sorted({c.label for c in self.cutouts}))}
-        if groups := {cutout.group for cutout in self.cutouts if cutout.group}:
+        self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
+        if groups := {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}:
             self.vocabulary["group"] = tuple(sorted(groups))
-        self._alike: dict[str, list[Cutout]] = {}
-        for cutout in self.cutouts:
-            self._alike.setdefault(cutout.label, []).append(cutout)
-        self.photos: tuple[Path, ...] = ()
+        self.photos: list[Path] = []
         if backgrounds is not None:
             photos = find_images(Path(backgrounds), (".jpg", ".jpeg", ".png", ".webp"), "background photos")
             held_out = hold_out([photo.name for photo in photos])
-            self.photos = tuple(p for p in photos if len(photos) == 1 or (p.name in held_out) == (split != "train"))
+            self.photos = [p for p in photos if len(photos) == 1 or (p.name in held_out) == (split != "train")]
 
-    def __len__(self) -> int:
-        return self.count
-
-    def queries_at(self, index: int) -> tuple[Query, ...]:
-        """The queries of scene `index`."""
-        return self[index].queries
-
-    def __getitem__(self, index: int) -> Sample:
-        """Scene `index`. Raises InputError for a photo or cut-out that cannot be read (any more)."""
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
+    def scene(self, number: int) -> Scene:
+        """Raises InputError for a photo or cut-out that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         for _ in range(LAYOUTS):
             placed = arrange(rng, self._choose(rng), self.size)
@@ -136,49 +116,39 @@ class CutoutSource:
                 f"at {self.size} pixels; add cut-outs or use larger pictures"
             )
         canvas = self._background(rng)
-        paint(rng, canvas, placed)
-        objects = annotate(placed, self.size)
-        queries = write_queries(
-            [thing for _, thing in objects],
-            rng=np.random.default_rng((self.seed, number, 1)),
-            count=self.queries,
-            split=SPLITS[self.split],
-            first_id=QUERY_STRIDE * number,
-        )
-        instances = tuple(instance for instance, _ in objects)
-        return Sample(number, f"{self.split}_{index:06d}.png", np.array(canvas), instances, queries)
+        sprites = [p.in_place() for p in placed]
+        paint(rng, canvas, sprites)
+        return Scene(np.array(canvas), annotate(placed, sprites, (self.size, self.size)))
 
-    def _choose(self, rng: np.random.Generator) -> list[Item]:
+    def _choose(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
         """What is to be in a scene, the back first; of two labels none may mean the other's object."""
-        count = FEWEST + int(np.searchsorted(COUNT_SHARES[:-1], rng.random(), "right"))
+        count = choose_count(rng)
         chosen: list[Cutout] = []
         for k in rng.choice(len(self.cutouts), min(len(self.cutouts), 4 * count), replace=False).tolist():
             if len(chosen) < count and not any(self.cutouts[k].confusable(other) for other in chosen):
                 chosen.append(self.cutouts[k])
-        alike = self._alike[chosen[0].label]
+        alike = [c for c in self.cutouts if c.item.category == chosen[0].item.category]
         chosen += [pick(rng, alike) for _ in range(count - len(chosen))]
-        roles = ["any"] * count
-        if rng.random() < COPIES_SHARE:
-            copies = 2 if count < 4 or rng.random() < 0.65 else 3
-            others = sorted((1 + rng.permutation(count - 1)[: copies - 1]).tolist())
-            for k in others:
-                chosen[k] = pick(rng, alike)
-            if rng.random() < 0.75:
-                roles[0], roles[others[0]] = "hide", "free"
-        return [self._item(cutout, role) for cutout, role in zip(chosen, roles, strict=True)]
+        copies = choose_copies(rng, count, none=0.55)
+        for k in copies[1:]:
+            chosen[k] = pick(rng, alike)
+        items = [cutout.item for cutout in chosen]
+        if copies and rng.random() < 0.75:
+            for k, wanted in zip(copies, ("hidden", "free"), strict=False):
+                items[k] = replace(items[k], wanted=wanted)
+        return list(zip(items, map(self._picture, chosen), strict=True))
 
-    def _item(self, cutout: Cutout, role: str) -> Item:
-        picture = _pictures(self._side)(cutout.path, cutout.changed)
+    def _picture(self, cutout: Cutout) -> Image.Image:
+        picture = remember(read_picture, self._side)(cutout.path, cutout.changed)
         if picture is None:
             raise InputError(f"{cutout.path}: the image has changed and is no cut-out any more; start again without it")
-        group = {"group": cutout.group} if cutout.group else {}
-        return Item(cutout.label, group, picture, role, uses=cutout.uses, ideas=cutout.tags)
+        return picture
 
     def _background(self, rng: np.random.Generator) -> Image.Image:
         """A drawn backdrop, or a random square of a photo; mode RGB."""
         if not self.photos:
-            return Backdrop.sample(rng).paint(self.size)
-        photo = _photos(2 * self.size)(pick(rng, self.photos))
+            return draw_backdrop(rng, self.size)
+        photo = remember(read_photo, 2 * self.size)(pick(rng, self.photos))
         side = min(photo.size) * rng.uniform(0.5, 1)
         x, y = rng.uniform(0, 1, 2) * (photo.width - side, photo.height - side)
         square = photo.resize((self.size, self.size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
@@ -200,6 +170,58 @@ def hold_out(names: Sequence[str]) -> set[str]:
     return set(ordered[: max(1, min(count, len(ordered) - 1))])
 
 
+# ------------------------------------------------------------------------------------ layout and painting
+
+
+def arrange(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int) -> list[Placed]:
+    """Places items with their pictures (mode RGBA), from the back to the front; what finds no place is left out."""
+    rules = Rules(
+        target=(LEAST + 0.01, MOST), tolerance=0.04, directions=6, whole=True, smallest_area=0.004 * size**2,
+        smallest_share=1 - MOST, least_hidden=LEAST,
+    )  # fmt: skip
+    layout = Layout((size, size), rules)
+    medium = size * (rng.uniform(0.44, 0.52) - 0.019 * max(0, len(items) - 4))
+    for item, picture in items:
+        layout.add(rng, item, medium, lambda extent, picture=picture: make_sprite(rng, picture, extent, size))
+    return layout.placed
+
+
+def make_sprite(rng: np.random.Generator, picture: Image.Image, extent: float, size: int) -> Sprite:
+    """The picture turned a little, perhaps mirrored, and scaled; slender ones are made longer than `extent`."""
+    longer = extent * float(np.clip((0.45 / max(fill(picture), 1e-3)) ** 0.25, 0.85, 1.35))
+    longer = float(np.clip(longer, SMALLEST * size, LARGEST * size))
+    if rng.random() < 0.5:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    picture = crop(picture.rotate(rng.uniform(-TILT, TILT), Image.Resampling.BICUBIC, expand=True))
+    scale = longer / max(picture.size)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    return Sprite(picture, opaque(picture), -(width // 2), -(height // 2), extent)
+
+
+def fill(picture: Image.Image) -> float:
+    """The share of the square around a picture that its mask covers."""
+    return np.count_nonzero(opaque(picture)) / max(picture.size) ** 2
+
+
+def crop(picture: Image.Image) -> Image.Image:
+    """The part of a picture (mode RGBA) that is not (nearly) transparent; all of it where everything is."""
+    box = picture.getchannel("A").point([0] * FAINT + [255] * (256 - FAINT)).getbbox()
+    return picture.crop(box) if box else picture
+
+
+def paint(rng: np.random.Generator, canvas: Image.Image, sprites: Sequence[Sprite]) -> None:
+    """Blends the sprites, from the back to the front, into the canvas (mode RGB), with soft shadows or without."""
+    opacity = rng.uniform(0.15, 0.5) if rng.random() < 0.7 else 0.0
+    depth = [int(opacity * k) for k in range(256)]
+    blur = 0.018 * canvas.width
+    shift, pad = (round(rng.uniform(-1, 1) * blur), round(blur)), int(3 * blur) + 1
+    for sprite in sprites:
+        if opacity:
+            cast_shadow(canvas, sprite, blur=blur, pad=pad, shift=shift, depth=depth)
+        canvas.paste(sprite.image, (sprite.x, sprite.y), sprite.image)
+
+
 # ------------------------------------------------------------------------------------ reading the folder
 
 
@@ -210,24 +232,18 @@ def read_cutouts(folder: Path, side: int) -> list[Cutout]:
     """
     index = folder / "index.json"
     if index.is_file():
-        records = _read_index(index)
+        records = list(read_index(index))
     else:
-        records = [(path, {}) for path in find_images(folder, (".png", ".webp"), "RGBA cut-outs")]
-    cutouts = [_cutout(folder, path, record) for path, record in records]
-    usable = [c for c in cutouts if _is_cutout(c.path, c.changed, side)]
-    left_out = sorted({c.name for c in cutouts} - {c.name for c in usable})
+        records = [{"file": path.name} for path in find_images(folder, (".png", ".webp"), "RGBA cut-outs")]
+    cutouts = sorted((_cutout(folder, record) for record in records), key=lambda cutout: cutout.name)
+    usable = [c for c in cutouts if remember(read_picture, side)(c.path, c.changed)]
+    left_out = [c.name for c in cutouts if c not in usable]
+    remedy = f"(nearly) fully opaque or transparent ({', '.join(left_out[:3])}, ..); remove their backgrounds"
     if not usable:
-        raise InputError(
-            f"{folder}: none of its {len(cutouts)} images is a cut-out, all are fully opaque or fully transparent "
-            f"({left_out[0]}, ..); remove their backgrounds and save them with an alpha channel"
-        )
+        raise InputError(f"{folder}: none of its {len(cutouts)} images is a cut-out, all are {remedy}")
     if left_out:
-        warnings.warn(
-            f"{folder}: left out {len(left_out)} of {len(cutouts)} images, which are (nearly) fully opaque or "
-            f"transparent ({', '.join(left_out[:3])}{', ..' if len(left_out) > 3 else ''}); remove their backgrounds",
-            stacklevel=3,
-        )
-    return sorted(usable, key=lambda cutout: cutout.name)
+        warnings.warn(f"{folder}: left out {len(left_out)} of {len(cutouts)} images, which are {remedy}", stacklevel=3)
+    return usable
 
 
 def label_of(name: str) -> str:
@@ -236,81 +252,58 @@ def label_of(name: str) -> str:
     return " ".join(word for word in (w.rstrip("0123456789").lower() for w in words) if word.isalpha()) or "object"
 
 
-def _cutout(folder: Path, path: Path, record: Mapping[str, Any]) -> Cutout:
-    label = " ".join((record.get("label") or label_of(path.name)).replace("’", "'").lower().split())
+def _cutout(folder: Path, record: Mapping[str, Any]) -> Cutout:
+    name = PurePosixPath(record["file"]).as_posix()
+    label = " ".join((record.get("label") or label_of(name)).replace("’", "'").lower().split())
     tags, uses = (tuple(" ".join(text.lower().split()) for text in record.get(key) or ()) for key in ("tags", "uses"))
-    words = frozenset(word for phrase in (label, *tags) for word in phrase.split())
-    name = path.relative_to(folder).as_posix()
-    return Cutout(path, name, path.stat().st_mtime_ns, label, words, record.get("group"), tags, uses)
+    attributes = {"group": record["group"]} if record.get("group") else {}
+    item = Item(label, attributes, uses=uses, ideas=tags)
+    words = frozenset(" ".join((label, *tags)).split())
+    return Cutout(folder / name, name, (folder / name).stat().st_mtime_ns, item, words)
 
 
-def _read_index(index: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """The files that an index names, and their records, checked."""
-    try:
-        content = json.loads(index.read_bytes())
-    except OSError as error:
-        raise InputError(f"{index}: cannot read the index ({error.strerror}); check its rights") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{index}: this is not JSON ({error}); correct it or remove it") from error
+def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
+    """The records of an index, checked. Raises InputError."""
+    content = load_json(index, "a list of cut-outs, or remove it")
     if isinstance(content, dict):
-        content = [_with_file(name, record) for name, record in content.items()]
+        content = [
+            {"file": name} | (record if isinstance(record, dict) else {"label": record})
+            for name, record in content.items()
+        ]
     if not isinstance(content, list) or not content:
         raise InputError(f'{index}: there is no list of cut-outs; give [{{"file": .., "label": ..}}, ..] or remove it')
-    found: dict[Path, Mapping[str, Any]] = {}
+    seen: set[PurePosixPath] = set()
     for position, record in enumerate(content, start=1):
-        if problem := _problem(index.parent, record):
+        if problem := find_problem(index.parent, record, seen):
             raise bad_record(index, f"record {position}", problem, "correct the record or remove it")
-        path = index.parent / PurePosixPath(record["file"])
-        if path in found:
-            raise bad_record(index, f"record {position}", f"{record['file']} is listed before", "remove one of the two")
-        found[path] = record
-    return list(found.items())
+        seen.add(PurePosixPath(record["file"]))
+        yield record
 
 
-def _with_file(name: str, record: Any) -> Any:
-    if isinstance(record, str):
-        return {"file": name, "label": record}
-    return record | {"file": name} if isinstance(record, dict) else record
+def find_problem(folder: Path, record: Any, seen: set[PurePosixPath]) -> str:
+    """What is wrong with a record of an index; empty where nothing is. `seen` are the files listed before."""
 
+    def texts(key: str) -> bool:
+        values = record.get(key) or []
+        return isinstance(values, list) and all(isinstance(text, str) and text.strip() for text in values)
 
-def _problem(folder: Path, record: Any) -> str:
-    """What is wrong with a record of an index; empty where nothing is."""
     if not isinstance(record, dict) or not isinstance(record.get("file"), str):
         return "it is not an object that names a 'file'"
     name = record["file"]
-    for key in ("label", "group"):
-        if not isinstance(record.get(key) or "", str):
-            return f"the {key} of {name} is not text"
-    if record.get("label") and not clean_name(record["label"]):
-        return f"the label of {name} has no word in it"
-    for key in ("tags", "uses"):
-        texts = record.get(key) or []
-        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-            return f"the {key} of {name} are not a list of texts"
-    if leads_outside(name):
-        return f"the file name {name!r} leaves the folder"
-    return "" if (folder / name).is_file() else f"the file {name!r} is not in the folder"
-
-
-# ------------------------------------------------------------------------------------- decoded and kept
+    if leads_outside(name) or not (folder / name).is_file():
+        return f"the file {name!r} is not in the folder"
+    if PurePosixPath(name) in seen:
+        return f"{name} is listed before"
+    words = all(isinstance(record.get(key) or "", str) for key in ("label", "group"))
+    if not (words and texts("tags") and texts("uses")):
+        return f"the label and the group of {name} must be text, its tags and uses lists of texts"
+    return f"the label of {name} has no word in it" if record.get("label") and not clean_name(record["label"]) else ""
 
 
 @cache
-def _is_cutout(path: Path, changed: int, side: int) -> bool:
-    """Whether a file can be used, found out once for all splits."""
-    return _pictures(side)(path, changed) is not None
-
-
-@cache
-def _pictures(side: int) -> Callable[[Path, int], Image.Image | None]:
-    """`read_picture` with a memory of about `CACHE_BYTES`."""
-    return lru_cache(maxsize=max(16, CACHE_BYTES // (4 * side**2)))(partial(read_picture, side=side))
-
-
-@cache
-def _photos(shorter: int) -> Callable[[Path], Image.Image]:
-    """`read_photo` with a memory of about `CACHE_BYTES`."""
-    return lru_cache(maxsize=max(4, CACHE_BYTES // (6 * shorter**2)))(partial(read_photo, shorter=shorter))
+def remember(read: Callable[..., Any], side: int) -> Callable[..., Any]:
+    """`read(.., side=side)`, which reads an image of about that side, with a memory of about `CACHE_BYTES`."""
+    return lru_cache(maxsize=max(8, CACHE_BYTES // (6 * side**2)))(partial(read, side=side))
 
 
 def read_picture(path: Path, changed: int, side: int) -> Image.Image | None:
@@ -318,17 +311,10 @@ def read_picture(path: Path, changed: int, side: int) -> Image.Image | None:
 
     `changed` only tells versions of the file apart. Raises InputError for a file that cannot be read.
     """
-    image_size(path)
-    try:
-        with Image.open(path) as image:
-            image.seek(0)
-            image.load()
-            if not image.has_transparency_data:
-                return None
-            picture = ImageOps.exif_transpose(image).convert("RGBA")
-    except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: the image is damaged or cut short ({reason}); export it again") from error
+    picture = decode(path)
+    if not picture.has_transparency_data:
+        return None
+    picture = picture.convert("RGBA")
     if opaque(picture).all():
         return None
     picture = crop(picture)
@@ -336,11 +322,9 @@ def read_picture(path: Path, changed: int, side: int) -> Image.Image | None:
     return picture if fill(picture) >= SLIGHTEST else None
 
 
-def read_photo(path: Path, shorter: int) -> Image.Image:
-    """A photo, its shorter side at most `shorter`, mode RGB. Raises InputError for one that cannot be read."""
+def read_photo(path: Path, side: int) -> Image.Image:
+    """A photo, its shorter side at most `side`, mode RGB. Raises InputError for one that cannot be read."""
     photo = Image.fromarray(open_image(path))
-    scale = shorter / min(photo.size)
-    if scale >= 1:
-        return photo
-    width, height = (max(1, round(side * scale)) for side in photo.size)
+    scale = min(1.0, side / min(photo.size))
+    width, height = (max(1, round(length * scale)) for length in photo.size)
     return photo.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
