@@ -8,8 +8,9 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.coco import PRESETS, read_coco_like
+from r2sm_jax.tools.conversion import Conversion
 from r2sm_jax.tools.query_template import things_of
-from r2sm_jax.tools.readers.cocoa import read_cocoa
 
 HEIGHT, WIDTH = 40, 60
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"
@@ -54,6 +55,10 @@ def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes
     (folder / name).write_text(json.dumps(annotation(**changes)))
     Image.new("RGB", (WIDTH, HEIGHT), "teal").save(folder / image)
     return folder / name
+
+
+def read_cocoa(sources: list[Path], images_dir: Path | None = None) -> Conversion:
+    return read_coco_like(sources, PRESETS["cocoa"], images_dir=images_dir)
 
 
 def things(found, image_id: int):
@@ -116,7 +121,7 @@ def test_images_by_stem_url_or_folder(tmp_path):
     assert read_cocoa([save(tmp_path / "a", image="one.png")]).image_paths[3].name == "one.png"
     assert read_cocoa([save(tmp_path / "b", image="photo.jpg")]).image_paths[3].name == "photo.jpg"
     path = save(tmp_path / "c", image="other.jpg")
-    with pytest.raises(InputError, match=r"no image one\.jpg nor photo\.jpg in .*--images DIR"):
+    with pytest.raises(InputError, match=r"one\.jpg or .* or photo\.jpg is not in .*--images DIR"):
         read_cocoa([path])
     assert read_cocoa([path], tmp_path / "a").image_paths[3] == tmp_path / "a" / "one.png"
 
@@ -143,26 +148,26 @@ def test_a_polygon_without_pixels_is_left_out_with_a_note(tmp_path):
     record = annotation()
     record["regions"][0]["segmentation"] = square(100, 100, 110, 110)
     found = read_cocoa([save(tmp_path, **record)])
-    assert len(found.annotations) == 2 and "covers no pixel" in found.notes[0]
+    assert len(found.annotations) == 2 and "its mask has no pixel" in found.notes[0]
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(InputError, match="no such file or folder"):
         read_cocoa([tmp_path / "x"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no COCOA annotation here"):
+    with pytest.raises(InputError, match="no annotated images"):
         read_cocoa([tmp_path / "empty"])
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(InputError, match=r"x\.json: this is not JSON"):
         read_cocoa([tmp_path / "x.json"])
-    with pytest.raises(InputError, match="no image_id"):
+    with pytest.raises(InputError, match="its 'image_id' is missing"):
         read_cocoa([save(tmp_path / "a", image_id=None)])
     record = annotation()
     record["regions"][1]["visible_mask"] = masks.encode(np.ones((9, 9), bool))
     with pytest.raises(InputError, match=r"region 2: its visible_mask cannot be used .*9 x 9.*40 x 60"):
         read_cocoa([save(tmp_path / "b", **record)])
     record["regions"][0]["segmentation"] = None
-    with pytest.raises(InputError, match="region 1: its segmentation cannot be used"):
+    with pytest.raises(InputError, match="region 1: it has no segmentation"):
         read_cocoa([save(tmp_path / "c", **record)])
 
 

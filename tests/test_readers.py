@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,10 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import read_json, write_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.readers.amodal_qa import AmodalQAFields, read_amodal_qa
-from r2sm_jax.tools.readers.coco_like import DIALECTS, Dialect, read_coco_like
-from r2sm_jax.tools.readers.conversion import Conversion
-from r2sm_jax.tools.readers.lisa_plus_plus import read_lisa_plus_plus
-from r2sm_jax.tools.readers.mmr import read_mmr
-from r2sm_jax.tools.readers.r2sm import R2SMFields, join_queries
-from r2sm_jax.tools.readers.reasonseg import read_reasonseg
-from r2sm_jax.tools.readers.refcoco import read_refcoco
+from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
+from r2sm_jax.tools.coco import PRESETS, read_coco_like
+from r2sm_jax.tools.conversion import Conversion
+from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
 
 HEIGHT, WIDTH = 20, 30
 SIZE = {"height": HEIGHT, "width": WIDTH}
@@ -88,7 +85,7 @@ def check_pair(sample) -> None:
 
 def test_cocoa_cls(tmp_path):
     photo(tmp_path / "a.jpg")
-    found = read_coco_like([write(tmp_path / "c.json", coco())], DIALECTS["cocoa-cls"])
+    found = read_coco_like([write(tmp_path / "c.json", coco())], PRESETS["cocoa-cls"])
     assert found.notes == [] and [a["source_id"] for a in found.annotations] == [31, 32]
     dataset = finished(found, tmp_path, tmp_path)
     assert dataset.image_ids == (7,) and dataset.categories == ("bottle",)
@@ -100,7 +97,7 @@ def test_d2sa_order_rates_and_colliding_ids(tmp_path):
     for annotation, depth in zip(content["annotations"], (5, 3), strict=True):
         annotation |= {"occl_depth": depth, "occlude_rate": 0.9, "iscrowd": False}
     paths = [write(tmp_path / f"{n}.json", content) for n in "ab"]
-    found = read_coco_like(paths, DIALECTS["d2sa"])
+    found = read_coco_like(paths, PRESETS["d2sa"])
     assert [image["id"] for image in found.images] == [7, 8]
     notes = "\n".join(found.notes)
     assert "image ids collide" in notes and "1 was added" in notes
@@ -115,11 +112,11 @@ def test_d2sa_masks_larger_than_the_image(tmp_path):
     content["annotations"][0] |= {"segmentation": masks.encode(big), "visible_mask": masks.encode(big)}
     path, image = write(tmp_path / "c.json", content), photo(tmp_path / "photos" / "a.jpg")
     with pytest.raises(InputError, match=r"masks reach 24 x 34 but it is 20 x 30; choose --oversize"):
-        read_coco_like([path], DIALECTS["d2sa"])
-    cropped = read_coco_like([path], DIALECTS["d2sa"], oversize="crop")
+        read_coco_like([path], PRESETS["d2sa"])
+    cropped = read_coco_like([path], PRESETS["d2sa"], oversize="crop")
     assert masks.area(masks.decode(cropped.annotations[0]["segmentation"])) == 20 * 10
     options = {"oversize": "pad", "images_dir": image.parent, "padded_dir": tmp_path / "padded"}
-    padded = read_coco_like([path], DIALECTS["d2sa"], **options)
+    padded = read_coco_like([path], PRESETS["d2sa"], **options)
     sample = finished(padded, tmp_path, tmp_path)[0]
     assert sample.image.shape == (24, 34, 3) and not sample.image[HEIGHT:].any() and sample.image[0, 0].any()
     assert (sample.instances[0].amodal == big).all() and masks.area(sample.instances[1].amodal) == masks.area(BACK)
@@ -132,7 +129,7 @@ def test_kins(names, tmp_path):
     for annotation in content["annotations"]:
         annotation |= {"category_id": 4, amodal: annotation.pop("segmentation"), modal: annotation.pop("visible_mask")}
     content["annotations"][0][amodal] = [square(2, 2, 12, 12)]
-    found = read_coco_like([write(tmp_path / "k.json", content)], DIALECTS["kins"])
+    found = read_coco_like([write(tmp_path / "k.json", content)], PRESETS["kins"])
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
     assert found.categories == {"car": 1}
@@ -142,11 +139,13 @@ def test_own_field_names(tmp_path):
     content = coco()
     for annotation in content["annotations"]:
         annotation |= {"whole": annotation.pop("segmentation"), "seen": annotation.pop("visible_mask")}
-    found = read_coco_like([write(tmp_path / "m.json", content)], Dialect(("whole",), ("seen",)))
+    found = read_coco_like(
+        [write(tmp_path / "m.json", content)], replace(PRESETS["muva"], amodal=("whole",), modal=("seen",))
+    )
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
     with pytest.raises(InputError, match="annotation 31: it has no segmentation; check the format or the field names"):
-        read_coco_like([tmp_path / "m.json"], DIALECTS["muva"])
+        read_coco_like([tmp_path / "m.json"], PRESETS["muva"])
 
 
 def mmr() -> list[dict[str, Any]]:
@@ -164,7 +163,7 @@ def test_mmr_keeps_questions_with_their_answers(tmp_path):
     assert [q["instance_ids"] for q in found.queries] == [[1], [2], [1, 2]]
     assert [q["kind"]["level"] for q in found.queries] == ["object", "part", "mixed"]
     assert len(found.annotations) == 2 and found.annotations[0]["segmentation"] is None
-    assert "1 questions left out" in found.notes[0]
+    assert "question 3: left out, its text answer has another number of {seg}" in found.notes[0]
     photo(tmp_path / "train2017" / "5.jpg")
     sample = finished(found, tmp_path, tmp_path)[0]
     assert sample.instances[0].amodal is None and (sample.instances[1].modal == FRONT).all()
@@ -255,7 +254,7 @@ def test_amodal_questions_and_answers(tmp_path):
 
 
 def test_r2sm_queries_by_ids_or_answer(tmp_path):
-    records = read_coco_like([write(tmp_path / "c.json", coco())], DIALECTS["cocoa-cls"]).records("test")
+    records = read_coco_like([write(tmp_path / "c.json", coco())], PRESETS["cocoa-cls"]).records("test")
     lines = [
         {"image_id": 7, "text": "the  cup", "mask_type": "modal", "instance_ids": [32]},
         {"image_id": "dir/a.jpg", "text": "both", "mask_type": "amodal",
@@ -263,7 +262,7 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     ]  # fmt: skip
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    queries = join_queries(path, records, R2SMFields())
+    queries = join_queries(path, records, R2SM)
     assert [q["instance_ids"] for q in queries] == [[2], [1, 2]] and queries[0]["text"] == "the cup"
     renamed = [{"img": 7, "sentence": "x", "ids": [31]}]
     fields = R2SMFields(image="img", text="sentence", instances="ids")
@@ -271,16 +270,16 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     assert query["mask_type"] == "amodal"
     path.write_text(json.dumps(lines[0] | {"instance_ids": [99]}))
     with pytest.raises(InputError, match="line 1: image 7 has no instance 99"):
-        join_queries(path, records, R2SMFields())
+        join_queries(path, records, R2SM)
 
 
 READERS = {
-    "coco": lambda path: read_coco_like([path], DIALECTS["d2sa"]),
+    "coco": lambda path: read_coco_like([path], PRESETS["d2sa"]),
     "mmr": lambda path: read_mmr([path]),
     "reasonseg": lambda path: read_reasonseg([path], path.parent),
     "lisa++": lambda path: read_lisa_plus_plus([path]),
     "refcoco": lambda path: read_refcoco(path, path.parent / "i.json", split="train"),
-    "amodal-qa": lambda path: read_amodal_qa([path], AmodalQAFields()),
+    "amodal-qa": lambda path: read_amodal_qa([path], AMODAL_QA),
 }
 SEEDS = {
     "coco": coco(),
@@ -331,15 +330,15 @@ def test_a_spoilt_file_is_an_error_or_a_valid_result(name, tmp_path, data):
 def test_an_image_of_a_billion_rows_and_a_name_of_two_lines_are_one_sentence(tmp_path):
     content = coco()
     content["images"][0]["height"] = 1_611_794_015
-    with pytest.raises(InputError, match=r"its size cannot be .* more than"):
-        read_coco_like([write(tmp_path / "c.json", content)], DIALECTS["d2sa"])
+    with pytest.raises(InputError, match=r"its size is not possible .* more than"):
+        read_coco_like([write(tmp_path / "c.json", content)], PRESETS["d2sa"])
     with pytest.raises(InputError, match=r"two lines.jpg is not in") as error:
         read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"file_name": "two\nlines.jpg"}])], tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_answers_that_are_no_list_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"'text_answers' is a int, not a list"):
+    with pytest.raises(InputError, match=r"'text_answers' is a whole number, not a list"):
         read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"text_answers": 1}])])
 
 
@@ -350,4 +349,4 @@ def test_a_mask_of_a_billion_pixels_is_refused(tmp_path):
         annotation["segmentation"] = {"size": [40_000, 40_000], "counts": [1_600_000_000]}
         annotation["visible_mask"] = [square(0, 0, 39_000, 39_000)]
     with pytest.raises(InputError, match="more than"):
-        read_coco_like([write(tmp_path / "c.json", content)], DIALECTS["cocoa-cls"])
+        read_coco_like([write(tmp_path / "c.json", content)], PRESETS["cocoa-cls"])

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
@@ -12,25 +12,20 @@ from tyro.extras import SubcommandApp
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.query import MaskType
+from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
+from r2sm_jax.tools.coco import PRESETS, Oversize, Preset, read_coco_like
+from r2sm_jax.tools.conversion import Conversion
 from r2sm_jax.tools.query_template import add_template_queries
-from r2sm_jax.tools.readers.amodal_qa import AmodalQAFields, read_amodal_qa
-from r2sm_jax.tools.readers.coco_like import DIALECTS, Dialect, Oversize, read_coco_like
-from r2sm_jax.tools.readers.cocoa import read_cocoa
-from r2sm_jax.tools.readers.conversion import Conversion
-from r2sm_jax.tools.readers.lisa_plus_plus import read_lisa_plus_plus
-from r2sm_jax.tools.readers.mmr import read_mmr
-from r2sm_jax.tools.readers.r2sm import R2SMFields, join_queries
-from r2sm_jax.tools.readers.reasonseg import read_reasonseg
-from r2sm_jax.tools.readers.refcoco import read_refcoco
+from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
 
 app = SubcommandApp()
 NOTES_SHOWN = 20
-Sources = Positional[tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
-class Target:
-    """What every conversion asks for."""
+class Output:
+    """What to write."""
 
     out: Path
     """The dataset file to write, such as cocoa/train.json."""
@@ -41,156 +36,106 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Template:
-    """Queries for formats that have none, from the grammar of the scenes."""
+class Files(Output):
+    """What to read and to write."""
 
+    sources: Positional[tuple[Path, ...]] = ()
+    """Annotation files; for formats with one file an image also folders of them."""
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """How to read masks, and which queries to write."""
+
+    oversize: Oversize = "refuse"
+    """Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
+    amodal_field: str | None = None
+    """Field of an annotation with the complete mask, if it is not the format's own."""
+    visible_field: str | None = None
+    """Field of an annotation with the visible mask; fully visible where it is missing."""
     queries: int = 8
-    """How many to write for an image; 0 for none."""
+    """How many queries to write for an image, from the grammar of the scenes; 0 for none."""
     seed: int = 0
     """Another seed gives other queries."""
 
 
-Where = Annotated[Target, OmitArgPrefixes]
-Write = Annotated[Template, OmitArgPrefixes]
+IO = Annotated[Files, OmitArgPrefixes]
+
+
+def _add_coco_command(name: str, preset: Preset) -> None:
+    def command(files: IO, options: Annotated[MaskOptions, OmitArgPrefixes] = MaskOptions()) -> None:
+        if options.queries < 0 or options.seed < 0:
+            raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
+        _check(files)
+        found = read_coco_like(
+            files.sources,
+            replace(
+                preset,
+                amodal=preset.amodal if options.amodal_field is None else (options.amodal_field,),
+                modal=preset.modal if options.visible_field is None else (options.visible_field,),
+            ),
+            images_dir=files.images,
+            oversize=options.oversize,
+            padded_dir=files.out.with_name(files.out.stem + "_padded"),
+        )
+        _write(found, files, f"converted from {name}", options)
+
+    command.__doc__ = preset.about
+    app.command(name=name)(command)
+
+
+for _name, _preset in PRESETS.items():
+    _add_coco_command(_name, _preset)
 
 
 @app.command
-def cocoa(sources: Sources, /, target: Where, template: Write = Template()) -> None:
-    """Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.
-
-    Args:
-        sources: JSON files, or folders of them; images lie beside them or in --images.
-        target: Where to.
-        template: Queries to write.
-    """
-    _start(sources, target, template)
-    _finish(read_cocoa(sources, target.images), target, "converted from original COCOA annotations", template)
-
-
-@app.command(name="cocoa-cls")
-def cocoa_cls(sources: Sources, /, target: Where, template: Write = Template()) -> None:
-    """COCOA-cls: COCO with amodal `segmentation` and `visible_mask` as RLE.
-
-    Args:
-        sources: COCO_amodal_train2014_with_classes.json and the like.
-        target: Where to.
-        template: Queries to write.
-    """
-    _coco_like("cocoa-cls", sources, target, template)
+def mmr(files: IO) -> None:
+    """MMR: questions about objects and parts, several targets each; visible masks."""
+    _check(files)
+    _write(read_mmr(files.sources, files.images), files, "converted from MMR")
 
 
 @app.command
-def d2sa(sources: Sources, /, target: Where, template: Write = Template(), oversize: Oversize = "refuse") -> None:
-    """D2SA: like COCOA-cls, with objects that reach out of the image.
-
-    Args:
-        sources: D2S_amodal_training_rot0.json and the like; several are merged, ids that collide are shifted.
-        target: Where to.
-        template: Queries to write.
-        oversize: Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out).
-    """
-    _coco_like("d2sa", sources, target, template, oversize)
-
-
-@app.command
-def kins(sources: Sources, /, target: Where, template: Write = Template()) -> None:
-    """KINS, old (`segmentation`, `inmodal_seg`) and of 2020 (`a_segm`, `i_segm`).
-
-    Args:
-        sources: instances_train.json, update_train_2020.json and the like.
-        target: Where to.
-        template: Queries to write.
-    """
-    _coco_like("kins", sources, target, template)
-
-
-@app.command
-def muva(
-    sources: Sources,
-    /,
-    target: Where,
-    template: Write = Template(),
-    amodal_field: str = "segmentation",
-    visible_field: str = "visible_mask",
-    oversize: Oversize = "refuse",
-) -> None:
-    """MUVA, or any other COCO-like file: name the fields of the two masks.
-
-    Args:
-        sources: AiFi-MUVA_train.json and the like.
-        target: Where to.
-        template: Queries to write.
-        amodal_field: Field of an annotation with the complete mask.
-        visible_field: Field of an annotation with the visible mask; fully visible where it is missing.
-        oversize: Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out).
-    """
-    dialect = replace(DIALECTS["muva"], amodal=(amodal_field,), modal=(visible_field,))
-    _coco_like("muva", sources, target, template, oversize, dialect)
-
-
-@app.command
-def mmr(sources: Sources, /, target: Where) -> None:
-    """MMR: questions about objects and parts, several targets each; visible masks.
-
-    Args:
-        sources: MMR_train.json and the like.
-        target: Where to.
-    """
-    _start(sources, target)
-    _finish(read_mmr(sources, target.images), target, "converted from MMR")
-
-
-@app.command
-def reasonseg(sources: Sources, /, target: Where, explanatory: Path | None = None) -> None:
+def reasonseg(files: IO, explanatory: Path | None = None) -> None:
     """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
 
     Args:
-        sources: JSON files, or folders of them.
-        target: Where to.
+        files: What to read and to write.
         explanatory: explanatory/train.json, for textual answers.
     """
-    _start(sources, target)
-    _finish(read_reasonseg(sources, target.images, explanatory), target, "converted from ReasonSeg")
+    _check(files)
+    _write(read_reasonseg(files.sources, files.images, explanatory), files, "converted from ReasonSeg")
 
 
 @app.command(name="lisa++")
-def lisa_plus_plus(sources: Sources, /, target: Where) -> None:
-    """LISA++ instance annotations; visible masks.
-
-    Args:
-        sources: data.json files.
-        target: Where to.
-    """
-    _start(sources, target)
-    _finish(read_lisa_plus_plus(sources, target.images), target, "converted from LISA++")
+def lisa_plus_plus(files: IO) -> None:
+    """LISA++ instance annotations; visible masks."""
+    _check(files)
+    _write(read_lisa_plus_plus(files.sources, files.images), files, "converted from LISA++")
 
 
 @app.command
-def refcoco(refs: Positional[Path], /, instances: Path, target: Where, split: str = "train") -> None:
+def refcoco(
+    refs: Positional[Path], /, instances: Path, output: Annotated[Output, OmitArgPrefixes], split: str = "train"
+) -> None:
     """RefCOCO, RefCOCO+, RefCOCOg, gRefCOCO; visible masks.
 
     Args:
         refs: refs(unc).p and the like (plain data only), or grefs(unc).json.
         instances: COCO's instances.json.
-        target: Where to.
+        output: What to write.
         split: The split to take.
     """
-    _start((refs,), target)
-    found = read_refcoco(refs, instances, split=split, images_dir=target.images)
-    _finish(found, target, f"converted from {refs.name}, split {split}")
+    refuse_overwrite(output.out, output.overwrite)
+    found = read_refcoco(refs, instances, split=split, images_dir=output.images)
+    _write(found, output, f"converted from {refs.name}, split {split}")
 
 
 @app.command(name="amodal-qa")
-def amodal_qa(sources: Sources, /, target: Where, fields: AmodalQAFields = AmodalQAFields()) -> None:
-    """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own.
-
-    Args:
-        sources: JSON lists of records.
-        target: Where to.
-        fields: Names of the fields.
-    """
-    _start(sources, target)
-    _finish(read_amodal_qa(sources, fields, target.images), target, "converted from amodal questions and answers")
+def amodal_qa(files: IO, fields: AmodalQAFields = AMODAL_QA) -> None:
+    """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own."""
+    _check(files)
+    _write(read_amodal_qa(files.sources, fields, files.images), files, "converted from amodal questions and answers")
 
 
 @app.command
@@ -199,8 +144,8 @@ def r2sm(
     /,
     over: Path,
     out: Path,
-    mask_type: Literal["modal", "amodal"] | None = None,
-    fields: R2SMFields = R2SMFields(),
+    mask_type: MaskType | None = None,
+    fields: R2SMFields = R2SM,
     overwrite: bool = False,
 ) -> None:
     """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
@@ -221,41 +166,27 @@ def r2sm(
     _report(out, records)
 
 
-def _coco_like(
-    name: str, sources: tuple[Path, ...], target: Target, template: Template, oversize: Oversize = "refuse",
-    dialect: Dialect | None = None,
-) -> None:  # fmt: skip
-    _start(sources, target, template)
-    padded = target.out.with_name(target.out.stem + "_padded")
-    found = read_coco_like(
-        sources, dialect or DIALECTS[name], images_dir=target.images, oversize=oversize, padded_dir=padded
-    )
-    _finish(found, target, f"converted from {name}", template)
-
-
-def _start(sources: tuple[Path, ...], target: Target, template: Template | None = None) -> None:
-    """Refuses what cannot end well before anything is read."""
-    if not sources:
+def _check(files: Files) -> None:
+    """Refuses what cannot succeed before anything is read."""
+    if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
-    if template and (template.queries < 0 or template.seed < 0):
-        raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
-    refuse_overwrite(target.out, target.overwrite)
+    refuse_overwrite(files.out, files.overwrite)
 
 
-def _finish(found: Conversion, target: Target, description: str, template: Template | None = None) -> None:
-    """Writes the dataset file and says what is in it."""
-    elsewhere = found.name_images(target.out)
+def _write(found: Conversion, output: Output, description: str, options: MaskOptions | None = None) -> None:
+    """Writes the dataset file and prints what is in it."""
+    elsewhere = found.name_images(output.out)
     records = found.records(description)
-    if template and template.queries:
-        add_template_queries(records, template.queries, template.seed)
-    write_json(target.out, records, target.overwrite)
+    if options and options.queries:
+        add_template_queries(records, options.queries, options.seed)
+    write_json(output.out, records, output.overwrite)
     for note in found.notes[:NOTES_SHOWN]:
         print(f"note: {note}", file=sys.stderr)
     if len(found.notes) > NOTES_SHOWN:
         print(f"note: and {len(found.notes) - NOTES_SHOWN} more like these", file=sys.stderr)
-    _report(target.out, records)
+    _report(output.out, records)
     if elsewhere:
-        print(f"the images are not below {target.out.parent}; pass {elsewhere} with the dataset")
+        print(f"the images are not below {output.out.parent}; pass {elsewhere} with the dataset")
 
 
 def _report(out: Path, records: dict[str, Any]) -> None:

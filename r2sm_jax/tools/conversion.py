@@ -1,0 +1,264 @@
+"""The core of all readers: entries of annotation files, which know their place, and the records made of them."""
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.images import image_size
+from r2sm_jax.data.records import is_id, is_text, leads_outside
+from r2sm_jax.data.samples import find_image, mask_fields
+from r2sm_jax.errors import InputError, load_json
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A JSON value of an annotation file, normally an object. Its methods name its file and place in every error."""
+
+    path: Path
+    place: str
+    """Such as "annotation 7" or "[3].answers[0]"; empty for the whole file."""
+    value: Any
+
+    def error(self, problem: str, remedy: str) -> InputError:
+        """An error about this entry, to raise."""
+        return InputError(f"{self}: {problem}; {remedy}")
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.place}" if self.place else str(self.path)
+
+    def get(self, key: str) -> Any:
+        """The value of a field; None where it is missing."""
+        return self.value.get(key) if isinstance(self.value, Mapping) else None
+
+    def need(self, key: str, *types: type) -> Any:
+        """The value of a field of one of the `types`, of `JSON_TYPES`. Raises InputError for any other."""
+        value = self.get(key)
+        if not isinstance(value, types) or isinstance(value, bool):
+            wanted = " or ".join(JSON_TYPES[kind] for kind in types)
+            found = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
+            raise self.error(f"its {key!r} is {found}, not {wanted}", "check that the format is the right one")
+        return value
+
+    def text(self, key: str) -> str:
+        """A string that is not blank. Raises InputError for anything else."""
+        if not is_text(text := self.need(key, str)):
+            raise self.error(f"its {key!r} is empty", "write it")
+        return text
+
+    def entry(self, key: str) -> "Entry":
+        """The object in a field. Raises InputError where there is none."""
+        return Entry(self.path, f"{self.place}.{key}", self.need(key, dict))
+
+    def entries(self, key: str, name: str | None = None) -> list["Entry"]:
+        """The objects of a list. With `name`, an entry that has an id is called "NAME ID". Raises InputError where
+        there is no list."""
+        place = key if not self.place else f"{self.place}.{key}"
+        listed = [Entry(self.path, f"{place}[{index}]", value) for index, value in enumerate(self.need(key, list))]
+        if name is None:
+            return listed
+        return [replace(e, place=f"{name} {e.get('id')}") if is_id(e.get("id")) else e for e in listed]
+
+    def file_name(self, key: str) -> str:
+        """A file name that stays in its folder. Raises InputError for any other."""
+        name = self.text(key)
+        if leads_outside(name):
+            raise self.error(f"{key} {name!r} leads out of the image folder", "give a path relative to it")
+        return name
+
+    def size(self) -> Size:
+        """Height and width of an image. Raises InputError where masks cannot have this size."""
+        size = self.need("height", int), self.need("width", int)
+        try:
+            masks.check_size(*size)
+        except ValueError as error:
+            raise self.error(f"its size is not possible ({error})", "give the image's own size") from error
+        return size
+
+    def mask(self, key: str, size: Size) -> np.ndarray:
+        """The mask `[H W]` in a field: an RLE, or polygons as lists of numbers or of points. Raises InputError."""
+        value = self.get(key)
+        if isinstance(value, list):
+            value = [_flat(polygon) if isinstance(polygon, list) else polygon for polygon in value]
+        try:
+            return masks.from_segmentation(value, *size)
+        except ValueError as error:
+            remedy = "give the annotation and the image that belong together"
+            raise self.error(f"its {key} cannot be used ({error})", remedy) from error
+
+
+def _flat(polygon: list[Any]) -> list[Any]:
+    return [x for point in polygon for x in (point if isinstance(point, list) else [point])]
+
+
+def read_object(path: Path, what: str) -> Entry:
+    """The content of a JSON file that is one object. `what` describes the format. Raises InputError."""
+    return Entry(path, "", load_json(path, what))
+
+
+def read_list(path: Path, what: str) -> Iterator[Entry]:
+    """The entries of a JSON list, or of a file with one JSON object a line (.jsonl).
+
+    `what` describes the format. Raises InputError for any other file.
+    """
+    if path.suffix == ".jsonl":
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot read the file ({error}); give {what}") from error
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield Entry(path, f"line {number}", json.loads(line))
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"{path}: line {number}: this is not JSON ({error}); correct it") from error
+        return
+    listed = load_json(path, what)
+    if not isinstance(listed, list):
+        raise InputError(f"{path}: this is not a list; give {what}")
+    yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
+
+
+def names_of_image(path: Path) -> list[str]:
+    """The names that the image of an annotation file X.json can have: X.jpg and the like."""
+    return [path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
+
+
+def json_files(sources: Sequence[Path]) -> Iterator[Path]:
+    """The given files, and the *.json files of given folders. Raises InputError for a path that does not exist."""
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"{source}: there is no such file or folder; check the path")
+        yield from sorted(source.glob("*.json")) if source.is_dir() else [source]
+
+
+@dataclass
+class Conversion:
+    """The records of a dataset file while a reader makes them.
+
+    Annotations and queries are numbered from 1. An image keeps the id that its source gives it, or is numbered from 1.
+    """
+
+    images_dir: Path | None = None
+    """Where to look for images; None: beside the annotation file, where an image is needed."""
+    images: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    categories: dict[str, int] = field(default_factory=dict)
+    queries: list[dict[str, Any]] = field(default_factory=list)
+    image_paths: dict[int, Path] = field(default_factory=dict)
+    """The file of each image that was looked for, by image id."""
+    sizes: dict[int, Size] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know, a sentence each."""
+    known: dict[Hashable, int] = field(default_factory=dict)
+    """The ids of images (by path) and objects (by a key of the reader) that several entries share."""
+
+    def note(self, entry: Entry, sentence: str) -> None:
+        """Tells the user something about an entry."""
+        self.notes.append(f"{entry}: {sentence}")
+
+    def skip(self, entry: Entry, reason: str) -> None:
+        """Notes that an entry was left out."""
+        self.note(entry, f"left out, {reason}")
+
+    def add_image(
+        self, entry: Entry, file_names: Sequence[str], image_id: int | None = None, size: Size | None = None
+    ) -> int:
+        """Adds the image that has one of the `file_names` and returns its id.
+
+        Without `size` the file must exist: its header gives the size. Without `image_id` the image gets the next
+        number, and a file that has one already is not added again. Raises InputError for a file that is not there or
+        no image, and for an `image_id` that is taken.
+        """
+        folder = self.images_dir or (entry.path.parent if size is None else None)
+        name, path = file_names[0], None
+        if folder is not None:
+            name = next((name for name in file_names if find_image([folder], name)), None)
+            if name is None:
+                raise entry.error(f"{' or '.join(file_names)} is not in {folder}", "give the folder with --images DIR")
+            path = folder / name
+        if image_id is None and path in self.known:
+            return self.known[path]
+        number = len(self.images) + 1 if image_id is None else image_id
+        if number in self.sizes:
+            raise entry.error(f"image {number} occurs twice", "give each split its own run")
+        if path is not None:
+            self.image_paths[number], self.known[path] = path, number
+            size = size or image_size(path)
+        assert size is not None
+        self.sizes[number] = size
+        self.images.append({"id": number, "file_name": name, "height": size[0], "width": size[1]})
+        return number
+
+    def add_annotation(
+        self, image_id: int, name: str, modal: np.ndarray, amodal: np.ndarray | None = None, **extra: Any
+    ) -> int:
+        """Adds an object of class `name` with its masks `[H W]` and returns its id.
+
+        `amodal` None: only the visible mask is known. `extra` are further fields of the record.
+        """
+        category = self.categories.setdefault(" ".join(name.split()) or "object", len(self.categories) + 1)
+        number = len(self.annotations) + 1
+        record = {"id": number, "image_id": image_id, "category_id": category}
+        self.annotations.append(record | mask_fields(modal, amodal) | extra)
+        return number
+
+    def add_object(
+        self, image_id: int, name: str, entry: Entry, *, modal: str, amodal: str | None = None, key: Hashable
+    ) -> int:
+        """Adds the object whose masks are the fields `modal` and `amodal` of an entry, and returns its id.
+
+        `key` identifies the object: it is added only once. Raises InputError for a mask that cannot be used.
+        """
+        if (image_id, key) not in self.known:
+            drawn = (entry.mask(field, self.sizes[image_id]) for field in (modal, amodal) if field is not None)
+            self.known[image_id, key] = self.add_annotation(image_id, name, *drawn)
+        return self.known[image_id, key]
+
+    def add_query(
+        self, image_id: int, text: str, mask_type: str, instance_ids: Sequence[int], answer: Any = None, **kind: Any
+    ) -> None:
+        """Adds a query. White space in its text is normalised; an `answer` that is not a string is left out."""
+        targets = list(dict.fromkeys(instance_ids))
+        record: dict[str, Any] = {"id": len(self.queries) + 1, "image_id": image_id, "text": " ".join(text.split())}
+        record |= {"mask_type": mask_type, "instance_ids": targets, "kind": {**kind, "multi": len(targets) > 1}}
+        self.queries.append(record | ({"answer": answer} if isinstance(answer, str) else {}))
+
+    def name_images(self, out: Path) -> str:
+        """Sets the `file_name` of each image whose file is known: relative to the folder of `out` if all files lie
+        below it, else the bare name.
+
+        Returns what the user must pass with the dataset in the second case. Raises InputError for bare names that
+        occur twice.
+        """
+        folder = out.resolve().parent
+        paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
+        below = all(path.is_relative_to(folder) for path in paths.values())
+        for image in self.images:
+            if path := paths.get(image["id"]):
+                image["file_name"] = path.relative_to(folder).as_posix() if below else path.name
+        if below:
+            return ""
+        name, times = Counter(path.name for path in paths.values()).most_common(1)[0]
+        if times > 1:
+            raise InputError(
+                f"{out}: the image name {name} occurs in several folders, none below {out.parent}; "
+                "write the dataset file into a folder above them all"
+            )
+        folders = {path.parent for path in self.image_paths.values()}
+        return f"--data.images {folders.pop()}" if len(folders) == 1 else "a folder of all images (--data.images DIR)"
+
+    def records(self, description: str) -> dict[str, Any]:
+        """The records of the dataset file."""
+        categories = [{"id": number, "name": name} for name, number in self.categories.items()]
+        lists = {"images": self.images, "annotations": self.annotations, "categories": categories}
+        return lists | {"queries": self.queries, "info": {"description": description}}
