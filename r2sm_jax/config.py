@@ -1,6 +1,6 @@
-"""One tree of frozen dataclasses holds a whole experiment. Sizes and names live here; flags.py parses them.
+"""The configuration of an experiment: one tree of frozen dataclasses. flags.py parses it.
 
-This module imports nothing but errors: whoever needs a size need not load the model.
+This module imports only `errors`, so that code which needs a size does not load the model.
 """
 
 import difflib
@@ -12,8 +12,8 @@ from r2sm_jax.errors import InputError
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 Family = Literal["none", "dinov2", "clip", "siglip"]
 MaskPair = Literal["mask2former", "lisa", "sam"]
-Products = Literal["float32", "tensorfloat32", "bfloat16"]
-"""How training multiplies matrices (cpu.py); sums are float32."""
+Products = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
+"""How training multiplies matrices (cpu.py)."""
 
 LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
 """Mask-type heads that decide from the words alone (models/heads.py)."""
@@ -22,14 +22,21 @@ DECODER_HEAD = "decoder"
 REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
 """Rules that learn nothing."""
 NO_HEAD = "none"
-"""One mask for whatever was asked, as the R2SM paper's baselines give."""
+"""No decision: one mask for every query, as the R2SM paper's baselines give."""
 PLACE = 4
-"""Fixed channels that say where a pixel is, see `places`."""
+"""Fixed channels that say where a pixel is (`places` in models/decoder.py)."""
+PROCEDURAL = ("scenes", "cutouts")
+"""Kinds of data sources that make as many samples as are asked for."""
+
+
+def is_procedural(spec: str) -> bool:
+    """Whether the data source SPEC makes as many samples as are asked for."""
+    return spec.partition(":")[0] in PROCEDURAL
 
 
 @dataclass(frozen=True)
 class PlainViTConfig:
-    """Sizes of a published plain ViT. They come from its config.json and are not meant to be given."""
+    """Sizes of a published plain ViT. They are read from its config.json; do not give them."""
 
     family: Family = "none"
     dim: int = 0
@@ -40,11 +47,11 @@ class PlainViTConfig:
     activation: str = "gelu"
     norm_epsilon: float = 1e-6
     registers: int = 0
-    """Extra tokens that only the blocks see (DINOv2 with registers)."""
+    """Extra tokens inside the blocks (DINOv2 with registers)."""
 
     @property
     def class_token(self) -> bool:
-        """SigLIP alone has none."""
+        """Whether there is one; only SigLIP has none."""
         return self.family != "siglip"
 
 
@@ -58,7 +65,7 @@ class VisionConfig:
     """Pixels a token, each way."""
     stem: Literal["conv", "patch", "none"] = "conv"
     """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding; `none`: no encoder of this
-    layout at all, `name` stands alone."""
+    layout, only the one that `name` gives."""
     stem_depth: int = 1
     """Residual convolutions at each stride of the `conv` stem."""
     dim: int = 192
@@ -74,12 +81,12 @@ class VisionConfig:
     out_dim: int = 128
     """Channels after the neck."""
     remat: bool = False
-    """Compute the insides of every block anew in the backward pass: less memory, a third more time."""
+    """Compute every block again in the backward pass: less memory, a third more time."""
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
-    """`gelu` is the exact one, of published weights."""
+    """`gelu` is the exact function, which published weights use."""
     init: str | None = None
-    """Published SAM weights, a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
-    sizes above but `image_size` then come from its config.json; giving another one is an error."""
+    """Published SAM weights: a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
+    sizes above except `image_size` are then read from its config.json; it is an error to give others."""
     frozen: bool = False
     """The weights of `init` are not trained."""
     name: str | None = None
@@ -88,9 +95,10 @@ class VisionConfig:
     name_frozen: bool = True
     """The weights of `name` are not trained."""
     name_grid: int = 0
-    """Tokens each way of `name`, resized to the grid of this encoder; 0 = as many as it has."""
+    """Tokens each way of `name`, resized to the grid of this encoder; 0 = do not change its number."""
     lora_rank: int = 0
-    """Low-rank adaptation of the attention projections of `init` and `name`, whose own weights are frozen then."""
+    """Rank of the adaptation (LoRA) of the attention projections of `init` and `name`; their own weights are then
+    frozen. 0 = none."""
     lora_alpha: float = 16.0
     plain: PlainViTConfig = field(default_factory=PlainViTConfig)
     """Sizes of `name`, from its config.json."""
@@ -102,12 +110,12 @@ class VisionConfig:
 
     @property
     def trunk_is_frozen(self) -> bool:
-        """Whether `init` is there and none of it is trained."""
+        """Whether `init` is given and none of it is trained."""
         return self.init is not None and self.frozen and not self.lora_rank
 
     @property
     def plain_is_frozen(self) -> bool:
-        """Whether `name` is there and none of it is trained."""
+        """Whether `name` is given and none of it is trained."""
         return self.name is not None and self.name_frozen and not self.lora_rank
 
 
@@ -116,8 +124,8 @@ class DecoderConfig:
     """Sizes of the pixel and mask decoders."""
 
     kind: Literal["shared", "sam"] = "shared"
-    """`shared`: ours, where all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
-    (sam_decoder.py), which takes its sizes and weights from `--model.vision.init` if that is given."""
+    """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
+    (sam_decoder.py), with sizes and weights from `--model.vision.init` if that is given."""
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3
@@ -128,14 +136,14 @@ class DecoderConfig:
     fine_dim: int = 64
     """Channels at stride 4."""
     mask_dim: int = 64
-    """Channels of the pixel features that masks are dot products with."""
+    """Channels of the pixel features. A mask is the dot product of a kernel with these."""
     second_look: bool = True
-    """Answers are drawn with the mean of two kernels: of the words', and of one from what the words' mask is seen to
-    lie on (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
+    """Draw answers with the mean of two kernels: one from the words, one from the pixels under the words' mask
+    (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:
-        """Channels of a kernel: those of the pixel features and the `places` of a pixel."""
+        """Channels of a kernel: those of the pixel features and of a pixel's place."""
         return self.mask_dim + PLACE
 
 
@@ -144,11 +152,11 @@ class TextConfig:
     """The frozen language model."""
 
     name: str = MINILM
-    """A local folder or a Hugging Face name of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
+    """A folder or a Hugging Face name, of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
-    """Hidden layers that are read, side by side; 0 = embeddings."""
+    """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64
-    """Longer queries are cut, with a warning: type words often stand last."""
+    """Longer queries are cut, with a warning, since words about the mask type often stand last."""
     dim: int = 384
     """Width of the token states."""
 
@@ -164,8 +172,8 @@ class ModelConfig:
     """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the references keyword,
     always_modal, always_amodal, oracle; none."""
     mask_threshold: float = -0.6
-    """Logit above which a pixel is mask. Below 0, since leaving out a pixel that is as likely in as out costs more IoU
-    than taking it in; `R2SMOutput` is shifted by it, so that 0 decides there."""
+    """Logit above which a pixel is mask. Below 0, since IoU loses more by a missing pixel than by one too many.
+    `R2SMOutput` is shifted by it, so that its threshold is 0."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
 
@@ -176,30 +184,30 @@ class ModelConfig:
 
     @property
     def looks_again(self) -> bool:
-        """Whether answers have a second look: not SAM's kernels, which are for the query's own pixels, nor a single
-        mask of either type."""
+        """Whether answers have a second look: not with SAM's decoder, whose kernels fit only the query's own pixels,
+        nor without a mask type."""
         return self.decoder.second_look and self.decoder.kind == "shared" and self.head != NO_HEAD
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the parts; each part is logged apart."""
+    """Weights of the losses; each loss is logged."""
 
     masks: MaskPair = "mask2former"
-    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights are
-    not exchangeable, and the ones below suit the first."""
+    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights
+    below suit the first."""
     supervise: Literal["both", "requested"] = "both"
-    """Modal and amodal mask on every query, or only the one that was asked for."""
+    """Train both masks on every query, or only the one that it asks for."""
     slots: float = 0.15
     early: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
     type_smoothing: float = 0.03
-    """Label smoothing of the mask type: keeps probabilities honest on wordings never seen."""
+    """Label smoothing of the mask type, so that probabilities stay calibrated on new wordings."""
     presence: float = 0.25
     iou: float = 0.25
     instance: float = 1.0
-    """Masks of every instance from its own mean pixel feature."""
+    """Masks of every instance, drawn from its own mean pixel feature."""
     dense: float = 3.0
 
 
@@ -208,9 +216,9 @@ class OptimizerConfig:
     """Optimizer and schedule."""
 
     name: Literal["muon", "adamw"] = "muon"
-    """`muon` orthogonalises the update of every matrix (training/muon.py)."""
+    """`muon` makes the update of every matrix orthogonal."""
     learning_rate: float = 1e-3
-    """Peak rate of AdamW, which also serves vectors and embeddings under Muon."""
+    """Peak rate of AdamW, which under Muon trains vectors and embeddings."""
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.1
@@ -220,7 +228,7 @@ class OptimizerConfig:
     """Of Muon."""
     warmup_steps: int = 30
     decay: Literal["linear", "cosine"] = "linear"
-    """Shape of the rates' way from their peak to zero at the last step."""
+    """How the rates fall from their peak to zero at the last step."""
     clip: float = 1.0
     """Largest global gradient norm."""
 
@@ -236,52 +244,59 @@ class DataConfig:
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     scenes: int = 8192
-    """Procedural or composed training scenes."""
+    """Number of procedural or composed training scenes."""
     seed: int = 0
-    """Of the scenes. Not the training seed: the data stays the same across runs."""
+    """Seed of the scenes. It differs from the training seed, so that runs with other seeds have the same data."""
     queries: int = 8
-    """Queries an image and step."""
+    """Queries per image and step."""
     instances: int = 8
-    """Instances an image that are supervised; those that a query means come first."""
+    """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
-    """Share of a query's tokens that the mask-type head does not see, drawn anew at each visit."""
+    """Share of tokens that are hidden from the mask-type head, chosen at random each time."""
     free_sentences: int = 6000
-    """Sentences about anything, without an image, that the mask-type head alone learns from beside the queries."""
+    """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
-    """Mirror half of the images; queries that say left or right are left out then."""
+    """Mirror half of the images; their queries that say left or right are left out."""
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are cut are left out."""
     colour_jitter: float = 0.0
-    """Largest relative change of brightness, contrast and saturation. Hues stay, since queries name colours."""
+    """Largest relative change of brightness, contrast and saturation. Hues do not change: queries name colours."""
     cache_features: str | None = None
-    """Folder for what frozen models make of sentences and, without augmentation, of images: computed once, read by
-    every later run."""
+    """Folder for the features of sentences and, without augmentation, of images by frozen models. They are computed
+    once and read by every later run."""
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """The training loop."""
+    """The training loop. `runs.resolve` replaces `auto` and 0 by what is used, before the run folder is written."""
 
     steps: int = 2000
     batch_size: int = 16
-    """Images a step, over all devices."""
+    """Images per step, over all devices."""
+    devices: int = 0
+    """Devices that share a batch; 0 = all of this machine."""
     accumulate: int = 0
-    """Parts that a batch is worked off in, to need the memory of one; the step is that of the whole batch. 0: no need
-    to save memory."""
-    products: Literal["auto"] | Products = "auto"
-    """Operands of dense layers, 3x3 convolutions and Muon in training, and in encoding its sentences unless they are
-    kept (`--data.cache-features`). auto: bfloat16 on CPUs with matrix units for it (AMX), float32 on other CPUs,
-    tensorfloat32 on accelerators."""
+    """Compute a batch in so many parts, to need the memory of one. The step is the same. 0 = two unrolled parts on a
+    CPU, where that is faster, and one part elsewhere."""
+    unroll: bool = False
+    """Compile the parts without a loop, which needs the memory of the whole batch; on a CPU six times faster."""
+    products: Products = "auto"
+    """Operands of matrix products in training, and in encoding its sentences unless they are kept
+    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
+    matrix units for it (AMX), float32 on other CPUs, tensorfloat32 on accelerators."""
     seed: int = 0
-    """Of the initial weights, the order of examples and augmentation."""
+    """Seed of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
     """Steps."""
     evaluate_every: int = 1000
     """Steps between quick evaluations with sample sheets."""
     checkpoint_every: int = 500
     """Steps."""
+    select_on: str = "auto"
+    """Split of the quick evaluations. The checkpoint with the highest gIoU there is the run's best. auto = dev for
+    procedural and composed scenes, val for files."""
     evaluate_samples: int = 64
-    """Images of the validation split in a quick evaluation."""
+    """Images in a quick evaluation; procedural and composed scenes only."""
     report_samples: int = 256
     """Images of each split in the final report; procedural and composed scenes only, files are evaluated whole."""
 
@@ -313,10 +328,10 @@ def check_head(name: str) -> None:
 
 
 def check_config(config: Config) -> Config:
-    """Refuses values that could only fail later.
+    """Refuses values with which training would fail later.
 
     Raises:
-        InputError: naming the flag and what it may be.
+        InputError: it names the flag and its possible values.
     """
     check_head(config.model.head)
     if config.model.vision.init is None and config.model.vision.name is None:
@@ -330,18 +345,18 @@ def check_config(config: Config) -> Config:
             f"--loss.instance {config.loss.instance} leaves the second look untrained; give a weight above 0, or "
             "--model.decoder.no-second-look"
         )
-    if config.train.accumulate < 0:
-        raise InputError(f"--train.accumulate {config.train.accumulate} is below 0; give the number of parts, or 0")
-    positive = {
-        "--train.steps": config.train.steps, "--train.batch-size": config.train.batch_size,
-        "--train.log-every": config.train.log_every, "--train.checkpoint-every": config.train.checkpoint_every,
-        "--train.evaluate-every": config.train.evaluate_every, "--data.queries": config.data.queries,
-        "--data.scenes": config.data.scenes, "--data.instances": config.data.instances,
-        "--model.text.max-tokens": config.model.text.max_tokens - 2,
+    loop, data = config.train, config.data
+    smallest = {
+        "--train.steps": (loop.steps, 1), "--train.batch-size": (loop.batch_size, 1),
+        "--train.log-every": (loop.log_every, 1), "--train.checkpoint-every": (loop.checkpoint_every, 1),
+        "--train.evaluate-every": (loop.evaluate_every, 1), "--train.devices": (loop.devices, 0),
+        "--train.accumulate": (loop.accumulate, 0), "--data.queries": (data.queries, 1),
+        "--data.scenes": (data.scenes, 1), "--data.instances": (data.instances, 1),
+        "--model.text.max-tokens": (config.model.text.max_tokens, 3),
     }  # fmt: skip
-    for flag, value in positive.items():
-        if value < 1:
-            raise InputError(f"{flag} is too small; it must be at least {3 if 'tokens' in flag else 1}")
+    for flag, (value, least) in smallest.items():
+        if value < least:
+            raise InputError(f"{flag} {value} is too small; it must be at least {least}")
     return config
 
 
@@ -349,34 +364,28 @@ def check_sizes(model: ModelConfig) -> None:
     """Refuses sizes of the encoder and the decoder that do not fit together.
 
     Raises:
-        InputError: naming the flag and what it may be.
+        InputError: it names the flag and its possible values.
     """
     vision, decoder = model.vision, model.decoder
-    if vision.image_size % vision.patch_size:
-        raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of "
-            f"--model.vision.patch-size {vision.patch_size}"
-        )
-    if vision.stem == "conv" and vision.patch_size not in (8, 16):
-        raise InputError(
-            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times, so 8 or 16"
-        )
-    for name, dim, heads in (("vision", vision.dim, vision.heads), ("decoder", decoder.dim, decoder.heads)):
-        if dim % heads:
-            raise InputError(f"--model.{name}.dim {dim} is not a multiple of --model.{name}.heads {heads}")
-    if vision.stem == "none" and vision.name is None:
-        raise InputError("--model.vision.stem none leaves no image encoder; give a plain ViT as --model.vision.name")
-    if vision.frozen and vision.init is None:
-        raise InputError("--model.vision.frozen keeps published weights as they are; give them as --model.vision.init")
-    if vision.lora_rank and vision.init is None and vision.name is None:
-        raise InputError("--model.vision.lora-rank adapts published weights; give --model.vision.init or .name")
-    if decoder.kind == "sam" and decoder.dim != vision.out_dim:
-        raise InputError(
-            f"--model.decoder.dim {decoder.dim}: SAM's decoder reads image tokens as they are, so it must be equal to "
-            f"--model.vision.out-dim {vision.out_dim}"
-        )
-    if decoder.kind == "sam" and (decoder.dim % 8 or decoder.dim % (2 * decoder.heads)):
-        raise InputError(
-            f"--model.decoder.dim {decoder.dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
-            f"{decoder.heads} heads"
-        )
+    dim, init = f"--model.decoder.dim {decoder.dim}", "give published weights as --model.vision.init"
+    problems = {
+        f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size "
+        f"{vision.patch_size}": vision.image_size % vision.patch_size,
+        f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16":
+            vision.stem == "conv" and vision.patch_size not in (8, 16),
+        f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads {vision.heads}":
+            vision.dim % vision.heads,
+        f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads,
+        "--model.vision.stem none leaves no image encoder; give a plain ViT as --model.vision.name":
+            vision.stem == "none" and vision.name is None,
+        f"--model.vision.frozen without published weights; {init}": vision.frozen and vision.init is None,
+        f"--model.vision.lora-rank without published weights; {init} or .name":
+            vision.lora_rank and vision.init is None and vision.name is None,
+        f"{dim}: SAM's decoder reads the image tokens as they are; give --model.vision.out-dim {vision.out_dim}":
+            decoder.kind == "sam" and decoder.dim != vision.out_dim,
+        f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads":
+            decoder.kind == "sam" and (decoder.dim % 8 or decoder.dim % (2 * decoder.heads)),
+    }  # fmt: skip
+    for problem, found in problems.items():
+        if found:
+            raise InputError(problem)

@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
+from r2sm_jax.config import is_procedural
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly
@@ -30,7 +31,7 @@ from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
-from r2sm_jax.sources import SPLITS, is_procedural, open_source
+from r2sm_jax.sources import SPLITS, open_source
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """What was evaluated and what came out, by split."""

@@ -1,4 +1,4 @@
-"""Configurations from the command line, from Python files and from JSON. A config file returns one; flags override it.
+"""Configurations from Python files, from the command line, whose flags override the file, and from JSON.
 
 python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
 """
@@ -26,7 +26,7 @@ def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
     """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`.
 
     Raises:
-        InputError: the file does not import or has no `get_config`, or a value cannot be.
+        InputError: the file does not import or has no `get_config`, or a value is not possible.
     """
     args = list(args)
     if args and not args[0].startswith("-"):
@@ -36,7 +36,11 @@ def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """tyro's parser with our manners: an unknown flag or a bad value is one sentence and exit code 2."""
+    """Parses with tyro. An unknown flag is one sentence that offers the nearest one.
+
+    Raises:
+        InputError: a flag is unknown. Bad values end the command with exit code 2.
+    """
     known = _flags(cls)
     for arg in args:
         name = arg.split("=")[0].replace("_", "-")

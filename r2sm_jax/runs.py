@@ -6,7 +6,7 @@ runs/latest             points at the newest
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,12 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from r2sm_jax.config import Config
-from r2sm_jax.errors import InputError
+from r2sm_jax.config import Config, check_sizes, is_procedural
+from r2sm_jax.cpu import choose_products
+from r2sm_jax.errors import InputError, writing
 from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import differences, from_json, to_json
+from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.checkpoints import Checkpoints
@@ -27,14 +29,10 @@ from r2sm_jax.training.step import TrainState, init_state, split_model
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
 MAY_CHANGE = (
-    "resume",
-    "run",
-    "train.log_every",
-    "train.checkpoint_every",
-    "train.evaluate_every",
-    "train.report_samples",
+    *("resume", "run", "train.log_every", "train.checkpoint_every", "train.evaluate_every", "train.report_samples"),
+    *("train.devices", "train.accumulate", "train.unroll"),
 )
-"""Fields that a resumed run may set anew: they do not touch the parameters."""
+"""Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Run:
     step: int
     predictor: Predictor
     exported: bool = False
-    """It is an export of a run."""
+    """Whether it is an export of a run."""
 
 
 def read_config(folder: Path) -> Config:
@@ -75,15 +73,50 @@ def resumed_folder(config: Config) -> Path:
     return Path(config.run) if config.run else LATEST
 
 
+def resolve(config: Config) -> Config:
+    """The configuration with what is used on this machine in place of `auto`, 0 and the sizes of published weights.
+
+    A resumed run keeps its own values, wherever it goes on; only the number of devices is that of the machine.
+
+    Raises:
+        InputError: the run cannot be read, published weights cannot be had, or their sizes contradict one another.
+    """
+    vision, model = config.model.vision, config.model
+    parent = read_config(resumed_folder(config)) if config.resume else None
+    if vision.init is not None or vision.name is not None:
+        known = read_config(Path(config.init)) if config.init and parent is None else parent
+        model = with_published_sizes(model, known.model if known else None)
+        check_sizes(model)
+    return resolve_loop(replace(config, model=model), resolve_loop(parent) if parent else None)
+
+
+def resolve_loop(config: Config, parent: Config | None = None) -> Config:
+    """`resolve` without the sizes of published weights. `parent` is the run that is resumed."""
+    loop, resumed = config.train, parent.train if parent else None
+    devices = loop.devices or jax.local_device_count()
+    parts = loop if loop.accumulate or resumed is None else resumed
+    accumulate, unroll = parts.accumulate, parts.unroll
+    if not accumulate:
+        halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
+        accumulate, unroll = (2, True) if halves else (1, False)
+    products, select_on = loop.products, loop.select_on
+    if products == "auto":
+        products = resumed.products if resumed else choose_products()
+    if select_on == "auto":
+        select_on = resumed.select_on if resumed else "dev" if is_procedural(config.data.source) else "val"
+    loop = replace(loop, devices=devices, accumulate=accumulate, unroll=unroll, products=products, select_on=select_on)
+    return replace(config, train=loop)
+
+
 def start_folder(config: Config) -> Path:
-    """Makes the folder of a new run, or checks that a resumed one has the same configuration.
+    """Makes the folder of a new run, or checks that a resumed one has the same configuration, which is resolved.
 
     Raises:
         InputError: the folder holds a run already, or a different one, or cannot be written.
     """
     if config.resume:
         folder = resumed_folder(config)
-        found = differences(to_json(read_config(folder)), to_json(config))
+        found = differences(to_json(resolve_loop(read_config(folder))), to_json(config))
         found = [d for d in found if d.split(" ")[0] not in MAY_CHANGE]
         if found:
             raise InputError(
@@ -93,25 +126,23 @@ def start_folder(config: Config) -> Path:
     folder = Path(config.run) if config.run else RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / "config.json").exists():
         raise InputError(f"{folder} holds a run already; continue it with --resume or give another --run")
-    try:
-        (folder / "samples").mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(to_json(config), indent=1) + "\n")
+    with writing(folder / "config.json") as part:
+        part.write_text(json.dumps(to_json(config), indent=1) + "\n")
+        (folder / "samples").mkdir(exist_ok=True)
         if config.run is None:
             _point_latest_at(folder)
-    except OSError as error:
-        raise InputError(f"{folder}: the run folder cannot be written ({error.strerror}); give another --run") from None
     return folder
 
 
 def _point_latest_at(folder: Path) -> None:
-    """Moves the link in one step, so that it always points somewhere."""
+    """Replaces the link in one step, so that there is always one."""
     link = LATEST.with_name(f".latest-{os.getpid()}")
     link.symlink_to(folder.name, target_is_directory=True)
     os.replace(link, LATEST)
 
 
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
-    """Structure and shapes of a run's training state and constants, without computing anything."""
+    """Graph, training state and constants of a run as shapes; nothing is computed."""
     graphdef, params, constants = nnx.split(
         nnx.eval_shape(lambda: nnx.merge(*split_model(config.model, 0))), nnx.Param, ...
     )

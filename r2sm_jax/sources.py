@@ -1,15 +1,18 @@
-"""Where samples come from: `SPEC` -> an indexable source of `Sample`s."""
+"""Where samples come from: `SPEC` -> an indexable source of `Sample`s; and where sentences without an image come from.
+
+The only file of the core that imports scenes and queries.
+"""
 
 from pathlib import Path
 
 from r2sm_jax.data.samples import Source, load_json_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.write import SPLITS
+from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.write import SPLITS as SPLITS
+from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.cutouts import CutoutSource
 from r2sm_jax.scenes.scenes import SceneSource
-
-PROCEDURAL = ("scenes", "cutouts")
-"""Kinds of sources that make as many samples as are asked for, in the splits of `SPLITS`."""
 
 
 def open_source(
@@ -25,8 +28,8 @@ def open_source(
 ) -> Source:
     """Opens `scenes`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` shape procedural scenes and those composed of cut-outs, `backgrounds`
-    (a folder of photos) the latter only.
+    `count`, `seed`, `size` and `queries` are for procedural scenes and for those composed of cut-outs; `backgrounds`
+    (a folder of photos) is for the latter only.
 
     Raises:
         InputError: unknown SPEC or split, or unreadable data.
@@ -47,6 +50,11 @@ def open_source(
     raise InputError(f"data source {spec!r} is unknown; use scenes, cutouts:DIR, json:FILE or tfds:DIR")
 
 
-def is_procedural(spec: str) -> bool:
-    """Whether a SPEC makes as many samples as are asked for."""
-    return spec.partition(":")[0] in PROCEDURAL
+def free_sentences(count: int, *, seed: int) -> list[Sentence]:
+    """Sentences about anything, from which the mask-type head alone learns."""
+    return write_free_sentences(count, seed=seed)
+
+
+def calibration_sentences() -> list[Sentence]:
+    """Sentences written by hand and never trained on, on which the temperature of the mask type is fitted."""
+    return list(intent_sentences())

@@ -1,25 +1,27 @@
 """`python -m r2sm_jax.train [CONFIG.py] [--flags]`: trains a segmenter and reports on it.
 
-Reads top to bottom: data, model, step, loop. A run folder holds everything (see runs.py), and `--resume` goes on from
-its last checkpoint to bit-identical parameters.
+Read it top to bottom: data, model, loop, report. A run folder holds everything (runs.py). `--resume` continues from the
+last checkpoint and leads to bit-identical parameters.
 """
 
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import grain
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import Config, LoopConfig, Products, check_sizes
-from r2sm_jax.cpu import ask_for_huge_pages, choose_products, tune_malloc
+from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
@@ -28,23 +30,32 @@ from r2sm_jax.evaluate import evaluate, open_splits, score_source, show_report
 from r2sm_jax.flags import parse_config
 from r2sm_jax.metrics.html import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
-from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.published import load_published, with_published_sizes
+from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.queries.free_sentences import write_free_sentences
-from r2sm_jax.runs import read_config, restore_weights, resumed_folder, start_folder
-from r2sm_jax.sources import is_procedural, open_source
+from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
+from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
 from r2sm_jax.training.calibration import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
-from r2sm_jax.training.frozen_features import FrozenImages, why_not
+from r2sm_jax.training.frozen_features import FrozenImages, obstacle_to_caching
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import TrainState, init_state, make_train_step, split_model
+from r2sm_jax.training.step import TrainState, init_state, jit_train_step, make_mesh, split_model
 
 SHEET_ROWS = 6
 FITTING = 0.99
-"""Share of the sentences that training has room for: the longest are left out, or all would be padded to them."""
+"""Share of the sentences that are trained on. All are padded to the longest of these; longer ones are left out."""
+
+
+class Data(NamedTuple):
+    """What training reads."""
+
+    batches: grain.DatasetIterator
+    texts: TextStates
+    names: dict[str, np.ndarray]
+    """Text embeddings of each attribute's values."""
+    frozen: FrozenImages | None
+    """Kept image features (`--data.cache-features`), to be computed before the first batch."""
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
@@ -63,9 +74,57 @@ def open_data(config: Config, split: str, count: int) -> Source:
     )
 
 
-def all_texts(source: PreparedSource) -> list[str]:
-    """Every query of a prepared source."""
-    return [text for index in range(len(source)) for text in source.texts(index)]
+def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
+    """Opens the training split, prepares its images and encodes its sentences, all of it once.
+
+    Raises:
+        InputError: the data or the language model cannot be read or do not fit the configuration.
+    """
+    model, data, text = config.model, config.data, config.model.text
+    source = open_data(config, "train", data.scenes)
+    if not len(source):
+        raise InputError(f"{data.source}: the training split is empty")
+    prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
+    if prepared.remember():
+        say(f"{len(prepared)} training images prepared")
+    else:
+        say(f"{len(prepared)} training images, prepared anew at each visit")
+
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=data.cache_features)
+    if text.dim != texts.dim:
+        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
+    from_words = model.head in LEARNED_HEADS
+    free = free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
+    sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)] + [s.text for s in free]
+    texts.encode(sentences, kind="float32" if data.cache_features else config.train.products)
+    say(f"{texts.truncation_summary()}, encoded")
+    tokens = texts.token_quantile(sentences, FITTING)
+    too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
+    say(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training")
+
+    frozen = None
+    if data.cache_features:
+        if obstacle := obstacle_to_caching(config):
+            say(f"--data.cache-features: image features are not cached, since {obstacle}")
+        else:
+            frozen = FrozenImages(Path(data.cache_features), prepared)
+    assemble = Assemble(
+        text_states=texts,
+        tokens=tokens,
+        queries=data.queries,
+        instances=data.instances,
+        slots=model.decoder.slots,
+        mirror=data.mirror,
+        token_drop=data.token_drop,
+        colour_jitter=data.colour_jitter,
+        from_words=from_words,
+        free=[sentence for sentence in free if sentence.text not in too_long],
+        too_long=too_long,
+        frozen=frozen,
+    )
+    batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
+    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
+    return Data(batches, texts, names, frozen)
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -83,51 +142,6 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
         table.add_row("frozen: vision", f"{frozen:,}")
     table.add_row(f"frozen: {texts.folder.name}", f"{count(texts.weights):,}")
     Console(width=None if sys.stdout.isatty() else 100).print(table)
-
-
-def make_mesh(batch_size: int, accumulate: int = 0) -> jax.sharding.Mesh:
-    """All local devices along one `data` axis.
-
-    Raises:
-        InputError: the batch does not divide evenly.
-    """
-    devices = jax.local_device_count()
-    if batch_size % devices:
-        raise InputError(f"--train.batch-size {batch_size} is not divisible by the {devices} devices; give a multiple")
-    if accumulate and batch_size // devices % accumulate:
-        raise InputError(
-            f"--train.accumulate {accumulate}: a device's {batch_size // devices} images (--train.batch-size over "
-            f"{devices} devices) do not divide into so many parts; give a divisor"
-        )
-    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
-
-
-def resolve_products(loop: LoopConfig) -> Products:
-    """The products that training uses on this machine."""
-    return choose_products() if loop.products == "auto" else loop.products
-
-
-def how_to_step(loop: LoopConfig) -> dict[str, Any]:
-    """Options of `make_train_step`. On CPU half a batch at a time is faster, since more of it stays in the caches."""
-    halves = jax.default_backend() == "cpu" and loop.batch_size // jax.local_device_count() % 2 == 0
-    if loop.accumulate == 0 and halves:
-        return {"accumulate": 2, "unroll": True, "kind": resolve_products(loop)}
-    return {"accumulate": loop.accumulate or 1, "kind": resolve_products(loop)}
-
-
-def with_sizes(config: Config) -> Config:
-    """The configuration with the sizes of the published weights that it names; from the run that is resumed or
-    started from, if there is one that has them.
-
-    Raises:
-        InputError: the weights cannot be had, or the sizes contradict one another.
-    """
-    if config.model.vision.init is None and config.model.vision.name is None:
-        return config
-    run = resumed_folder(config) if config.resume else Path(config.init) if config.init else None
-    config = replace(config, model=with_published_sizes(config.model, read_config(run).model if run else None))
-    check_sizes(config.model)
-    return config
 
 
 def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder: Path) -> tuple[nnx.State, nnx.State]:
@@ -157,15 +171,15 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
 
 
 class Stop:
-    """Set by Ctrl-C and SIGTERM: the loop saves and ends after the current step; a second one interrupts."""
+    """Whether Ctrl-C or SIGTERM asked the loop to save and end after the current step. A second one interrupts."""
 
     def __init__(self) -> None:
         self.asked = False
-        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
 
     def end(self) -> None:
-        """Signals do again what they did before."""
-        for number, handler in self._before.items():
+        """Restores the signal handlers that were there before."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
@@ -179,105 +193,55 @@ def train(config: Config) -> Path:
     """Runs one experiment; returns its folder.
 
     Raises:
-        InputError: something that the user can mend, see the message.
+        InputError: something that the user can mend; the message says how.
     """
     started = time.monotonic()
-    config = with_sizes(config)
-    mesh = make_mesh(config.train.batch_size, config.train.accumulate)
+
+    def say(message: str) -> None:
+        print(f"{message}, {time.monotonic() - started:.0f} s", flush=True)
+
+    config = resolve(config)
+    mesh = make_mesh(config.train)
     folder = start_folder(config)
     print(f"run folder {folder}", flush=True)
 
-    # data: prepared once, sentences encoded once
-    source = open_data(config, "train", config.data.scenes)
-    if not len(source):
-        raise InputError(f"{config.data.source}: the training split is empty")
-    vision, text = config.model.vision, config.model.text
-    prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=config.data.crop)
-    if prepared.remember():
-        print(f"{len(prepared)} training images prepared, {time.monotonic() - started:.0f} s", flush=True)
-    else:
-        print(f"{len(prepared)} training images, prepared anew at each visit", flush=True)
-    dev = open_data(config, "dev" if is_procedural(config.data.source) else "val", config.train.evaluate_samples)
-    cache = config.data.cache_features
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=cache)
-    if text.dim != texts.dim:
-        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
-    from_words = config.model.head in LEARNED
-    free = write_free_sentences(config.data.free_sentences if from_words else 0, seed=config.data.seed)
-    sentences = [*all_texts(prepared), *(sentence.text for sentence in free)]
-    texts.encode(sentences, kind="float32" if cache else resolve_products(config.train))
-    print(f"{texts.truncation_summary()}, encoded, {time.monotonic() - started:.0f} s", flush=True)
-    tokens = texts.token_quantile(sentences, FITTING)
-    too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
-    print(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training", flush=True)
-    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    reason = why_not(config) if cache else None
-    frozen = FrozenImages(Path(cache), prepared) if cache and not reason else None
-    if reason:
-        print(f"--data.cache-features: image features are not cached, since {reason}", flush=True)
-    assemble = Assemble(
-        text_states=texts,
-        tokens=tokens,
-        queries=config.data.queries,
-        instances=config.data.instances,
-        slots=config.model.decoder.slots,
-        mirror=config.data.mirror,
-        token_drop=config.data.token_drop,
-        colour_jitter=config.data.colour_jitter,
-        from_words=from_words,
-        free=[sentence for sentence in free if sentence.text not in too_long],
-        too_long=too_long,
-        frozen=frozen,
-    )
-    batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
+    data = prepare_data(config, say)
+    dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
 
-    # model
     graphdef, params, constants = split_model(config.model, config.train.seed)
-    print_parameters(params, constants, texts)
+    print_parameters(params, constants, data.texts)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     checkpoints = Checkpoints(folder)
     if config.resume and checkpoints.steps:
-        state, constants = checkpoints.restore(init_state(params, optimizer), constants, batches)
+        state, constants = checkpoints.restore(init_state(params, optimizer), constants, data.batches)
         print(f"resumed at step {int(state.step)}", flush=True)
     else:
         params, constants = load_initial(config, params, constants, folder)
         state = init_state(params, optimizer)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    state, constants, names = jax.device_put((state, constants, names), everywhere)
-    split_rows = NamedSharding(mesh, PartitionSpec("data"))
-    if frozen is not None:
-        count = frozen.compute(
-            graphdef,
-            nnx.merge_state(state.params, constants),
-            config,
-            batch_size=config.train.batch_size,
-            sharding=split_rows,
-        )
-        print(f"features of {count:,} images computed, {time.monotonic() - started:.0f} s", flush=True)
-    train_step = make_train_step(graphdef, optimizer, config.loss, **how_to_step(config.train))
-    predictor = Predictor(config.model, graphdef, nnx.merge_state(state.params, constants), texts)
-    calibration = Calibration(graphdef, texts) if from_words else None
+    state, constants, names = jax.device_put((state, constants, data.names), NamedSharding(mesh, PartitionSpec()))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    weights = nnx.merge_state(state.params, constants)
+    if data.frozen is not None:
+        count = data.frozen.compute(graphdef, weights, config, batch_size=config.train.batch_size, sharding=rows)
+        say(f"features of {count:,} images computed")
+    train_step = jit_train_step(graphdef, optimizer, config)
+    predictor = Predictor(config.model, graphdef, weights, data.texts)
+    learned = config.model.head in LEARNED_HEADS
+    calibration = Calibration(graphdef, data.texts, calibration_sentences()) if learned else None
 
-    # loop
-    logs = Logs(folder, config, start=int(state.step))
-    stop = Stop()
+    logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
     images: dict[int, Any] = {}
     first = int(state.step) + 1
-    for step in range(first, config.train.steps + 1):
-        batch = next(batches)
+    for step in range(first, loop.steps + 1):
+        batch = next(data.batches)
         images = {step - 1: images.get(step - 1), step: batch["index"]}
-        state, values = train_step(state, constants, jax.device_put(batch, split_rows), names)
-        last = step == config.train.steps or stop.asked
-        evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
-        saves = evaluates or last or step % config.train.checkpoint_every == 0
+        state, values = train_step(state, constants, jax.device_put(batch, rows), names)
+        last = step == loop.steps or stop.asked
+        evaluates = step % loop.evaluate_every == 0 or step == loop.steps
+        saves = evaluates or last or step % loop.checkpoint_every == 0
         if (bad := logs.add(step, values, settle=saves)) is not None:
             checkpoints.close()
-            keep_state(folder / "not_finite", state, constants, batches)
-            raise InputError(
-                f"step {bad}: the loss is not finite on the training images {', '.join(map(str, images[bad]))}; the "
-                f"state is saved in {folder / 'not_finite'}; lower --optimizer.learning-rate and "
-                "--optimizer.muon-learning-rate or look at these images, then --resume from the checkpoint before"
-            )
+            save_not_finite(folder / "not_finite", state, constants, data.batches, bad, images[bad])
         if step == first:
             jax.block_until_ready(values)
             ask_for_huge_pages()
@@ -287,7 +251,7 @@ def train(config: Config) -> Path:
             predictor.weights = nnx.merge_state(state.params, constants)
             giou = quick_evaluation(predictor, dev, step, folder, logs)
         if saves:
-            checkpoints.save(state, constants, batches, giou)
+            checkpoints.save(state, constants, data.batches, giou)
         if last:
             break
     stop.end()
@@ -295,32 +259,31 @@ def train(config: Config) -> Path:
     logs.close()
     if stop.asked:
         print(f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True)
-        return folder
-
-    # report
-    best = restore_weights(folder)
-    predictor.weights = nnx.merge_state(best.params, best.constants)
-    sources = open_splits(
-        config.data.source, "all", count=config.train.report_samples, seed=config.data.seed, size=vision.image_size,
-        images_dir=config.data.images, backgrounds=config.data.backgrounds,
-    )  # fmt: skip
-    report, evaluated = evaluate(predictor, sources, spec=config.data.source, step=best.step)
-    report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
-    write_report(report, evaluated, folder)
-    show_report(report)
-    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
+    else:
+        report_on_best(config, folder, predictor, started)
     return folder
 
 
-def keep_state(folder: Path, state: TrainState, constants: nnx.State, batches: Any) -> None:
-    """Saves a state to look at, apart from the checkpoints that a run goes on from."""
-    apart = Checkpoints(folder)
-    apart.save(state, constants, batches, None)
-    apart.close()
+def save_not_finite(
+    folder: Path, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, step: int, images: Any
+) -> None:
+    """Saves a state that is not finite, apart from the checkpoints from which a run continues.
+
+    Raises:
+        InputError: always; it names the step and the images.
+    """
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(state, constants, batches, None)
+    checkpoints.close()
+    raise InputError(
+        f"step {step}: the loss is not finite on the training images {', '.join(map(str, images))}; the state is saved "
+        f"in {folder}; lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these images, "
+        "then --resume from the checkpoint before"
+    )
 
 
 def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
-    """gIoU on the dev images, logged, with a sheet of samples."""
+    """gIoU on the split that selects checkpoints, logged, with a sheet of samples."""
     scored = score_source(predictor, dev)
     figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
@@ -332,13 +295,30 @@ def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path,
     return float(np.float64(figures["all"]["giou"] or 0))
 
 
+def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:
+    """Evaluates the best checkpoint on every validation split and writes the report."""
+    best, data, loop = restore_weights(folder), config.data, config.train
+    predictor.weights = nnx.merge_state(best.params, best.constants)
+    sources = open_splits(
+        data.source, "all", count=loop.report_samples, seed=data.seed, size=config.model.vision.image_size,
+        images_dir=data.images, backgrounds=data.backgrounds,
+    )  # fmt: skip
+    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step)
+    report["meta"] |= {name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")}
+    report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
+    write_report(report, evaluated, folder)
+    show_report(report)
+    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
+
+
 def main() -> None:
-    """Command line. A run that is resumed keeps its configuration; flags may only repeat it."""
+    """Command line. Without a config file, a run that is resumed keeps its configuration; flags may only repeat it."""
     tune_malloc()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):
-        config = parse_config(args, read_config(resumed_folder(config)))
+        own = read_config(resumed_folder(config))
+        config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
     train(config)
 
 

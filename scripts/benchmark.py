@@ -25,13 +25,12 @@ from r2sm_jax.flags import parse_config
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.queries.free_sentences import write_free_sentences
 from r2sm_jax.queries.write import write_queries
+from r2sm_jax.runs import resolve
 from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import open_source
-from r2sm_jax.train import how_to_step, resolve_products
+from r2sm_jax.sources import free_sentences, open_source
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import init_state, make_train_step, split_model
+from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SCENES = 64
 
@@ -49,6 +48,7 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 def measure(config: Config) -> Iterator[tuple[str, str]]:
     """Names and figures, as they come."""
+    config = resolve(config)
     size = config.model.vision.image_size
     took = seconds(lambda: [draw_scene(0, i, size) for i in range(SCENES)], 3)
     yield "scenes drawn a second and core", f"{SCENES / took:.0f}"
@@ -67,10 +67,10 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     def encode_anew() -> None:
         number = next(numbers)
-        texts.encode((f"{sentence} {number}" for sentence in sentences), kind=resolve_products(config.train))
+        texts.encode((f"{sentence} {number}" for sentence in sentences), kind=config.train.products)
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
-    free = write_free_sentences(min(200, config.data.free_sentences), seed=0)
+    free = free_sentences(min(200, config.data.free_sentences), seed=0)
     free_texts = [sentence.text for sentence in free]
     texts.encode([*free_texts, *sentences])
 
@@ -85,7 +85,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     batch, names = jax.device_put((batch, names))
-    train_step = make_train_step(graphdef, optimizer, config.loss, **how_to_step(config.train))
+    train_step = jit_train_step(graphdef, optimizer, config)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
 
     def step() -> Any:

@@ -8,6 +8,7 @@ widens bfloat16, so take the memory as a guide. Compiling SAM-B takes minutes.
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,10 +22,9 @@ from r2sm_jax.flags import parse_config
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text import abstract_text_encoder
 from r2sm_jax.models.weights import find_language_model
-from r2sm_jax.runs import abstract_state
-from r2sm_jax.train import make_mesh, with_sizes
+from r2sm_jax.runs import abstract_state, resolve, resolve_loop
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import make_train_step
+from r2sm_jax.training.step import jit_train_step, make_mesh
 
 CATEGORIES = 100
 """Names of categories that pixels are compared with; the data has them, and their number hardly matters."""
@@ -35,7 +35,7 @@ other back ends keep them longer."""
 
 
 def batch_shapes(config: Config) -> dict[str, Any]:
-    """Shapes of a training batch (data/pipeline.py, `Assemble`), with sentences of full length."""
+    """Shapes of a training batch (data/batches.py, `Assemble`), with sentences of full length."""
     b, k, m = config.train.batch_size, config.data.queries, config.data.instances
     size, mask, t = config.model.vision.image_size, config.model.mask_size, config.model.text.max_tokens
     text, slots = config.model.text, config.model.decoder.slots
@@ -63,12 +63,12 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: the batch does not divide by the devices and parts.
     """
-    parts = config.train.accumulate or 1
-    mesh = make_mesh(config.train.batch_size, parts)
     try:
-        config = with_sizes(config)
+        config = resolve(config)
     except InputError as error:
         yield "sizes of published weights", f"as configured, not checked: {error}"
+        config = resolve_loop(config)
+    mesh = make_mesh(config.train)
     graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     try:
@@ -83,10 +83,11 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     state, constants, names = (placed(tree, everywhere) for tree in (state, constants, names))
     arguments = (state, constants, placed(batch_shapes(config), rows), names)
     # The cost analysis counts the body of a loop once, so FLOPs are those of the step without accumulation.
-    flops = _flops(make_train_step(graphdef, optimizer, config.loss).lower(*arguments))
+    whole = replace(config, train=replace(config.train, accumulate=1))
+    flops = _flops(jit_train_step(graphdef, optimizer, whole).lower(*arguments))
     yield "FLOPs a step, all devices", f"{flops:.3g}"
     yield "FLOPs of the run", f"{flops * config.train.steps:.3g} in {config.train.steps:,} steps"
-    step = make_train_step(graphdef, optimizer, config.loss, parts)
+    step = jit_train_step(graphdef, optimizer, config)
     memory = step.lower(*arguments).compile(compiler_options=KEEP_REMAT).memory_analysis()
     yield "devices", f"{mesh.size}, {config.train.batch_size // mesh.size} images each"
     yield "arguments a device (weights, optimizer, batch)", gigabytes(memory.argument_size_in_bytes)

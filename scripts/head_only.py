@@ -73,7 +73,7 @@ def free_sentences(count: int, *, seed: int = 0) -> Sentences:
 
 
 def intent_list(purpose: Literal["development", "test"]) -> Sentences:
-    """The sentences written by hand (data/intent.py)."""
+    """The sentences written by hand (queries/intent.py)."""
     rows = intent_sentences(purpose)
     return Sentences(
         tuple(row.text for row in rows),
@@ -164,7 +164,7 @@ def _gradient(
 ) -> nnx.State:
     def loss(params: nnx.State) -> jax.Array:
         said = readings(nnx.merge(graphdef, params), states[None].astype(jnp.float32), mask[None])
-        return type_loss(said, amodal[None], jnp.ones((1, len(amodal)), bool), LossConfig())
+        return type_loss(said, amodal[None], jnp.ones((1, len(amodal)), bool), LossConfig()).value
 
     return jax.grad(loss)(params)
 

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from r2sm_jax.explain import word_shares, words_of
 from r2sm_jax.metrics.mask_type import calibration_error
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.sources import calibration_sentences
 from r2sm_jax.training.calibration import RANGE, Calibration, fit_temperature
 from r2sm_jax.training.step import split_model
 
@@ -34,7 +35,7 @@ def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     text = tiny_config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     graphdef, params, constants = split_model(tiny_config.model, 0)
-    fitted = Calibration(graphdef, texts)(params, constants)
+    fitted = Calibration(graphdef, texts, calibration_sentences())(params, constants)
     changed = [
         path
         for (path, one), (_, other) in zip(nnx.to_flat_state(constants), nnx.to_flat_state(fitted), strict=True)

@@ -20,7 +20,7 @@ from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.vision import VisionEncoder
 from r2sm_jax.train import main
-from r2sm_jax.training.frozen_features import why_not
+from r2sm_jax.training.frozen_features import obstacle_to_caching
 
 SENTENCES = ["the red mug", "the complete shape of the car", "only what can be seen of the dog", "a"]
 
@@ -181,12 +181,12 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
 def test_why_images_are_not_cached():
     frozen = ["--model.vision.init", "facebook/sam-vit-base", "--model.vision.frozen"]
     still = ["--data.no-mirror"]
-    assert why_not(parse_config([*frozen, *still])) is None
-    assert why_not(parse_config(["--model.vision.name", "facebook/dinov2-small", *still])) is None
+    assert obstacle_to_caching(parse_config([*frozen, *still])) is None
+    assert obstacle_to_caching(parse_config(["--model.vision.name", "facebook/dinov2-small", *still])) is None
     for extra in ([], [*still, "--data.crop", "0.8"], [*still, "--data.colour-jitter", "0.1"]):
-        assert "augmented" in str(why_not(parse_config([*frozen, *extra])))
+        assert "augmented" in str(obstacle_to_caching(parse_config([*frozen, *extra])))
     for model in ([], frozen[:2], [*frozen, "--model.vision.lora-rank", "4"]):
-        assert "no image encoder is frozen" in str(why_not(parse_config([*model, *still])))
+        assert "no image encoder is frozen" in str(obstacle_to_caching(parse_config([*model, *still])))
 
 
 def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):

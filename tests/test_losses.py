@@ -7,10 +7,13 @@ from r2sm_jax.config import PLACE, LossConfig
 from r2sm_jax.models.decoder import Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
+    Mean,
     Targets,
+    counted_pixels,
     dense_losses,
     dice_loss,
     instance_losses,
+    loss_counts,
     mask_loss,
     masked_mean,
     pixel_mean,
@@ -47,8 +50,9 @@ def logits(*masks, strength: float = 20.0):
 
 
 def test_masked_mean_counts_valid_entries_only():
-    assert masked_mean(jnp.array([1.0, 2.0, 90.0]), jnp.array([True, True, False])) == 1.5
-    assert masked_mean(jnp.array([1.0, 2.0]), jnp.array([False, False])) == 0
+    mean = masked_mean(jnp.array([1.0, 2.0, 90.0]), jnp.array([True, True, False]))
+    assert (mean.sum, mean.count, mean.value) == (3, 2, 1.5)
+    assert masked_mean(jnp.array([1.0, 2.0]), jnp.array([False, False])).value == 0
 
 
 def test_dice_by_hand():
@@ -122,13 +126,18 @@ def targets(**changes) -> Targets:
         "query_valid": jnp.ones((1, 2), bool), "valid": jnp.ones((1, SIDE, SIDE)),
         "labels": {"category": jnp.array([[0, 1]], jnp.int32)},
         "boxes": jnp.array([[[0, 0, 1, 1], [0.5, 0, 1, 1]]], jnp.float32),
+        "type_amodal": jnp.array([[False, True]]), "type_valid": jnp.ones((1, 2), bool),
     }  # fmt: skip
     return Targets(**known | changes)
 
 
+def values(means: dict[str, Mean]) -> dict[str, jnp.ndarray]:
+    return {name: mean.value for name, mean in means.items()}
+
+
 def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear"):
     """Losses of the fused masks."""
-    return query_losses(masks, PIXELS, truth, config or LossConfig(), head=head, threshold=0)
+    return values(query_losses(masks, PIXELS, truth, config or LossConfig(), head=head, threshold=0))
 
 
 RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
@@ -211,7 +220,7 @@ def softplus(x: float) -> float:
 def test_every_reader_of_the_mask_type_is_judged_alone():
     readings = jnp.array([[[1.0, 3.0, 50.0]], [[-2.0, 4.0, 50.0]]])
     wants, valid = jnp.array([[False, True, False]]), jnp.array([[True, True, False]])
-    loss = type_loss(readings, wants, valid, LossConfig(type_smoothing=0))
+    loss = type_loss(readings, wants, valid, LossConfig(type_smoothing=0)).value
     alone = [softplus(1.0) + softplus(-3.0), softplus(-2.0) + softplus(-4.0)]
     assert loss == pytest.approx(sum(alone) / 4, rel=1e-5)
 
@@ -237,9 +246,9 @@ ONE, TWO = (LEFT, FULL), (RIGHT, RIGHT)
 
 
 def slots(slots_of_query, truth: Targets, **options):
-    return slot_losses(
-        tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options), PIXELS, truth, LossConfig(), threshold=0
-    )
+    drawn = tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options)
+    found = values(slot_losses(drawn, PIXELS, truth, LossConfig(), threshold=0))
+    return found | {"slots": found["slots_modal"] + found["slots_amodal"]}
 
 
 def test_slots_in_any_order_cost_the_same():
@@ -258,8 +267,8 @@ def test_targets_in_any_order_cost_the_same():
 def test_slots_without_a_target_learn_absence():
     sure = jnp.array([[[0.0, 20.0, 20.0], [0.0, 20.0, -20.0]]])
     masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, TWO], [TWO, (EMPTY, EMPTY)]])
-    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"]
-    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"]
+    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"].value
+    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"].value
     assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
 
 
@@ -267,7 +276,7 @@ def test_of_slots_that_draw_alike_the_one_that_claims_the_target_gets_it():
     single = MULTI._replace(slots=jnp.array([[[0, -1], [1, -1]]], jnp.int32))
     masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, ONE], [TWO, TWO]])
     sure = jnp.array([[[0.0, -20.0, 20.0], [0.0, 20.0, -20.0]]])
-    loss = slot_losses(masks._replace(presence=sure), PIXELS, single, LossConfig(), threshold=0)["slot_presence"]
+    loss = slot_losses(masks._replace(presence=sure), PIXELS, single, LossConfig(), threshold=0)["slot_presence"].value
     assert loss == pytest.approx(0, abs=1e-5)
 
 
@@ -293,6 +302,10 @@ def dense(visible, hidden, box) -> DenseOutput:
     return DenseOutput(visible[None], hidden[None], box[None])
 
 
+def pixel_losses(output: DenseOutput, names, truth: Targets):
+    return values(dense_losses(output, names, truth))
+
+
 def test_dense_losses_vanish_for_right_answers():
     # Four cells of 2 x 2; categories 0 (left) and 1 (right) have the embeddings of a unit basis.
     names = {"category": 20.0 * jnp.eye(2)}
@@ -304,9 +317,9 @@ def test_dense_losses_vanish_for_right_answers():
     x0 = jnp.where(left > 0, 0.0, 0.5)
     box = jnp.stack([x0 - x, -y, 1 - x, 1 - y], -1)
     truth = targets()
-    parts = dense_losses(dense(visible, 20.0 * hidden, box), names, truth)
+    parts = pixel_losses(dense(visible, 20.0 * hidden, box), names, truth)
     assert all(value == pytest.approx(0, abs=1e-3) for value in parts.values()), parts
-    worse = dense_losses(dense(visible[:, ::-1], 20.0 * hidden[:, ::-1], box + 0.5), names, truth)
+    worse = pixel_losses(dense(visible[:, ::-1], 20.0 * hidden[:, ::-1], box + 0.5), names, truth)
     assert all(value > 0.5 for value in worse.values()), worse
     assert worse["dense_box"] == pytest.approx(4 * 0.5)
 
@@ -316,13 +329,13 @@ def test_dense_losses_do_not_look_at_padding():
     visible, hidden, box = (jnp.asarray(rng.normal(size=(2, 2, c)), jnp.float32) for c in (2, 2, 4))
     other = dense(visible.at[:, 1].add(3), hidden.at[:, 1].add(3), box.at[:, 1].add(3))  # the right half
     truth, names = targets(valid=LEFT[None]), {"category": jnp.eye(2)}
-    a, b = dense_losses(dense(visible, hidden, box), names, truth), dense_losses(other, names, truth)
+    a, b = pixel_losses(dense(visible, hidden, box), names, truth), pixel_losses(other, names, truth)
     assert all(a[name] == pytest.approx(float(b[name])) for name in a)
 
 
 def test_unknown_labels_are_left_out():
     truth = targets(labels={"category": jnp.array([[-1, -1]], jnp.int32)})
-    parts = dense_losses(
+    parts = pixel_losses(
         dense(jnp.ones((2, 2, 2)), jnp.ones((2, 2, 2)), jnp.zeros((2, 2, 4))), {"category": jnp.eye(2)}, truth
     )
     assert parts["dense_category"] == 0
@@ -334,7 +347,7 @@ def test_instance_losses_ask_for_each_instance_by_itself():
 
     def loss(weights, truth=truth):
         kernels = Kernels(wherever(weights), jnp.zeros((1, 1, 2, 2)))
-        return instance_losses(kernels, PIXELS, truth, LossConfig())["instance"]
+        return sum(mean.value for mean in instance_losses(kernels, PIXELS, truth, LossConfig()).values())
 
     assert loss(drawn) == pytest.approx(0, abs=1e-5)
     assert loss(drawn[:, :, ::-1]) > 5
@@ -351,3 +364,15 @@ def test_the_total_is_the_weighted_sum():
     config = LossConfig(type=2, presence=3, slots=4, iou=5, dense=6, early=7, instance=8)
     wanted = 1 + 10 + 200 + 3 * 11000 + 4e5 + 5 * 11e6 + 6 * 11e8 + 7e10 + 8e11
     assert total_loss(parts, config) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("head, supervise", [("linear", "both"), ("linear", "requested"), ("none", "both")])
+def test_the_counts_of_parts_are_known_from_the_truth_alone(head, supervise):
+    """Every loss has its count among `loss_counts`, and it is the one that the loss itself finds."""
+    config, truth = LossConfig(supervise=supervise), targets(query_valid=jnp.array([[True, False]]))
+    counts = loss_counts(truth, config, head)
+    masks = tokens(RIGHT_ANSWER, [[ONE, TWO], [ONE, TWO]])
+    found = query_losses(masks, PIXELS, truth, config, head=head, threshold=0)
+    found |= slot_losses(masks, PIXELS, truth, config, threshold=0)
+    assert all(mean.count == counts[name] for name, mean in found.items())
+    assert counts.keys() - found.keys() == {"instance_modal", "instance_amodal", "type", *counted_pixels(truth)}

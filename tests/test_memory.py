@@ -10,10 +10,10 @@ import optax
 import pytest
 from flax import nnx
 
-from r2sm_jax.config import DecoderConfig, LossConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.training.losses import SharedMeans, masked_mean
-from r2sm_jax.training.step import init_state, make_train_step, split_model
+from r2sm_jax.training.losses import Mean, masked_mean
+from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 CONFIG = ModelConfig(
     VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24),
@@ -78,7 +78,8 @@ def done(batch) -> dict[int, Done]:
     found = {}
     for accumulate in (1, 4):
         state = init_state(jax.tree.map(jnp.copy, params), plain)
-        step = make_train_step(graphdef, plain, LossConfig(), accumulate).lower(state, constants, batch, names)
+        config = Config(model=CONFIG, train=LoopConfig(accumulate=accumulate, products="float32"))
+        step = jit_train_step(graphdef, plain, config).lower(state, constants, batch, names)
         compiled = step.compile()
         after, logs = compiled(state, constants, batch, names)
         gradients = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), params, after.params)
@@ -105,13 +106,10 @@ def test_the_mean_of_the_parts_means_would_be_another_step(batch):
     values = jnp.arange(8.0)
     valid = jnp.array(batch["query_valid"][:, 0])
     parts = [(values[i::2], valid[i::2]) for i in range(2)]
-    usual = np.mean([masked_mean(*part) for part in parts])
-    counters = [SharedMeans() for _ in parts]
-    for counter, part in zip(counters, parts, strict=True):
-        counter(*part)
-    totals = [sum(counts) for counts in zip(*(c.counts for c in counters), strict=True)]
-    exact = sum(SharedMeans(totals)(*part) for part in parts)
-    np.testing.assert_allclose(exact, masked_mean(values, valid), rtol=1e-6)
+    usual = np.mean([masked_mean(*part).value for part in parts])
+    total = masked_mean(values, valid)
+    exact = sum(Mean(masked_mean(*part).sum, total.count).value for part in parts)
+    np.testing.assert_allclose(exact, total.value, rtol=1e-6)
     assert abs(usual - exact) > 0.01
 
 

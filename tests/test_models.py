@@ -347,7 +347,7 @@ def test_the_readers_of_the_attention_head_start_and_learn_apart():
     def gradients(head):
         graphdef, params = nnx.split(head, nnx.Param)
         return jax.grad(
-            lambda p: type_loss(heads.readings(nnx.merge(graphdef, p), text, mask), wants, valid, LossConfig())
+            lambda p: type_loss(heads.readings(nnx.merge(graphdef, p), text, mask), wants, valid, LossConfig()).value
         )(params)["readers"]
 
     before = gradients(head)

@@ -6,7 +6,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from r2sm_jax.cpu import products
-from r2sm_jax.training.muon import POLAR_STEPS, orthogonal, scale_by_muon
+from r2sm_jax.training.optimizer import POLAR_STEPS, orthogonal, scale_by_muon
 
 SHAPES = {"wide": (2, 12, 30), "tall": (2, 30, 12), "square": (3, 16, 16), "kernel": (2, 3, 3, 4, 8), "flat": (1, 1, 9)}
 

@@ -8,15 +8,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from r2sm_jax import train as train_module
+from r2sm_jax import cpu, train as train_module
+from r2sm_jax.config import Config, DataConfig, LoopConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.runs import abstract_state, open_run, read_config
-from r2sm_jax.train import main, make_mesh
+from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
+from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.logs import Logs
+from r2sm_jax.training.step import make_mesh
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -31,6 +34,9 @@ def assert_bit_identical(one: Path, other: Path, step: int = 4) -> None:
     assert a.keys() == b.keys() and len(a) > 100
     different = [name for name in a if a[name].tobytes() != b[name].tobytes()]
     assert different == []
+
+
+LOGGED = [f"train/{name}" for name in ("loss", "modal", "amodal", "slots", "type", "gradient_norm")]
 
 
 def losses(run: Path) -> dict[int, dict[str, float]]:
@@ -67,8 +73,7 @@ def test_every_loss_is_logged_for_every_step(tiny_run):
     logged = losses(tiny_run)
     assert list(logged) == [1, 2, 3, 4]
     for line in logged.values():
-        parts = {f"train/{name}" for name in ("loss", "modal", "amodal", "slots", "type", "gradient_norm")}
-        assert parts <= line.keys() and all(np.isfinite(v) for v in line.values())
+        assert set(LOGGED) <= line.keys() and all(np.isfinite(v) for v in line.values())
 
 
 def test_a_run_learns_something_in_every_module(tiny_run):
@@ -161,7 +166,7 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_pa
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, tmp_path, refused, monkeypatch):
-    make, seen = train_module.make_train_step, []
+    make, seen = train_module.jit_train_step, []
 
     def broken(*arguments, **options):
         step = make(*arguments, **options)
@@ -173,7 +178,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, 
 
         return train_step
 
-    monkeypatch.setattr(train_module, "make_train_step", broken)
+    monkeypatch.setattr(train_module, "jit_train_step", broken)
     flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
     message = refused(main, *tiny_flags, "--run", tmp_path / "run", *flags)
     assert "step 3: " in message and f"images {', '.join(map(str, seen[2]))};" in message
@@ -238,12 +243,12 @@ def test_a_folder_without_write_permission_is_one_sentence(tiny_flags, tmp_path,
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")  # permissions do not bind root, as in containers
     (tmp_path / "closed").mkdir(mode=0o500)
-    assert "cannot be written" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
+    assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
 
 
 def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused):
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in refused(main, *tiny_flags, "--run", tmp_path / "file" / "run")
+    assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "file" / "run")
 
 
 def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
@@ -269,10 +274,18 @@ def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path
 # Several devices.
 
 
-def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 12}, r"--train\.batch-size 12 is not divisible by the 8 devices"),
+        ({"devices": 9}, r"--train\.devices 9: this machine has 8"),
+        ({"batch_size": 24, "accumulate": 2}, r"--train\.accumulate 2: a device's 3 images"),
+    ],
+)
+def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch, changes, message):
     monkeypatch.setattr(train_module.jax, "local_device_count", lambda: 8)
-    with pytest.raises(InputError, match=r"--train\.batch-size 12 is not divisible by the 8 devices"):
-        make_mesh(12)
+    with pytest.raises(InputError, match=message):
+        make_mesh(LoopConfig(**{"devices": 8, "accumulate": 1} | changes))
 
 
 def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
@@ -286,6 +299,49 @@ def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
         for name in one[step]:
             if name.startswith("train/") and "seconds" not in name:
                 assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (step, name)
+
+
+def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp_path):
+    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
+    config = replace(tiny_config, run=str(tmp_path / "run"), train=replace(tiny_config.train, steps=2))
+    with jax.default_matmul_precision("bfloat16"):
+        found = losses(train_module.train(config))
+    expected = losses(tiny_run)[1]
+    assert {name: found[1][name] for name in expected if name in LOGGED} == {n: expected[n] for n in LOGGED}
+
+
+# What is used on this machine.
+
+
+@pytest.mark.parametrize("processor", ["fpu amx_bf16", "fpu"])
+def test_defaults_that_depend_on_the_machine_are_resolved(processor, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(processor)
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    loop = resolve(Config()).train
+    assert loop.products == ("bfloat16" if "amx" in processor else "float32")
+    assert (loop.devices, loop.accumulate, loop.unroll, loop.select_on) == (1, 2, True, "dev")
+    assert resolve(resolve(Config())) == resolve(Config())
+    odd = resolve(Config(train=LoopConfig(batch_size=3), data=DataConfig(source="json:a.json"))).train
+    assert (odd.accumulate, odd.unroll, odd.select_on) == (1, False, "val")
+
+
+def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(tiny_flags, tmp_path, monkeypatch, command):
+    """The run is started where bfloat16 is the default, and resumed where it is not."""
+    run = tmp_path / "run"
+    flags = [*tiny_flags, "--run", run, "--train.products", "auto", "--train.accumulate", 0, "--train.steps", 1]
+    with monkeypatch.context() as patch:
+        (tmp_path / "cpuinfo").write_text("amx_bf16")
+        patch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+        assert command(main, *flags).code == 0
+    used = {"products": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
+    config = json.loads((run / "config.json").read_text())["train"]
+    assert used | {"unroll": True} == {name: config[name] for name in (*used, "unroll")}
+    for resumed in (flags, ["--run", run]):
+        (run / "report.json").unlink()
+        end = command(main, *resumed, "--resume")
+        assert end.code == 0 and "resumed at step 1" in end.out, end.err
+        meta = json.loads((run / "report.json").read_text())["meta"]
+        assert used == {name: meta[name] for name in used}
 
 
 def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp_path):

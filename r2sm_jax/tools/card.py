@@ -6,8 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from r2sm_jax.config import MINILM, Config
-from r2sm_jax.sources import is_procedural
+from r2sm_jax.config import MINILM, Config, is_procedural
 
 FIGURES = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
 

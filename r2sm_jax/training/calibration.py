@@ -1,10 +1,11 @@
-"""Probabilities of the mask type that mean what they say: one temperature, fitted on sentences never trained on.
+"""Calibrated probabilities of the mask type: one temperature, fitted on sentences that are never trained on.
 
-Validation queries in training wordings are answered almost without error, so a temperature fitted on them would make
-the head overconfident on everything else. The sentences written by hand (data/intent.py) are as new to the head as
-a user's; they need no images, so the fit is done whenever a run is evaluated, for any data source.
+The head answers validation queries in training wordings almost without error. A temperature fitted on those would make
+it overconfident on everything else. Sentences written by hand are as new to the head as those of a user. They need no
+images, so the temperature is fitted at every evaluation, for any data source.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,10 +16,10 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.query import Sentence
 
 RANGE = 0.2, 5.0
-"""Temperatures that can come out."""
+"""Smallest and largest temperature."""
 
 
 def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
@@ -38,10 +39,9 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
 class Calibration:
     """Fits the temperature of a run with a learned head."""
 
-    def __init__(self, graphdef: nnx.GraphDef, texts: TextStates):
-        rows = intent_sentences()
-        self.amodal = np.array([row.mask_type == "amodal" for row in rows])
-        self.states, self.mask = texts([row.text for row in rows])
+    def __init__(self, graphdef: nnx.GraphDef, texts: TextStates, sentences: Sequence[Sentence]):
+        self.amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
+        self.states, self.mask = texts([sentence.text for sentence in sentences])
 
         @jax.jit
         def logits(params: nnx.State, constants: nnx.State, states: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: saved in the background, whole or not at all, verified when they are read.
+"""Checkpoints of a run: saved in the background, as a whole or not at all, and verified when they are read.
 
-Each holds the parameters, the optimizer state, the step, the model's constants, and the position in the data; the
-latest two are kept, and the best by dev gIoU. Arrays are stored by path, so files are free of library classes, with a
-digest that tells a damaged file.
+A checkpoint holds the parameters, the optimizer state, the step, the model's constants, and the position in the data.
+The latest two are kept, and the one with the highest gIoU. Arrays are stored by path, without library classes. A digest
+tells whether a file is damaged.
 """
 
 import hashlib
@@ -62,28 +62,28 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps that have a complete checkpoint, ascending."""
+        """Steps with a complete checkpoint, ascending."""
         return sorted(int(c.step) for c in self._orbax.checkpoints)
 
     @property
     def best(self) -> int | None:
-        """The step of the highest dev gIoU; None where no checkpoint was evaluated."""
+        """The step with the highest gIoU; None if no checkpoint was evaluated."""
         every: list[Any] = list(self._orbax.checkpoints)
         scored = [(c.metrics["giou"], c.step) for c in every if c.metrics]
         return max(scored)[1] if scored else None
 
     def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
-        """Starts saving; an earlier save is waited for first.
+        """Waits for an earlier save and starts a new one.
 
         Raises:
-            InputError: the disk is full or not writable. Earlier checkpoints stay as they were.
+            InputError: the disk is full or cannot be written. Earlier checkpoints are not touched.
         """
-        arrays = flatten({"state": state, "constants": constants})
-        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
         step = int(state.step)
-        metrics: Any = None if giou is None else {"giou": giou}
         if step in self.steps:
             return
+        arrays = flatten({"state": state, "constants": constants})
+        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+        metrics: Any = None if giou is None else {"giou": giou}
         self._guard(
             lambda: self._orbax.save_checkpointables_async(
                 step,
@@ -117,9 +117,9 @@ class Checkpoints:
         *,
         step: int | None = None,
     ) -> tuple[TrainState, nnx.State]:
-        """The newest good checkpoint, or the one at `step`; damaged ones are reported and passed over.
+        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and an earlier one is taken.
 
-        `state` and `constants` give structure and shapes; `batches` is moved to the saved position.
+        `state` and `constants` give structure and shapes; `batches` is set to the saved position.
 
         Raises:
             InputError: there is no readable checkpoint.

@@ -1,7 +1,6 @@
-"""Features of the training images from frozen vision weights, computed once and kept on disk
-(`--data.cache-features`).
+"""Features of the training images by frozen vision weights, computed once and kept on disk (`--data.cache-features`).
 
-Only what does not change can be kept: weights that are frozen, images that are the same at each visit.
+This needs frozen weights, and images that are the same at every visit.
 """
 
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from r2sm_jax.models.feature_cache import Arrays, FeatureCache, digest
 from r2sm_jax.models.r2sm import R2SM
 
 
-def why_not(config: Config) -> str | None:
-    """Why the features of training images cannot be kept; None if they can."""
+def obstacle_to_caching(config: Config) -> str | None:
+    """Why the features of training images cannot be kept, with the flags that would help; None if they can."""
     vision, data = config.model.vision, config.data
     if not (vision.trunk_is_frozen or vision.plain_is_frozen):
         return "no image encoder is frozen (--model.vision.frozen, --model.vision.name)"
@@ -51,7 +50,7 @@ class FrozenImages:
         batch_size: int,
         sharding: jax.sharding.Sharding,
     ) -> int:
-        """Computes what the cache lacks; returns how many images that were.
+        """Computes the features that are not in the cache; returns of how many images.
 
         Raises:
             InputError: the disk has too little space, or a feature does not fit into float16.

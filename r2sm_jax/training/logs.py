@@ -1,4 +1,4 @@
-"""What a person and TensorBoard see of a run: one line an interval, `metrics.jsonl`, event files."""
+"""Logs of a run: a printed line for each interval of steps, `metrics.jsonl`, and TensorBoard's event files."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from tensorboardX import SummaryWriter
 
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.training.step import Logs as Values
+from r2sm_jax.training.step import Values
 
 SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
 
 
 class Logs:
-    """Averages the losses of an interval and writes them everywhere."""
+    """Averages the losses of an interval and writes them to all three."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
         self.every = config.train.log_every
@@ -35,10 +35,10 @@ class Logs:
         self._start = start
 
     def add(self, step: int, values: Values, *, settle: bool) -> int | None:
-        """Takes the losses of a step. Returns the step, this one or the one before, whose loss or gradient is not
-        finite.
+        """Adds the losses of a step. Returns the number of this step, or of the one before, if its loss or gradient is
+        not finite.
 
-        The device is waited for one step late, so that it never idles, unless `settle` asks about this step.
+        The losses of a step are read one step late, so that the device never waits. `settle` reads them at once.
         """
         self._pending.append(values)
         write = step % self.every == 0 or step == self.steps

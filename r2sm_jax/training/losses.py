@@ -1,6 +1,11 @@
-"""Losses. Everything is float32, reduced per mask first and then over the valid masks, never over the flat batch."""
+"""Losses: pure functions of what the model gives and of the truth.
 
-from collections.abc import Callable
+Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask weighs as much as a
+small one. Which entries (masks, queries, pixels) count depends on the truth alone. So each loss is a `Mean`, a sum and
+a count, that is divided once at the end, and a batch can be computed in parts: their sums are added up, and
+`loss_counts` gives the counts of the whole batch beforehand.
+"""
+
 from typing import NamedTuple
 
 import jax
@@ -9,16 +14,18 @@ import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
-from r2sm_jax.config import LossConfig, MaskPair
-from r2sm_jax.models.decoder import Kernels, MaskTokens, draw_pair
+from r2sm_jax.config import NO_HEAD, LossConfig, MaskPair
+from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelFeatures, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
 FUSED, SLOTS = slice(0, 1), slice(1, None)
 """Positions among the mask decoder's tokens."""
+CELLS = 2
+"""Slots, early masks and dense outputs are compared with the truth at a resolution this many times lower."""
 
 
 class Targets(NamedTuple):
-    """Truth of a batch, at mask resolution. Coverages are the share of a cell that a mask fills, 0..1."""
+    """Truth of a batch, at mask resolution. A coverage is the share of a cell that a mask fills, 0..1."""
 
     modal: Float[Array, "b m h w"]
     amodal: Float[Array, "b m h w"]
@@ -35,38 +42,95 @@ class Targets(NamedTuple):
     """For each attribute (category, colour, ...): index into its names; -1 = unknown."""
     boxes: Float[Array, "b m 4"]
     """Amodal box x0 y0 x1 y1 in units of the padded image side."""
+    type_amodal: Bool[Array, "b f"]
+    """Whether a sentence that the mask-type head learns from asks for the amodal mask."""
+    type_valid: Bool[Array, "b f"]
 
 
-def masked_mean(values: Float[Array, "*n"], valid: Float[Array, "*n"] | Bool[Array, "*n"]) -> Float[Array, ""]:
-    """Mean over the valid entries; 0 where there is none."""
-    return SharedMeans()(values, valid)
+class Outputs(NamedTuple):
+    """What the model gives for a training batch."""
+
+    masks: MaskTokens
+    pixels: PixelFeatures
+    type_readings: Float[Array, "r b f"]
+    """Logits that the amodal mask is meant, by each of r readers."""
+    instances: Kernels
+    """Kernels [b 1 m] made of every instance's own pixels."""
+    dense: DenseOutput
+    names: dict[str, Float[Array, "_v e"]]
+    """Projected text embeddings of each attribute's names."""
 
 
-class SharedMeans:
-    """`masked_mean` for a batch that is worked off in parts: the shares of its parts add up to its means.
+class Mean(NamedTuple):
+    """A mean that is not divided yet."""
 
-    How many entries count depends on the truth alone. So a first pass over all parts reads `counts`, one for each call
-    in their order, and a second divides by their `totals`.
-    """
+    sum: Float[Array, ""]
+    count: Float[Array, ""]
 
-    def __init__(self, totals: list[Float[Array, ""]] | None = None):
-        self.totals = totals
-        self.counts: list[Float[Array, ""]] = []
-
-    def __call__(self, values: Float[Array, "*n"], valid: Float[Array, "*n"] | Bool[Array, "*n"]) -> Float[Array, ""]:
-        weights = valid.astype(values.dtype)
-        self.counts.append(weights.sum())
-        total = self.counts[-1] if self.totals is None else self.totals[len(self.counts) - 1]
-        return (values * weights).sum() / jnp.maximum(total, 1)
+    @property
+    def value(self) -> Float[Array, ""]:
+        """The mean; 0 where nothing counts."""
+        return self.sum / jnp.maximum(self.count, 1)
 
 
-Mean = Callable[[Array, Array], Array]
+def masked_mean(values: Float[Array, "*n"], counted: Bool[Array, "*n"]) -> Mean:
+    """Mean over the entries that count."""
+    weights = counted.astype(jnp.float32)
+    return Mean((values * weights).sum(), weights.sum())
+
+
+def masked_means(values: dict[str, Array], counted: dict[str, Array]) -> dict[str, Mean]:
+    """`masked_mean` for several losses, which must be the same in both."""
+    if values.keys() != counted.keys():
+        raise ValueError(f"losses {sorted(values)}, but entries of {sorted(counted)}")
+    return {name: masked_mean(values[name], counted[name]) for name in values}
+
+
+def loss_counts(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, ""]]:
+    """How many entries count in each of the losses of `compute_losses`. The model is not needed."""
+    counted = counted_queries(targets, config, head) | counted_slots(targets) | counted_instances(targets)
+    counted |= counted_pixels(targets) | {"type": targets.type_valid}
+    return {name: entries.sum(dtype=jnp.float32) for name, entries in counted.items()}
+
+
+def compute_losses(
+    outputs: Outputs, targets: Targets, config: LossConfig, *, head: str, threshold: float
+) -> dict[str, Mean]:
+    """All losses. `threshold` is the logit above which a pixel is mask."""
+    masks, pixels = outputs.masks, outputs.masks.canvas(outputs.pixels.fine)
+    return {
+        **query_losses(masks, pixels, targets, config, head=head, threshold=threshold),
+        **slot_losses(masks, pixels, targets, config, threshold=threshold),
+        **instance_losses(outputs.instances, outputs.pixels.fine, targets, config),
+        **dense_losses(outputs.dense, outputs.names, targets),
+        "type": type_loss(outputs.type_readings, targets.type_amodal, targets.type_valid, config),
+    }
+
+
+def divide(losses: dict[str, Mean], counts: dict[str, Float[Array, ""]]) -> dict[str, Float[Array, ""]]:
+    """The means by the names under which they are logged and weighted; `counts` are those of the whole batch."""
+    means = {name: Mean(mean.sum, counts[name]).value for name, mean in losses.items()}
+    for name in ("early", "slots", "instance"):
+        means[name] = means.pop(f"{name}_modal") + means.pop(f"{name}_amodal")
+    return means
+
+
+def total_loss(means: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
+    """The weighted sum that is differentiated."""
+    total = means["modal"] + means["amodal"] + config.type * means["type"]
+    total += config.early * means["early"]
+    total += config.presence * (means["presence"] + means["slot_presence"]) + config.slots * means["slots"]
+    total += config.iou * (means["iou"] + means["slot_iou"]) + config.instance * means["instance"]
+    return total + config.dense * sum(mean for name, mean in means.items() if name.startswith("dense_"))
+
+
+# Single masks.
 
 
 def dice_loss(
     logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]
 ) -> Float[Array, "*n"]:
-    """1 - dice of each mask, smoothed by one cell as SAM 2 does (training/loss_fns.py); 0 for empty targets."""
+    """1 - dice of each mask, smoothed by one cell as in SAM 2 (training/loss_fns.py); 0 for empty targets."""
     probability = jax.nn.sigmoid(logits) * valid
     target = target * valid
     overlap = (probability * target).sum((-2, -1))
@@ -80,10 +144,7 @@ def pixel_mean(values: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]) -
 
 
 def mask_loss(
-    logits: Float[Array, "*n h w"],
-    target: Float[Array, "*n h w"],
-    valid: Float[Array, "*#n h w"],
-    pair: MaskPair,
+    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"], pair: MaskPair
 ) -> Float[Array, "*n"]:
     """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py) or SAM (paper,
     appendix A)."""
@@ -96,201 +157,216 @@ def mask_loss(
 
 
 def soft_iou(
-    logits: Float[Array, "*n h w"],
-    target: Float[Array, "*n h w"],
-    valid: Float[Array, "*#n h w"],
-    threshold: float,
+    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"], threshold: float
 ) -> Float[Array, "*n"]:
-    """IoU of the thresholded mask with the thresholded target, on valid cells; two empty masks agree (1)."""
-    counts = valid > 0.5
-    drawn, wanted = (logits > threshold) & counts, (target > 0.5) & counts
-    union = (drawn | wanted).sum((-2, -1))
-    return jnp.where(union > 0, (drawn & wanted).sum((-2, -1)) / jnp.maximum(union, 1), 1.0)
+    """IoU of the thresholded mask with the thresholded target on valid cells; 1 for two empty masks."""
+    inside = valid > 0.5
+    predicted, wanted = (logits > threshold) & inside, (target > 0.5) & inside
+    union = (predicted | wanted).sum((-2, -1))
+    return jnp.where(union > 0, (predicted & wanted).sum((-2, -1)) / jnp.maximum(union, 1), 1.0)
+
+
+def iou_error(
+    predicted: Float[Array, "*n 2"], pairs: tuple, valid: Float[Array, "*#n h w"], threshold: float
+) -> Float[Array, "*n 2"]:
+    """Squared error of the predicted IoUs of a modal and an amodal mask. `pairs`: logits and target of each."""
+    iou = jnp.stack([soft_iou(logits, target, valid, threshold) for logits, target in pairs], axis=-1)
+    return (predicted - jax.lax.stop_gradient(iou)) ** 2
+
+
+def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
+    """Pixel features at a resolution `CELLS` times lower. A mask drawn on them is the pooled mask, except that the
+    squares among a pixel's `places` are not pooled: at 48 pixels an error of 0.0009 times their weights."""
+    return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=CELLS, x=CELLS)
+
+
+def pool_masks(coverage: Float[Array, "b m h w"]) -> Float[Array, "b m _h _w"]:
+    """Coverage at a resolution `CELLS` times lower."""
+    return reduce(coverage, "b m (h y) (w x) -> b m h w", "mean", y=CELLS, x=CELLS)
+
+
+# Queries: one fused mask for everything that a query means.
 
 
 def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Array, "b k h w"], Bool[Array, "b k"]]:
-    """Union of the meant instances: modal, amodal, and whether the amodal one is known."""
+    """Union of the instances that each query means: modal, amodal, and whether the amodal one is known."""
     members = targets.members.astype(jnp.float32)
     modal = jnp.einsum("bkm,bmhw->bkhw", members, targets.modal)
     amodal = jnp.einsum("bkm,bmhw->bkhw", members, targets.amodal)
-    known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
-    return jnp.minimum(modal, 1), jnp.minimum(amodal, 1), known
+    return jnp.minimum(modal, 1), jnp.minimum(amodal, 1), _amodal_is_known(targets)
+
+
+def _amodal_is_known(targets: Targets) -> Bool[Array, "b k"]:
+    return ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
+
+
+def counted_queries(targets: Targets, config: LossConfig, head: str) -> dict[str, Bool[Array, "..."]]:
+    """Which queries count in `query_losses`. `head` "none" has one mask for either type."""
+    valid, wants, known = targets.query_valid, targets.wants_amodal, _amodal_is_known(targets)
+    if head == NO_HEAD:
+        modal, amodal = valid & (~wants | known), jnp.zeros_like(valid)
+    elif config.supervise == "requested":
+        modal, amodal = valid & ~wants, valid & wants & known
+    else:
+        modal, amodal = valid, valid & known
+    both = jnp.stack([modal, amodal], axis=-1)
+    return {
+        "modal": modal, "amodal": amodal, "early_modal": modal, "early_amodal": amodal, "iou": both, "presence": valid,
+    }  # fmt: skip
 
 
 def query_losses(
     masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
-    threshold: float, mean: Mean = masked_mean,
-) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Losses of the fused masks and their scores. `head` "none" has one mask for either type;
-    `threshold` is the logit above which a pixel is mask."""
+    threshold: float,
+) -> dict[str, Mean]:  # fmt: skip
+    """Losses of the fused masks and their scores, and of the masks of earlier decoder blocks at lower resolution."""
     modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
-    modal_target, amodal_target, known = query_targets(targets)
-    valid, area = targets.query_valid, targets.valid[:, None]
-    wants = targets.wants_amodal
-    if head == "none":
-        modal_target = jnp.where(wants[..., None, None], amodal_target, modal_target)
-        modal_valid, amodal_valid = valid & (~wants | known), jnp.zeros_like(valid)
-    elif config.supervise == "requested":
-        modal_valid, amodal_valid = valid & ~wants, valid & wants & known
-    else:
-        modal_valid, amodal_valid = valid, valid & known
+    modal_target, amodal_target, _ = query_targets(targets)
+    if head == NO_HEAD:
+        modal_target = jnp.where(targets.wants_amodal[..., None, None], amodal_target, modal_target)
+    area = targets.valid[:, None]
     has_target = targets.members.any(-1).astype(jnp.float32)
-    pairs = ((modal, modal_target), (amodal, amodal_target))
-    iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
-    iou_error = (masks.iou[:, :, 0] - jax.lax.stop_gradient(iou)) ** 2
-    early = jnp.zeros(())
-    if masks.early:
-        targets_coarse = pool_masks(modal_target), pool_masks(amodal_target)
-        area_coarse, pixels_coarse = pool_masks(area), pool_pixels(pixels)
-        for kernels in masks.early:
-            pair = (x[:, :, 0] for x in draw_pair(kernels.of(FUSED), pixels_coarse))
-            for logits, target, counts in zip(pair, targets_coarse, (modal_valid, amodal_valid), strict=True):
-                early += mean(mask_loss(logits, target, area_coarse, config.masks), counts)
-        early /= len(masks.early)
-    return {
-        "early": early,
-        "modal": mean(mask_loss(modal, modal_target, area, config.masks), modal_valid),
-        "amodal": mean(mask_loss(amodal, amodal_target, area, config.masks), amodal_valid),
-        "presence": mean(optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target), valid),
-        "iou": mean(iou_error, jnp.stack([modal_valid, amodal_valid], -1)),
+    values = {
+        "modal": mask_loss(modal, modal_target, area, config.masks),
+        "amodal": mask_loss(amodal, amodal_target, area, config.masks),
+        "presence": optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target),
+        "iou": iou_error(masks.iou[:, :, 0], ((modal, modal_target), (amodal, amodal_target)), area, threshold),
+        "early_modal": jnp.zeros(has_target.shape),
+        "early_amodal": jnp.zeros(has_target.shape),
     }
+    if masks.early:
+        coarse, coarse_area = pool_pixels(pixels), pool_masks(area)
+        coarse_targets = {"early_modal": pool_masks(modal_target), "early_amodal": pool_masks(amodal_target)}
+        for kernels in masks.early:
+            pair = draw_pair(kernels.of(FUSED), coarse)
+            for (name, target), logits in zip(coarse_targets.items(), pair, strict=True):
+                loss = mask_loss(logits[:, :, 0], target, coarse_area, config.masks)
+                values[name] += loss / len(masks.early)
+    return masked_means(values, counted_queries(targets, config, head))
 
 
 def type_loss(
-    readings: Float[Array, "r b k"],
-    wants_amodal: Bool[Array, "b k"],
-    valid: Bool[Array, "b k"],
-    config: LossConfig,
-    *,
-    mean: Mean = masked_mean,
-) -> Float[Array, ""]:
-    """Cross entropy of the mask type, with smoothed labels; every reader is judged alone."""
+    readings: Float[Array, "r b k"], wants_amodal: Bool[Array, "b k"], valid: Bool[Array, "b k"], config: LossConfig
+) -> Mean:
+    """Cross entropy of the mask type with smoothed labels; each of the r readers learns for itself."""
     target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
-    return mean(optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0), valid)
+    return masked_mean(optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0), valid)
 
 
-def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
-    """Half the resolution. The logits of a mask drawn from pooled features are the pooled logits, but for what its
-    kernel makes of the squares among a pixel's `places`: at 48 pixels 0.0009 times its weights there."""
-    return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=2, x=2)
+# Slots: one mask for each instance that a query means.
+
+_pick = jax.vmap(lambda table, index: table[index])
+_pick_each = jax.vmap(_pick)
 
 
-def pool_masks(coverage: Float[Array, "b m h w"], cells: int = 2) -> Float[Array, "b m _h _w"]:
-    """Coverage at a resolution `cells` times lower."""
-    return reduce(coverage, "b m (h y) (w x) -> b m h w", "mean", y=cells, x=cells)
+def counted_slots(targets: Targets) -> dict[str, Bool[Array, "..."]]:
+    """Which targets of slots count in `slot_losses`; all slots of a query learn whether they have one."""
+    exists = (targets.slots >= 0) & targets.query_valid[..., None]
+    known = exists & _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
+    present = jnp.broadcast_to(targets.query_valid[..., None], exists.shape)
+    both = jnp.stack([exists, known], axis=-1)
+    return {"slots_modal": exists, "slots_amodal": known, "slot_presence": present, "slot_iou": both}
 
 
 def slot_losses(
-    masks: MaskTokens,
-    pixels: Float[Array, "b *_k h w c"],
-    targets: Targets,
-    config: LossConfig,
-    *,
-    threshold: float,
-    mean: Mean = masked_mean,
-) -> dict[str, Float[Array, ""]]:
-    """Instance masks: slots are matched to the query's instances (Hungarian), unmatched slots learn absence.
-
-    Computed at half the mask resolution.
-    """
+    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, threshold: float
+) -> dict[str, Mean]:
+    """Instance masks, at lower resolution: every target is matched to a slot, and the other slots learn absence."""
+    counted = counted_slots(targets)
     modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
-    chosen = jnp.maximum(targets.slots, 0)
-    pick = jax.vmap(lambda table, index: table[index])
-    modal_target, amodal_target = (pick(pool_masks(x), chosen) for x in (targets.modal, targets.amodal))
-    exists = (targets.slots >= 0) & targets.query_valid[..., None]
-    known = exists & pick(targets.amodal_known, chosen)
+    instance = jnp.maximum(targets.slots, 0)
+    modal_target, amodal_target = (_pick(pool_masks(x), instance) for x in (targets.modal, targets.amodal))
     area = pool_masks(targets.valid[:, None])[:, None]
-
-    probability, counted = jax.nn.sigmoid(amodal) * area, amodal_target * area
-    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, counted)
-    sizes = probability.sum((-2, -1))[..., :, None] + counted.sum((-2, -1))[..., None, :]
-    # Slots that draw alike would be matched by chance and none learn that it is the one.
-    claim = 0.5 * jax.nn.sigmoid(masks.presence[:, :, 1:, None])
-    cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1) - claim, 0)
-    slot_of = jax.vmap(_match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
-    slot_of = slot_of.reshape(targets.slots.shape)  # slot that each target goes to
-
-    take = jax.vmap(jax.vmap(lambda x, index: x[index]))
-    matched_modal, matched_amodal = take(modal, slot_of), take(amodal, slot_of)
-    losses = mask_loss(matched_modal, modal_target, area, config.masks)
-    amodal_losses = mask_loss(matched_amodal, amodal_target, area, config.masks)
-    pairs = ((matched_modal, modal_target), (matched_amodal, amodal_target))
-    iou = jnp.stack([soft_iou(drawn, target, area, threshold) for drawn, target in pairs], axis=-1)
-    iou_error = (take(masks.iou[:, :, 1:], slot_of) - jax.lax.stop_gradient(iou)) ** 2
-    filled = take(jnp.zeros(exists.shape), slot_of)
-    filled = jax.vmap(jax.vmap(lambda row, index, there: row.at[index].set(there)))(
-        filled, slot_of, exists.astype(jnp.float32)
-    )
-    presence = optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 1:], filled)
-    return {
-        "slots": mean(losses, exists) + mean(amodal_losses, known),
-        "slot_presence": mean(presence, jnp.broadcast_to(targets.query_valid[..., None], filled.shape)),
-        "slot_iou": mean(iou_error, jnp.stack([exists, known], -1)),
+    presence = masks.presence[:, :, 1:]
+    slot = match_slots(jax.nn.sigmoid(amodal) * area, amodal_target * area, presence, counted["slots_modal"])
+    modal, amodal, iou = (_pick_each(x, slot) for x in (modal, amodal, masks.iou[:, :, 1:]))
+    has_target = (jax.nn.one_hot(slot, slot.shape[-1]) * counted["slots_modal"][..., None]).sum(-2)
+    values = {
+        "slots_modal": mask_loss(modal, modal_target, area, config.masks),
+        "slots_amodal": mask_loss(amodal, amodal_target, area, config.masks),
+        "slot_presence": optax.sigmoid_binary_cross_entropy(presence, has_target),
+        "slot_iou": iou_error(iou, ((modal, modal_target), (amodal, amodal_target)), area, threshold),
     }
+    return masked_means(values, counted)
 
 
-def _match(cost: Float[Array, "q r"]) -> Int[Array, " r"]:
-    """Slot of every target, by the Hungarian algorithm on a square cost."""
-    rows, columns = optax.assignment.hungarian_algorithm(cost)
-    return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
+def match_slots(
+    probability: Float[Array, "b k q h w"], target: Float[Array, "b k q h w"], presence: Float[Array, "b k q"],
+    exists: Bool[Array, "b k q"],
+) -> Int[Array, "b k q"]:  # fmt: skip
+    """The slot of every target, by the Hungarian algorithm on the dice loss of the amodal masks.
 
-
-def dense_losses(
-    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets, *, mean: Mean = masked_mean
-) -> dict[str, Float[Array, ""]]:
-    """What every pixel knows of the object that it lies on: names, hidden categories, amodal box.
-
-    `names` are projected text embeddings of each attribute's values; a pixel is compared with them by a scaled
-    dot product, so no vocabulary is built into the weights.
+    A slot that says it is present costs less. Otherwise slots that draw the same mask would be matched by chance, and
+    none would learn that it is the one.
     """
-    cells = targets.modal.shape[-1] // dense.visible.shape[1]
-    modal, amodal = pool_masks(targets.modal, cells), pool_masks(targets.amodal, cells)
-    counts = pool_masks(targets.valid[:, None], cells)[:, 0] > 0.5
-    on_object = (modal.max(1) > 0.5) & counts
-    index = modal.argmax(1)
-    pick = jax.vmap(lambda table, i: table[i])
-    losses = {}
-    for group, embeddings in names.items():
-        label = pick(targets.labels[group], index)
-        logits = jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(label, 0))
-        losses[f"dense_{group}"] = mean(loss, on_object & (label >= 0))
-    if "category" in names:
-        embeddings, label = names["category"], targets.labels["category"]
-        one_hot = jax.nn.one_hot(label, embeddings.shape[0]) * targets.amodal_known[..., None]
-        hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
-        logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
-        loss = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
-        losses["dense_hidden"] = mean(loss, counts)
-    size = dense.box.shape[1]
-    centre = (jnp.arange(size) + 0.5) / size
-    here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
-    distances = pick(targets.boxes, index) - jnp.concatenate([here, here], -1)
-    box_known = on_object & pick(targets.amodal_known, index)
-    losses["dense_box"] = 4 * mean(jnp.abs(dense.box - distances).mean(-1), box_known)
-    return losses
+    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, target)
+    sizes = probability.sum((-2, -1))[..., :, None] + target.sum((-2, -1))[..., None, :]
+    claim = 0.5 * jax.nn.sigmoid(presence[..., None])
+    cost = jnp.where(exists[..., None, :], 1 - (2 * overlap + 1) / (sizes + 1) - claim, 0)
+
+    def match(cost: Float[Array, "q r"]) -> Int[Array, " r"]:
+        rows, columns = optax.assignment.hungarian_algorithm(cost)
+        return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
+
+    slot = jax.vmap(match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
+    return slot.reshape(exists.shape)
+
+
+# Instances and pixels, whatever the queries ask for.
+
+
+def counted_instances(targets: Targets) -> dict[str, Bool[Array, "b m"]]:
+    """Which instances count in `instance_losses`: those that are there, and whose amodal mask is known."""
+    exists = targets.modal.any((-2, -1))
+    return {"instance_modal": exists, "instance_amodal": exists & targets.amodal_known}
 
 
 def instance_losses(
-    kernels: Kernels,
-    pixels: Float[Array, "b h w c"],
-    targets: Targets,
-    config: LossConfig,
-    *,
-    mean: Mean = masked_mean,
-) -> dict[str, Float[Array, ""]]:
-    """Masks of every instance from kernels [b 1 m] that were made from its own pixels, whatever the queries ask."""
+    kernels: Kernels, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+) -> dict[str, Mean]:
+    """Masks of every instance from kernels [b 1 m] that were made from its own pixels."""
     modal, amodal = (x[:, 0] for x in draw_pair(kernels, pixels))
-    exists, area = targets.modal.any((-2, -1)), targets.valid[:, None]
-    losses = mean(mask_loss(modal, targets.modal, area, config.masks), exists)
-    known = exists & targets.amodal_known
-    return {"instance": losses + mean(mask_loss(amodal, targets.amodal, area, config.masks), known)}
+    area = targets.valid[:, None]
+    values = {
+        "instance_modal": mask_loss(modal, targets.modal, area, config.masks),
+        "instance_amodal": mask_loss(amodal, targets.amodal, area, config.masks),
+    }
+    return masked_means(values, counted_instances(targets))
 
 
-def total_loss(parts: dict[str, Float[Array, ""]], config: LossConfig) -> Float[Array, ""]:
-    """The weighted sum that is differentiated."""
-    total = parts["modal"] + parts["amodal"] + config.type * parts["type"]
-    total += config.early * parts["early"]
-    total += config.presence * (parts["presence"] + parts["slot_presence"]) + config.slots * parts["slots"]
-    total += config.iou * (parts["iou"] + parts["slot_iou"]) + config.instance * parts["instance"]
-    return total + config.dense * sum(v for k, v in parts.items() if k.startswith("dense_"))
+def counted_pixels(targets: Targets) -> dict[str, Bool[Array, "b h w"]]:
+    """Which pixels count in `dense_losses`: those on an object of which the label, or the box, is known."""
+    modal = pool_masks(targets.modal)
+    inside = pool_masks(targets.valid[:, None])[:, 0] > 0.5
+    on_object, index = (modal.max(1) > 0.5) & inside, modal.argmax(1)
+    counted = {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
+    if "category" in targets.labels:
+        counted["dense_hidden"] = inside
+    return counted | {"dense_box": on_object & _pick(targets.amodal_known, index)}
+
+
+def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets) -> dict[str, Mean]:
+    """What every pixel says about the object that it lies on: its names, the categories hidden here, its amodal box.
+
+    A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no vocabulary is part
+    of the weights.
+    """
+    modal, amodal = pool_masks(targets.modal), pool_masks(targets.amodal)
+    index = modal.argmax(1)
+    values = {}
+    for group, embeddings in names.items():
+        label = jnp.maximum(_pick(targets.labels[group], index), 0)
+        logits = jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
+        values[f"dense_{group}"] = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+    if "category" in names:
+        embeddings = names["category"]
+        one_hot = jax.nn.one_hot(targets.labels["category"], len(embeddings)) * targets.amodal_known[..., None]
+        hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
+        logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
+        values["dense_hidden"] = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
+    size = dense.box.shape[1]
+    centre = (jnp.arange(size) + 0.5) / size
+    here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
+    distances = _pick(targets.boxes, index) - jnp.concatenate([here, here], -1)
+    values["dense_box"] = 4 * jnp.abs(dense.box - distances).mean(-1)
+    return masked_means(values, counted_pixels(targets))

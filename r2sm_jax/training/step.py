@@ -1,4 +1,4 @@
-"""What a training run carries from step to step, and the one jitted step."""
+"""The training step: what it changes, and the function that is compiled."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,15 +10,19 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from r2sm_jax.config import LossConfig, ModelConfig, Products
+from r2sm_jax.config import Config, LoopConfig, ModelConfig
 from r2sm_jax.cpu import products
+from r2sm_jax.errors import InputError
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
-from r2sm_jax.training.losses import Mean, SharedMeans, Targets, masked_mean
+from r2sm_jax.training.losses import Outputs, Targets
 
+Batch = dict[str, Any]
 Names = dict[str, Float[Array, "_v e"]]
-Logs = dict[str, Float[Array, ""]]
+"""Text embeddings of each attribute's values."""
+Values = dict[str, Float[Array, ""]]
+"""The losses of a step and the norm of its gradient, by name."""
 
 
 class TrainState(NamedTuple):
@@ -30,10 +34,7 @@ class TrainState(NamedTuple):
 
 
 def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """A freshly initialised model as (graph, trainable parameters, constants).
-
-    The frozen language model is not part of it: its states are inputs.
-    """
+    """A new model as (graph, trainable parameters, constants). The frozen language model is not part of it."""
     graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)), nnx.Param, ...)
     return graphdef, params, constants
 
@@ -43,8 +44,8 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
     return TrainState(params, jax.jit(optimizer.init)(params), jnp.zeros((), jnp.int32))
 
 
-def make_targets(batch: dict[str, Any]) -> Targets:
-    """The truth of a batch (data/pipeline.py) as float32 coverages."""
+def make_targets(batch: Batch) -> Targets:
+    """The truth of a batch (data/batches.py), with coverages in float32."""
 
     def scale(coverage: Array) -> Array:
         return coverage.astype(jnp.float32) / 255
@@ -60,87 +61,103 @@ def make_targets(batch: dict[str, Any]) -> Targets:
         valid=scale(batch["loss_valid"]),
         labels=batch["labels"],
         boxes=batch["boxes"],
+        type_amodal=batch.get("type_amodal", batch["wants_amodal"]),
+        type_valid=batch.get("type_valid", batch["query_valid"]),
     )
 
 
-def compute_losses(
-    model: R2SM, batch: dict[str, Any], names: Names, config: LossConfig, mean: Mean = masked_mean
-) -> tuple[Array, Logs]:
-    """Total loss and its parts. `names` are the text embeddings of each attribute's values."""
-    targets = make_targets(batch)
+def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outputs:
+    """Everything that the losses compare with the truth. The kernels of instances are made where the truth has them."""
     frozen = FrozenFeatures(batch.get("frozen_trunk"), batch.get("frozen_plain"))
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
-    head, threshold = model.config.head, model.config.mask_threshold
-    canvas = masks.canvas(pixels.fine)
-    parts = losses.query_losses(masks, canvas, targets, config, head=head, threshold=threshold, mean=mean)
     if model.head is not None:
-        readings = model.type_readings(batch["type_text"], batch["type_mask"])
-        wants, valid = batch["type_amodal"], batch["type_valid"]
+        type_readings = model.type_readings(batch["type_text"], batch["type_mask"])
     else:
-        readings = model.type_logit(batch["text"], batch["text_mask"], masks)[None]
-        wants, valid = targets.wants_amodal, targets.query_valid
-    parts["type"] = losses.type_loss(readings, wants, valid, config, mean=mean)
-    parts |= losses.slot_losses(masks, canvas, targets, config, threshold=threshold, mean=mean)
-    kernels = model.instance_kernels(pixels, targets.modal)
-    parts |= losses.instance_losses(kernels, pixels.fine, targets, config, mean=mean)
-    projected = {group: model.dense_names(embeddings) for group, embeddings in names.items()}
-    parts |= losses.dense_losses(model.dense_output(pixels), projected, targets, mean=mean)
-    return losses.total_loss(parts, config), parts
+        type_readings = model.type_logit(batch["text"], batch["text_mask"], masks)[None]
+    return Outputs(
+        masks=masks,
+        pixels=pixels,
+        type_readings=type_readings,
+        instances=model.instance_kernels(pixels, targets.modal),
+        dense=model.dense_output(pixels),
+        names={group: model.dense_names(embeddings) for group, embeddings in names.items()},
+    )
 
 
-def make_train_step(
+def train_step(
+    state: TrainState,
+    constants: nnx.State,
+    batch: Batch,
+    names: Names,
+    *,
     graphdef: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
-    config: LossConfig,
-    accumulate: int = 1,
-    *,
-    unroll: bool = False,
-    kind: Products = "float32",
-) -> Callable[[TrainState, nnx.State, dict[str, Any], Names], tuple[TrainState, Logs]]:
-    """The jitted step `(state, constants, batch, names) -> (state, logs)`; the state's memory is reused.
+    config: Config,
+) -> tuple[TrainState, Values]:
+    """One step of a resolved configuration."""
+    model, loop = config.model, config.train
+    counts = losses.loss_counts(make_targets(batch), config.loss, model.head)
 
-    With `accumulate` parts the batch is worked off one part after the other, which takes the memory of one: losses and
-    gradients are those of the whole batch, as every mean is taken over the valid entries of all parts.
-    With `unroll` they are no loop, which takes the memory of the whole batch, and on CPU a sixth of the loop's time.
-    `kind`: of dense layers' products.
-    """
+    def loss_fn(params: nnx.State, part: Batch) -> tuple[Array, Values]:
+        targets = make_targets(part)
+        outputs = run_model(nnx.merge(graphdef, params, constants), part, names, targets)
+        sums = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
+        means = losses.divide(sums, counts)
+        return losses.total_loss(means, config.loss), means
 
-    def gradients(params: nnx.State, constants: nnx.State, batch: dict[str, Any], names: Names, mean: Mean):
-        def loss_fn(params):
-            return compute_losses(nnx.merge(graphdef, params, constants), batch, names, config, mean)
-
-        return jax.value_and_grad(loss_fn, has_aux=True)(params)
-
-    def accumulated(params: nnx.State, constants: nnx.State, batch: dict[str, Any], names: Names):
-        # Rows of a part lie `accumulate` apart, so that every device keeps an equal share of each part.
-        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), batch)
-
-        def counts(part: dict[str, Any]) -> list[Array]:
-            means = SharedMeans()
-            compute_losses(nnx.merge(graphdef, params, constants), part, names, config, means)
-            return means.counts  # of the truth alone: the model is not run for them
-
-        totals = [count.sum(0) for count in jax.lax.map(counts, parts)]
-
-        def add(sums: Any, part: dict[str, Any]):
-            return jax.tree.map(jnp.add, sums, gradients(params, constants, part, names, SharedMeans(totals))), None
-
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(lambda: gradients(params, constants, first, names, SharedMeans(totals)))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, parts, unroll=unroll)[0]
-
-    @partial(jax.jit, donate_argnums=0)
-    def train_step(state: TrainState, constants: nnx.State, batch: dict[str, Any], names: Names):
-        with products(kind):
-            if accumulate == 1:
-                (loss, logs), grads = gradients(state.params, constants, batch, names, masked_mean)
-            else:
-                (loss, logs), grads = accumulated(state.params, constants, batch, names)
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    with products(loop.products):
+        gradient_fn = partial(jax.value_and_grad(loss_fn, has_aux=True), state.params)
+        (loss, values), grads = add_parts(gradient_fn, batch, loop.accumulate, unroll=loop.unroll)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
-        logs = logs | {"loss": loss, "gradient_norm": optax.global_norm(grads)}
-        return TrainState(params, opt_state, state.step + 1), logs
+    values |= {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
+    return TrainState(params, opt_state, state.step + 1), values
 
-    return train_step
+
+def add_parts(function: Callable[[Batch], Any], batch: Batch, count: int, *, unroll: bool) -> Any:
+    """The sum of a function over `count` parts of a batch, one after the other.
+
+    The parts are a loop, which takes the memory of one part. With `unroll` they are not: that takes the memory of the
+    whole batch, and on a CPU a sixth of the loop's time.
+    """
+    if count == 1:
+        return function(batch)
+    # The rows of a part lie `count` apart, so that every device holds an equal share of each part.
+    parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0), batch)
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def add(total: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(part)), None
+
+    return jax.lax.scan(add, zeros, parts, unroll=unroll)[0]
+
+
+def jit_train_step(
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config
+) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
+    """`train_step` compiled for a resolved configuration; the memory of the old state is reused."""
+    return jax.jit(partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config), donate_argnums=0)
+
+
+def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
+    """The devices of a resolved configuration along one `data` axis.
+
+    Raises:
+        InputError: there are not so many devices, or the batch does not divide evenly among devices and parts.
+    """
+    devices = loop.devices
+    if devices > jax.local_device_count():
+        raise InputError(f"--train.devices {devices}: this machine has {jax.local_device_count()}; give fewer")
+    if loop.batch_size % devices:
+        raise InputError(
+            f"--train.batch-size {loop.batch_size} is not divisible by the {devices} devices; give a multiple"
+        )
+    if loop.batch_size // devices % loop.accumulate:
+        raise InputError(
+            f"--train.accumulate {loop.accumulate}: a device's {loop.batch_size // devices} images (--train.batch-size "
+            f"over {devices} devices) do not divide into so many parts; give a divisor"
+        )
+    axis = jax.sharding.AxisType.Auto
+    return jax.make_mesh((devices,), ("data",), axis_types=(axis,), devices=jax.local_devices()[:devices])
