@@ -13,7 +13,16 @@ from functools import cache
 import numpy as np
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import Phrasebook, Wording, agreement, expand, phrasebook, pick, read_sections
+from r2sm_jax.queries.grammar import (
+    Phrasebook,
+    Wording,
+    agreement,
+    expand,
+    phrasebook,
+    pick,
+    read_sections,
+    target_fields,
+)
 from r2sm_jax.query import MaskType, Sentence
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
@@ -24,11 +33,15 @@ def free_templates() -> dict[str, tuple[str, ...]]:
     """The lists of words.txt and free_sentences.txt, with all their choices, by section.
 
     Raises:
-        InputError: brackets of a line do not match.
+        InputError: a field of a line is unknown, or its brackets do not match.
     """
-    sections = read_sections("words.txt") | read_sections("free_sentences.txt")
+    words = read_sections("words.txt")
+    fields = target_fields() | words.keys()
     try:
-        return {title: tuple(text for line in lines for text in expand(line)) for title, lines in sections.items()}
+        return {
+            title: tuple(text for line in lines for text in expand(line, fields))
+            for title, lines in (words | read_sections("free_sentences.txt")).items()
+        }
     except InputError as error:
         raise InputError(f"words.txt or free_sentences.txt: {error}") from error
 
@@ -69,7 +82,7 @@ def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) ->
 
 def _lines(section: str) -> tuple[str, ...]:
     if section not in free_templates():
-        raise InputError(f"words.txt and free_sentences.txt have no section {section!r}, which a field or a list needs")
+        raise InputError(f"words.txt and free_sentences.txt have no section {section!r}")
     return free_templates()[section]
 
 
@@ -106,14 +119,13 @@ def _target(rng: np.random.Generator) -> dict[str, str]:
     text = _draw(rng, "groups") if group else f"{determiner} {bare}".strip()
     for _ in range(int(rng.random() < 0.5) + int(rng.random() < 0.12)):
         text += " " + _draw(rng, "places")
-    return _fields(rng, text, bare, several=several and not group, person=person)
+    one = pick(rng, ("him", "her", "it")) if person and (group or not several) else "it"
+    return _fields(rng, text, bare, "them" if several and not group else one)
 
 
-def _fields(
-    rng: np.random.Generator, text: str, bare: str, *, several: bool = False, person: bool = False
-) -> dict[str, str]:
+def _fields(rng: np.random.Generator, text: str, bare: str, pronoun: str = "it") -> dict[str, str]:
     """What a wording can be filled with."""
-    pronoun = "them" if several else pick(rng, ("him", "her", "it")) if person else "it"
+    several = pronoun == "them"
     fields = agreement(pronoun) | {
         "x": text,
         "pl": "s" if several else "",

@@ -1,11 +1,11 @@
 """Templates and the wordings that they stand for. The notation is explained at the top of wordings.txt."""
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from r2sm_jax.queries.nouns import lexicon
 from r2sm_jax.query import MaskType, keyword_mask_type
 
 T = TypeVar("T")
-
-TARGET_FIELDS = frozenset({"x", "n", "ns", "poss", "y", "pl"})
-"""What a template can have in braces, beside the words that agree with the target."""
 
 _CHOICE, _SHARED = re.compile(r"\[([^\[\]]*)\]"), re.compile(r"<([\w ]+)>")
 
@@ -31,26 +28,41 @@ def agreement(pronoun: str) -> dict[str, str]:
     return lexicon().agreement["several" if pronoun == "them" else "one"] | lexicon().agreement[pronoun]
 
 
-def expand(template: str, shared: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Every text that the choices of a template stand for. `shared` holds shared words, as "whole|complete".
+def target_fields() -> Set[str]:
+    """What a wording can have in braces."""
+    return {"x", "n", "ns", "poss", "y", "pl"} | agreement("it").keys()
+
+
+def expand(template: str, fields: Set[str], shared: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Every text that the choices of a template stand for.
+
+    Args:
+        template: One line of a file.
+        fields: What it can have in braces.
+        shared: The shared words of a name, as "whole|complete".
 
     Raises:
-        InputError: there are no shared words of a name, or brackets do not match.
+        InputError: a field or shared words are unknown, or brackets do not match.
     """
+    texts = tuple(_choices(template, shared or {}))
+    rest = re.sub(f"{{(?:{'|'.join(fields)})}}", "", "".join(texts))
+    if wrong := re.search(r"{\w*}?|<[\w ]*>?|[][}>|~]", rest):
+        raise InputError(f"{template!r}: {wrong[0]!r} is unknown, or a bracket lacks its partner")
+    return texts
+
+
+def _choices(template: str, shared: Mapping[str, str]) -> Iterator[str]:
     if match := _CHOICE.search(template):
-        words = match[1]
-    elif match := _SHARED.search(template):
-        words = (shared or {}).get(match[1].lower())
-        if words is None:
-            raise InputError(f"{template!r}: there are no shared words {match[1]!r}")
+        words = match[1].split("|")
+    elif (match := _SHARED.search(template)) and match[1].lower() in shared:
+        words = shared[match[1].lower()].split("|")
         if match[1][0].isupper():
-            words = "|".join(word[0].upper() + word[1:] for word in words.split("|"))
-    elif re.search(r"[][<>{}|~]", re.sub(r"{\w+}", "", template)):
-        raise InputError(f"{template!r}: brackets do not match, or a sign stands where it means nothing")
+            words = [word[0].upper() + word[1:] for word in words]
     else:
-        return (template,)
-    start, end = template[: match.start()], template[match.end() :]
-    return tuple(text for word in words.split("|") for text in expand(start + word + end, shared))
+        yield template
+        return
+    for word in words:
+        yield from _choices(template[: match.start()] + word + template[match.end() :], shared)
 
 
 @cache
@@ -108,10 +120,13 @@ class Phrasebook:
             for title, templates in sections.items():
                 mask_type, family = _split(title, *self.easy)
                 for template in templates:
-                    self._add(template, family, cast(MaskType, mask_type))
-            self.pairs = [self._add_pair(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
-            self.commands = [text for line in commands for text in self._expand(line, {"w"})]
-            self.questions = [text for line in questions for text in self._expand(line, {"w"})]
+                    self._add(mask_type, template, family)
+            self.pairs = [
+                (self._add(*_split(modal, "modal"), "pair"), self._add(*_split(amodal, "amodal"), "pair"))
+                for modal, amodal in zip(pairs[::2], pairs[1::2], strict=True)
+            ]
+            self.commands = [text for line in commands for text in expand(line, {"w"}, self._shared)]
+            self.questions = [text for line in questions for text in expand(line, {"w"}, self._shared)]
         except ValueError as error:
             raise InputError(f"{file_name}: a pair lacks its second line") from error
         except InputError as error:
@@ -120,34 +135,20 @@ class Phrasebook:
         self.plain = [wording for wording in self.bare if wording.texts == ("{x}",)] or self.bare
         self.sets = [wording for wording in self.hard["modal"] if wording.family == "quantifier"]
 
-    def _expand(self, template: str, fields: Set[str]) -> tuple[str, ...]:
-        texts = expand(template, self._shared)
-        unknown = _fields(texts) - fields
-        if unknown:
-            raise InputError(f"{template!r}: there is no {', '.join(sorted(unknown))} to fill in")
-        return texts
-
-    def _add(self, template: str, family: str, mask_type: MaskType) -> tuple[Wording, ...]:
+    def _add(self, mask_type: MaskType, template: str, family: str) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
-        texts = self._expand(template.removeprefix("~"), TARGET_FIELDS | agreement("it").keys())
+        texts = expand(template.removeprefix("~"), target_fields(), self._shared)
+        fields = frozenset(re.findall(r"{(\w+)}", "".join(texts)))
         added = []
         for wordings, right in ((self.easy, True), (self.hard, False)):
             chosen = tuple(text for text in texts if (keyword_mask_type(text) == mask_type) == right)
             if chosen:
-                added.append(Wording(chosen, family, _fields(texts), template.startswith("~")))
+                added.append(Wording(chosen, family, fields, template.startswith("~")))
                 wordings[mask_type].append(added[-1])
         return tuple(added)
 
-    def _add_pair(self, modal: str, amodal: str) -> tuple[tuple[Wording, ...], tuple[Wording, ...]]:
-        (_, modal), (_, amodal) = _split(modal, "modal"), _split(amodal, "amodal")
-        return self._add(modal, "pair", "modal"), self._add(amodal, "pair", "amodal")
 
-
-def _fields(texts: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(re.findall(r"{(\w+)}", "".join(texts)))
-
-
-def _split(line: str, *names: str) -> tuple[str, str]:
+def _split(line: str, *names: str) -> tuple[Any, str]:
     """The parts of "NAME: TEXT"; `names` are those allowed, where not all are."""
     name, _, text = line.partition(":")
     if not text.strip() or (names and name not in names):

@@ -11,24 +11,27 @@ from r2sm_jax.queries.nouns import Meaning, clean_name, could_mean, lexicon
 HIDDEN = 0.05
 """Share of its complete mask from which an object counts as partly hidden."""
 
+Box = tuple[float, float, float, float]
+"""`x0, y0, x1, y1` in pixels."""
+
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the grammar is told about one object. Boxes are `x0, y0, x1, y1` in pixels, the area is in pixels."""
+    """What the grammar is told about one object."""
 
     id: int
     category: str
-    box: tuple[float, float, float, float]
+    box: Box
     """Around the complete mask."""
     area: float
-    """Of the complete mask."""
+    """Of the complete mask, in pixels."""
     occlusion: float
     """Hidden share of the complete mask; not a number where it is unknown."""
     hidden_by: tuple[int, ...]
     """Ids of the objects in front of the hidden part."""
     colour: str | None = None
     pattern: str | None = None
-    visible_box: tuple[float, float, float, float] | None = None
+    visible_box: Box | None = None
     uses: tuple[str, ...] = ()
     """What it is for, as words that can follow "the thing": "to light a room", "that can be eaten"."""
     ideas: tuple[str, ...] = ()
@@ -58,10 +61,11 @@ class Objects:
         self._named: dict[str, frozenset[int]] = {}
         x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
         width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
-        self._centres = {
-            facts.id: [((b[0] + b[2]) / 2 / width, (b[1] + b[3]) / 2 / height) for b in _boxes(facts)]
-            for facts in objects
-        }
+
+        def centre(box: Box) -> tuple[float, float]:
+            return (box[0] + box[2]) / 2 / width, (box[1] + box[3]) / 2 / height
+
+        self._centres = {facts.id: (centre(facts.box), centre(facts.visible_box or facts.box)) for facts in objects}
 
     def named(self, noun: str) -> frozenset[int]:
         """The objects that a noun could mean, in the vocabulary of any split."""
@@ -108,10 +112,6 @@ class Objects:
 def clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
     """Whether `a` is larger than `b` by a margin, as a whole and in what is visible."""
     return a.area > 1.4 * b.area and a.area * (1 - a.occlusion) > 1.1 * b.area * (1 - b.occlusion)
-
-
-def _boxes(facts: ObjectFacts) -> list[tuple[float, float, float, float]]:
-    return [facts.box] + ([facts.visible_box] if facts.visible_box else [])
 
 
 def _unknown(name: str) -> Meaning:

@@ -15,7 +15,6 @@ from r2sm_jax.queries.objects import ObjectFacts, Objects, clearly_larger
 
 CLEAR = 0.20  # margin of a position, in extents of all objects together
 BETWEEN = 0.12  # margin of a place between two objects
-NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class PhraseWriter:
         """A short unique singular name of another object, to relate a target to: "the red mug"."""
         if other.id not in self._anchors:
             self._anchors[other.id] = [
-                " ".join(word for word in ("the", colour, noun) if word)
+                _joined("the", colour, noun)
                 for noun in self._nouns(self.objects.meaning[other.id])
                 for colour in (None, other.colour)
                 if not is_plural(noun) and self.objects.matching(self.objects.named(noun), colour, None) == (other.id,)
@@ -96,29 +95,28 @@ class PhraseWriter:
         noun = pick(self.rng, nouns)
         return noun, self.objects.named(noun)
 
-    def _described(self, noun: str, colour: str | None, pattern: str | None) -> str:
-        """A noun with adjectives before it, or with words after it: "red mug with stripes"."""
+    def _adjectives(self, colour: str | None, pattern: str | None) -> tuple[str, str]:
+        """Words before and after a noun: "red" mug "with stripes"."""
         after = ""
         if pattern is not None:
             words = lexicon().patterns.get(pattern, {"before": [pattern], "after": []})
             if words["after"] and self.rng.random() < 0.35:
-                after, pattern = " " + pick(self.rng, words["after"]), None
+                after, pattern = pick(self.rng, words["after"]), None
             else:
                 pattern = pick(self.rng, words["before"])
-        return " ".join(word for word in (pattern, colour, noun) if word) + after
+        return _joined(pattern, colour), after
 
-    def _singular(self, bare: str, target: ObjectFacts, noun: str, possessive: bool = True) -> Phrase:
-        """The phrase for one object: "the" and `bare`, which holds the noun. `possessive`: whether it has one."""
-        many = is_plural(noun)
-        owner = f"the {bare}'" if bare.endswith("s") and many else f"the {bare}'s"
-        possessive = possessive and bare.endswith(noun) and " of " not in noun
-        return Phrase(f"the {bare}", (target.id,), many, None if many else bare, owner if possessive else None)
+    def _singular(self, target: ObjectFacts, noun: str, before: str = "", after: str = "") -> Phrase:
+        """The phrase for one object: "the" and its noun, with words before and after that."""
+        many, bare = is_plural(noun), _joined(before, noun, after)
+        ending = "'" if many and bare.endswith("s") else "'s"
+        possessive = None if after or " of " in noun else f"the {bare}{ending}"
+        return Phrase(f"the {bare}", (target.id,), many, None if many else bare, possessive)
 
     def _name(self, target: ObjectFacts) -> Phrase | None:
         """Class, colour and pattern: "the red mug", "the striped thing"."""
-        any_noun = self.objects.in_lexicon and (target.colour or target.pattern) and self.rng.random() < 0.06
-        named = self._noun(target, bool(any_noun))
-        if named is None:
+        described = self.objects.in_lexicon and (target.colour or target.pattern)
+        if (named := self._noun(target, anything=bool(described) and self.rng.random() < 0.06)) is None:
             return None
         noun, ids = named
         plain = target.pattern in (None, "plain") and self.rng.random() < 0.8
@@ -130,14 +128,13 @@ class PhraseWriter:
             unique = [option for option in unique if option != (None, None)]
         if not unique:
             return None
-        return self._singular(self._described(noun, *pick(self.rng, unique)), target, noun)
+        return self._singular(target, noun, *self._adjectives(*pick(self.rng, unique)))
 
     # Place and size
 
     def _place(self, target: ObjectFacts) -> Phrase | None:
         """Size or position among its class, or a place relative to other objects."""
-        named = self._noun(target)
-        if named is None:
+        if (named := self._noun(target)) is None:
             return None
         draw = self.rng.random()
         if draw < 0.3:
@@ -157,7 +154,7 @@ class PhraseWriter:
             degree = "smaller" if two else "smallest"
         else:
             return None
-        return self._singular(f"{pick(self.rng, self.words['size'][degree])} {noun}", target, noun)
+        return self._singular(target, noun, before=pick(self.rng, self.words["size"][degree]))
 
     def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
         return [self.objects.by_id[i] for i in ids if i != target.id]
@@ -170,8 +167,8 @@ class PhraseWriter:
             axis, sign = words["axis"], words["sign"]
             if all(self.objects.gap(other.id, target.id, axis, sign)[0] > CLEAR for other in others):
                 if self.rng.random() < 0.4:
-                    return self._singular(f"{words['before']} {noun}", target, noun)
-                return self._singular(f"{noun} {pick(self.rng, words['after'])}", target, noun, possessive=False)
+                    return self._singular(target, noun, before=words["before"])
+                return self._singular(target, noun, after=pick(self.rng, words["after"]))
         return None
 
     def _relation(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
@@ -187,8 +184,7 @@ class PhraseWriter:
             if gap(other.id, target.id, axis, sign)[0] > max(CLEAR, across) and all(
                 gap(other.id, i, axis, sign)[1] < 0.0 for i in rest
             ):
-                text = f"{noun} {pick(self.rng, words['relation'])} {anchor}"
-                return self._singular(text, target, noun, possessive=False)
+                return self._singular(target, noun, after=f"{pick(self.rng, words['relation'])} {anchor}")
         return None
 
     def _between(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
@@ -204,14 +200,13 @@ class PhraseWriter:
             or any(between(first.id, last.id, i, -0.05) for i in ids - {target.id})
         ):
             return None
-        return self._singular(f"{noun} between {names[0]} and {names[1]}", target, noun, possessive=False)
+        return self._singular(target, noun, after=f"between {names[0]} and {names[1]}")
 
     # Occlusion
 
     def _occlusion(self, target: ObjectFacts) -> Phrase | None:
         """Behind or in front of another object, or partly hidden where the others of its class are not."""
-        named = self._noun(target)
-        if named is None:
+        if (named := self._noun(target)) is None:
             return None
         noun, ids = named
         draw = self.rng.random()
@@ -236,16 +231,16 @@ class PhraseWriter:
         relations = words["behind"] if behind else words["in_front"]
         if behind and not is_plural(noun):
             relations = relations + words["behind_singular"]
-        return self._singular(f"{noun} {pick(self.rng, relations)} {anchor}", target, noun, possessive=False)
+        return self._singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
 
     def _hidden_or_clear(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
         others, words = self._others(target, ids), self.words["occlusion"]
         if not others:
             return None
         if target.occlusion > 0.1 and all(other.occlusion < 0.01 for other in others):
-            return self._singular(f"{pick(self.rng, words['hidden'])} {noun}", target, noun)
+            return self._singular(target, noun, before=pick(self.rng, words["hidden"]))
         if target.occlusion == 0 and all(other.occlusion > 0.1 for other in others):
-            return self._singular(f"{noun} {pick(self.rng, words['clear'])}", target, noun, possessive=False)
+            return self._singular(target, noun, after=pick(self.rng, words["clear"]))
         return None
 
     # Function and context
@@ -256,11 +251,11 @@ class PhraseWriter:
             return self._use_or_idea(target)
         category = self.objects.category[target.id]
         groups = [meaning for meaning in lexicon().groups.values() if category in meaning.classes]
-        meaning = self.objects.meaning[target.id] if self.rng.random() < 0.6 else pick(self.rng, groups)
+        meaning = self.objects.meaning[target.id] if self.rng.random() < 0.6 or not groups else pick(self.rng, groups)
         ids = tuple(sorted(self.objects.meant_by(meaning)))
-        if not 1 <= len(ids) <= 5:
-            return None
         clauses = meaning.held_out_functions if self.held_out else meaning.functions
+        if not 1 <= len(ids) <= 5 or not clauses:
+            return None
         lead, _, clause = pick(self.rng, clauses).rpartition(" | ")
         words, many = self.words["reasoning"], len(ids) > 1
         heads = words["all"] if many else words["one"]
@@ -302,9 +297,7 @@ class PhraseWriter:
         draw = self.rng.random()
         if draw < 0.35:
             return self._two_names(target)
-        any_noun = draw < 0.5 and self.objects.in_lexicon
-        named = self._noun(target, bool(any_noun))
-        if named is None:
+        if (named := self._noun(target, anything=draw < 0.5 and self.objects.in_lexicon)) is None:
             return None
         noun, ids = named
         any_noun = noun in self.words["anything"]
@@ -316,8 +309,16 @@ class PhraseWriter:
         unknown = any((colour and not facts.colour) or (pattern and not facts.pattern) for facts in seen)
         if not 2 <= len(found) <= (50 if noun_alone else 5) or unknown or (any_noun and noun_alone):
             return None
-        bare = self._described(plural(noun), colour, pattern)
-        return Phrase(f"{pick(self.rng, _determiners(noun, len(found)))} {bare}", found, True, bare=bare)
+        before, after = self._adjectives(colour, pattern)
+        bare = _joined(before, plural(noun), after)
+        return Phrase(f"{pick(self.rng, self._determiners(noun, len(found)))} {bare}", found, True, bare=bare)
+
+    def _determiners(self, noun: str, count: int) -> list[str]:
+        """What may stand before the plural of a noun that means all `count` objects."""
+        words = self.words["determiners"]
+        if is_plural(noun) or not 2 <= count <= 5:
+            return words["always"]
+        return words["always"] + words["unchanged" if plural(noun) == noun else "changed"][count - 2]
 
     def _two_names(self, target: ObjectFacts) -> Phrase | None:
         others = [other for other in self.objects.all if other.id != target.id] or [target]
@@ -328,12 +329,5 @@ class PhraseWriter:
         return Phrase(f"{start}{first.text} and {second.text}", tuple(sorted(first.ids + second.ids)), True)
 
 
-def _determiners(noun: str, count: int) -> list[str]:
-    """What may stand before the plural of a noun that means all `count` objects."""
-    number = NUMBERS.get(count)
-    starts = ["all the"]
-    if number and not is_plural(noun):
-        starts += ["the two"] if count == 2 else []
-        if plural(noun) != noun:
-            starts += ["the", "all", *(("both the", "both") if count == 2 else (f"all {number}",))]
-    return starts
+def _joined(*words: str | None) -> str:
+    return " ".join(word for word in words if word)
