@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+from fake_inputs import fake_inputs
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, TextConfig, VisionConfig
 from r2sm_jax.models.layers import Buffer
-from r2sm_jax.models.r2sm import R2SM, fake_inputs, merge_lora
+from r2sm_jax.models.lora import merge_lora
+from r2sm_jax.models.r2sm import build_model
 
 PLAIN = PlainViTConfig("clip", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, activation="quick_gelu")
 VISION = VisionConfig(
@@ -27,17 +29,17 @@ def answer(graphdef, weights):
 
 
 def test_published_weights_are_constants_and_only_the_products_are_trained():
-    _, params, constants = nnx.split(R2SM(CONFIG, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    _, params, constants = nnx.split(build_model(CONFIG, rngs=nnx.Rngs(0)), nnx.Param, ...)
     trained = {name for name in names(params) if name.startswith("vision.")}
     assert {name for name in trained if "lora" not in name} == {"vision.join.kernel"}
     assert len(trained) == 1 + 2 * ADAPTED
     assert all(type(leaf) is Buffer for _, leaf in nnx.to_flat_state(constants))
-    plain = names(nnx.state(R2SM(replace(CONFIG, vision=replace(VISION, lora_rank=0)), rngs=nnx.Rngs(0))))
+    plain = names(nnx.state(build_model(replace(CONFIG, vision=replace(VISION, lora_rank=0)), rngs=nnx.Rngs(0))))
     assert names(constants) | {name for name in names(params) if "lora" not in name} == plain
 
 
 def test_it_starts_without_effect_and_merges_into_an_ordinary_model():
-    graphdef, weights = nnx.split(R2SM(CONFIG, rngs=nnx.Rngs(0)))
+    graphdef, weights = nnx.split(build_model(CONFIG, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
 
     def stir(path, leaf):
@@ -51,7 +53,7 @@ def test_it_starts_without_effect_and_merges_into_an_ordinary_model():
     assert config.vision.lora_rank == 0 and not any("lora" in name for name in names(merged))
     np.testing.assert_allclose(answer(merged_graph, merged).modal, changed, atol=2e-5)
     # The configuration alone makes the same tree, so an export can be opened from it.
-    fresh = nnx.eval_shape(lambda: R2SM(config, rngs=nnx.Rngs(0)))
+    fresh = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     assert names(nnx.state(fresh)) == names(merged)
     assert names(nnx.state(fresh, Buffer)) == names(merged.filter(Buffer))
     np.testing.assert_allclose(answer(nnx.graphdef(fresh), merged).modal, changed, atol=2e-5)
@@ -60,5 +62,5 @@ def test_it_starts_without_effect_and_merges_into_an_ordinary_model():
 
 def test_a_model_without_it_is_left_alone():
     config = replace(CONFIG, vision=replace(VISION, lora_rank=0))
-    graphdef, weights = nnx.split(R2SM(config, rngs=nnx.Rngs(0)))
+    graphdef, weights = nnx.split(build_model(config, rngs=nnx.Rngs(0)))
     assert all(a is b for a, b in zip(merge_lora(config, graphdef, weights), (config, graphdef, weights), strict=True))

@@ -1,4 +1,6 @@
 import hashlib
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -6,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_inputs import fake_inputs
 from flax import nnx
 from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.config import (
     DECODER_HEAD,
+    LEARNED_HEADS,
     NO_HEAD,
     PLACE,
+    REFERENCE_HEADS,
     DecoderConfig,
     LossConfig,
     ModelConfig,
@@ -24,7 +29,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.models.r2sm import R2SM, R2SMOutput, fake_inputs, input_spec
+from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 from r2sm_jax.models.vision import VisionEncoder, VisionFeatures
 from r2sm_jax.training.losses import type_loss
 
@@ -148,25 +153,32 @@ def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, stem):
 
 
 @pytest.mark.parametrize("patch", [8, 16])
-def test_the_conv_stem_hands_over_strides_2_and_4(patch):
+def test_the_conv_stem_hands_over_all_strides_before_the_tokens(patch):
     config = replace(VISION, patch_size=patch)
     encoder = nnx.eval_shape(lambda: VisionEncoder(config, dtype=BFLOAT16, rngs=nnx.Rngs(0)))
     image = jax.ShapeDtypeStruct((2, 32, 32, 3), BFLOAT16)
     out = nnx.eval_shape(lambda m, x: m(x), encoder, image)
     assert out.tokens.shape == (2, 32 // patch, 32 // patch, 24) and out.tokens.dtype == BFLOAT16
-    assert [s.shape[1:3] for s in out.skips] == [(16, 16), (8, 8)]
+    shapes = [(32 // stride, 32 // stride, channels) for stride, channels in encoder.skip_dims.items()]
+    assert [s.shape[1:] for s in out.skips] == shapes == [(16, 16, 32), (8, 8, 32), (4, 4, 32)][: 2 + (patch == 16)]
+
+
+def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
+    config = replace(CONFIG, vision=replace(VISION, patch_size=16))
+    out = nnx.eval_shape(lambda i: R2SM(config, rngs=nnx.Rngs(0))(**i), input_spec(config, 1, 2))
+    assert out.modal.shape == (1, 2, 8, 8)
 
 
 def test_the_patch_stem_has_no_skips():
     encoder = nnx.eval_shape(lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0)))
     out = nnx.eval_shape(lambda m, x: m(x), encoder, jax.ShapeDtypeStruct((1, 32, 32, 3), FLOAT32))
-    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == ()
+    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == () and encoder.skip_dims == {}
 
 
-@pytest.mark.parametrize("skips", [(), (5, 7)])
+@pytest.mark.parametrize("skips", [{}, {2: 5, 4: 7}, {4: 7}, {1: 3, 2: 5, 4: 7, 8: 9}])
 def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
-    decoder = nnx.eval_shape(lambda: PixelDecoder(DECODER, 24, skips or (0, 0), dtype=FLOAT32, rngs=nnx.Rngs(0)))
-    sizes = [jax.ShapeDtypeStruct((2, side, side, c), FLOAT32) for side, c in zip((16, 8), skips, strict=False)]
+    decoder = nnx.eval_shape(lambda: PixelDecoder(DECODER, 24, 8, skips, dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    sizes = [jax.ShapeDtypeStruct((2, 32 // stride, 32 // stride, c), FLOAT32) for stride, c in skips.items()]
     features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
     assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.mask_dim))
@@ -323,6 +335,16 @@ def test_fake_inputs_have_the_input_spec():
 
 
 # Mask-type heads.
+
+
+def test_the_registry_has_the_heads_that_the_configuration_knows():
+    assert tuple(heads.LEARNED) == LEARNED_HEADS and tuple(heads.REFERENCES) == REFERENCE_HEADS
+
+
+def test_heads_load_neither_grammar_nor_image_libraries():
+    code = "import sys, r2sm_jax.models.heads; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"PIL", "pycocotools", "transformers", "r2sm_jax.queries", "r2sm_jax.scenes"} & set(loaded)
 
 
 @pytest.mark.parametrize("name", heads.LEARNED)

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, OptimizerConfig, TextConfig, VisionConfig
-from r2sm_jax.models.decoder import Buffer
+from r2sm_jax.models.layers import Buffer
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.training.optimizer import NOT_MUON, make_optimizer, schedule
 from r2sm_jax.training.step import init_state, split_model

@@ -11,7 +11,7 @@ from r2sm_jax.config import ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
 from r2sm_jax.models.published import load_published, with_published_sizes
-from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.models.vision import VisionEncoder, adapt_published
 
 PLAIN = PlainViTConfig("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
 SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
@@ -21,6 +21,12 @@ FLOAT32 = jnp.dtype("float32")
 @nnx.jit
 def run(module, x):
     return module(x)
+
+
+def build_encoder(config: VisionConfig) -> VisionEncoder:
+    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    adapt_published(encoder, rngs=nnx.Rngs(0))
+    return encoder
 
 
 def kinds(module) -> set[str]:
@@ -33,12 +39,12 @@ def test_beside_the_encoder_from_scratch_and_alone():
     alone = replace(beside, stem="none")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), jnp.float32)
     for config, skips in ((beside, 2), (alone, 0)):
-        encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+        encoder = build_encoder(config)
         out = run(encoder, x)
         assert out.tokens.shape == (2, 4, 4, 24) and len(out.skips) == skips
         assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
     assert kinds(encoder) == {"join", "neck2", "neck_norm1", "neck_norm2"}
-    trained = VisionEncoder(replace(alone, name_frozen=False), dtype=FLOAT32, rngs=nnx.Rngs(0))
+    trained = build_encoder(replace(alone, name_frozen=False))
     assert kinds(trained) == kinds(encoder) | {"plain"}
 
 
@@ -67,7 +73,7 @@ def load(folder, size: int) -> VisionEncoder:
     config = with_published_sizes(
         ModelConfig(vision=VisionConfig(image_size=size, patch_size=12, stem="none", out_dim=16, name=str(folder)))
     )
-    encoder = VisionEncoder(config.vision, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    encoder = build_encoder(config.vision)
     graphdef, *parts = nnx.split(encoder, nnx.Param, ...)
     params, constants, (report,) = load_published(config, *(nnx.State({"vision": part}) for part in parts))
     assert set(report.initialised) == {"vision.join.kernel"}

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_inputs import fake_inputs
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.models.decoder import draw_masks
 from r2sm_jax.models.published import load_published, match_sam, with_published_sizes
-from r2sm_jax.models.r2sm import R2SM, R2SMOutput, fake_inputs, input_spec
+from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
 CONFIG = ModelConfig(

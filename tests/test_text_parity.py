@@ -76,7 +76,7 @@ def states_of(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def our_states(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     encoder = load_text_encoder(folder)
     graphdef, state = nnx.split(encoder)
-    layers = tuple(range(encoder.depth + 1))
+    layers = tuple(range(encoder.sizes.depth + 1))
     run = jax.jit(lambda state, ids, mask: nnx.merge(graphdef, state)(ids, mask, layers))
     return np.asarray(run(state, ids, mask))
 

@@ -12,9 +12,11 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import Linear
 from r2sm_jax.models.weights import (
     INDEX,
+    KeyTable,
     file_sha256,
     fill,
     find_model,
+    key_table,
     match,
     place,
     read_config,
@@ -34,11 +36,7 @@ class Small(nnx.Module):
         self.conv = nnx.Conv(3, 5, (2, 6), rngs=rngs)
 
 
-TABLE = (
-    (r"words\.weight", r"words.embedding"),
-    (r"fc\.(weight|bias)", r"dense.\1"),
-    (r"(norm|conv)\.(weight|bias)", r"\1.\2"),
-)
+TABLE = KeyTable({"words.weight": "words.embedding", "fc.*": "dense.*", "norm.*": "norm.*", "conv.*": "conv.*"})
 
 
 @pytest.fixture
@@ -171,12 +169,11 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
 def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tensors, abstract):
     model = Small(rngs=nnx.Rngs(1))
     state = nnx.state(model)
-    found = match(
-        state, {f"net.{k}": v for k, v in tensors.items() if "fc" not in k} | {"net.old": np.ones(1)}, TABLE,
-        prefix=r"net\.", unused="old",
-    )  # fmt: skip
-    assert found.sources["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old"]
-    assert sorted(found.missing) == ["dense.bias", "dense.kernel"] and not found.unmatched
+    table = TABLE._replace(prefixes=["net."], unused=["old.**"], fresh=["dense.bias"])
+    given = {f"net.{k}": v for k, v in tensors.items() if "fc" not in k} | {"net.old.1.2": np.ones(1)}
+    found = match(state, given, table)
+    assert found.sources["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old.1.2"]
+    assert found.missing == ["dense.kernel"] and found.fresh == ["dense.bias"] and not found.problems
     nnx.update(model, place(state, found.loaded))
     np.testing.assert_array_equal(model.conv.bias[...], tensors["conv.bias"])
     np.testing.assert_array_equal(model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...])
@@ -197,3 +194,11 @@ def test_a_config_that_is_no_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=r"config\.json: not readable as"):
         read_config(tmp_path)
+
+
+def test_the_notation_of_the_key_tables():
+    table = KeyTable({"a.#.b#.*": "x.#.y.#.*", "a.#.gain": "x.#", "a.**": "rest.**"})
+    assert table.rename("a.12.b3.bias") == "x.12.y.3.bias" and table.rename("a.0.gain") == "x.0"
+    assert table.rename("a.12.b3.gain") == "rest.12.b3.gain" and table.rename("b.a.1") is None
+    assert key_table("clip").rename("encoder.layers.1.mlp.fc2.bias") == "vision.plain.blocks.1.mlp.layers.1.bias"
+    assert key_table("sam").rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"

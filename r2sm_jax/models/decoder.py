@@ -1,11 +1,12 @@
 """The pixel decoder (once per image) and the mask decoder (once per query).
 
-The mask decoder is SAM's idea (segment_anything/modeling/mask_decoder.py, transformer.py): learned output tokens
-read the prompt and the image, and small hypernetworks turn each token into a mask by a dot product with upscaled
-pixel features. Two things differ. The prompt is text. And the image is read by all queries from keys, values and
-pixel features that are computed once per image, where SAM updates image tokens per prompt.
+The mask decoder follows SAM (segment_anything/modeling/mask_decoder.py, transformer.py): learned output tokens attend
+to the prompt and the image, and small hypernetworks turn each token into a kernel, whose dot product with upscaled
+pixel features is a mask. Two things differ. The prompt is text. And all queries share keys, values and pixel features
+that are computed once per image, where SAM updates the image tokens for each prompt.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -15,13 +16,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import PLACE, DecoderConfig
-from r2sm_jax.models.layers import MLP, Buffer, Linear, attend
-from r2sm_jax.models.vision import ConvBlock, VisionFeatures
+from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear
+from r2sm_jax.models.vision import VisionFeatures
 
 PRIOR = -3.0
 """Initial mask logit: a mask fills about a twentieth of the image."""
 FOCUS = 3.0
-"""Largest pull, in logits, of a block's mask on the attention of the next (after Mask2Former's masked attention)."""
+"""Largest logit by which a block's mask shifts the next block's attention (after Mask2Former's masked attention)."""
 
 
 class PixelFeatures(NamedTuple):
@@ -50,19 +51,31 @@ class Upscale(nnx.Module):
 
 
 class PixelDecoder(nnx.Module):
-    """Token grid and stem skips -> pixel features at 4 times the token resolution."""
+    """Token grid and skips of any encoder -> pixel features at 4 times the token resolution."""
 
     def __init__(
-        self, config: DecoderConfig, in_dim: int, skip_dims: tuple[int, int], *, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        config: DecoderConfig,
+        in_dim: int,
+        stride: int,
+        skip_dims: Mapping[int, int],
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
     ):
-        self.coarse = Upscale(in_dim, config.fine_dim, skip_dims[1], dtype=dtype, rngs=rngs)
+        """`in_dim` and `stride`: channels and pixels of a token. `skip_dims`: channels of the encoder's skips by
+        stride; those at a half and a quarter of the tokens' stride are used, if there are any."""
+        strides = list(skip_dims)
+        self.skips = tuple(strides.index(s) if s in strides else None for s in (stride // 2, stride // 4))
+        coarse_dim, fine_dim = (skip_dims.get(s, 0) for s in (stride // 2, stride // 4))
+        self.coarse = Upscale(in_dim, config.fine_dim, coarse_dim, dtype=dtype, rngs=rngs)
         self.refine = ConvBlock(config.fine_dim, dtype=dtype, rngs=rngs)
-        self.fine = Upscale(config.fine_dim, config.mask_dim, skip_dims[0], dtype=dtype, rngs=rngs)
+        self.fine = Upscale(config.fine_dim, config.mask_dim, fine_dim, dtype=dtype, rngs=rngs)
         self.norm = nnx.LayerNorm(config.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.out = Linear(config.mask_dim, config.mask_dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, features: VisionFeatures) -> PixelFeatures:
-        fine_skip, coarse_skip = features.skips or (None, None)
+        coarse_skip, fine_skip = (None if i is None else features.skips[i] for i in self.skips)
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
         fine = self.fine(coarse, fine_skip)
         fine = fine + self.out(nnx.relu(self.norm(fine)))
@@ -70,43 +83,19 @@ class PixelDecoder(nnx.Module):
 
 
 def places(size: int) -> Float[Array, "h w 4"]:
-    """x, y, x², y² of every pixel: a kernel can confine its mask to a soft window, away from things that look alike."""
+    """x, y, x², y² of every pixel, so that a kernel can confine its mask to a soft window, away from similar things."""
     at = (jnp.arange(size) + 0.5) / size * 2 - 1
     x, y = jnp.meshgrid(at, at, indexing="xy")
     return 2 * jnp.stack([x, y, x**2, y**2], axis=-1)
 
 
-class CrossAttention(nnx.Module):
-    """Attention whose keys and values are projected apart, so that queries of one image share them."""
-
-    def __init__(self, dim: int, heads: int, *, inner: int | None = None, dtype: jnp.dtype, rngs: nnx.Rngs):
-        """`inner` channels of all heads together; as many as `dim` unless given."""
-        inner = inner or dim
-        self.heads = heads
-        self.query = Linear(dim, inner, dtype=dtype, rngs=rngs)
-        self.key = Linear(dim, inner, dtype=dtype, rngs=rngs)
-        self.value = Linear(dim, inner, dtype=dtype, rngs=rngs)
-        self.out = Linear(inner, dim, dtype=dtype, rngs=rngs)
-
-    def __call__(
-        self,
-        x: Float[Array, "... q d"],
-        key: Float[Array, "... s d"],
-        value: Float[Array, "... s d"],
-        mask: Bool[Array, "... s"] | None = None,
-        bias: Float[Array, "... q s"] | None = None,
-    ) -> Float[Array, "... q d"]:
-        query, key, value = self.query(x), self.key(key), self.value(value)
-        return self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
-
-
 class DecoderBlock(nnx.Module):
-    """Tokens read one another and the text, then the image, then think (pre-norm)."""
+    """Tokens attend to one another and the text, then to the image, then an MLP (pre-norm)."""
 
     def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d = config.dim
-        self.prompt = CrossAttention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.image = CrossAttention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.prompt = Attention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.image = Attention(d, config.heads, dtype=dtype, rngs=rngs)
         self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs)
         self.norms = nnx.List([nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs) for _ in range(3)])
 
@@ -119,7 +108,7 @@ class DecoderBlock(nnx.Module):
         positions: Float[Array, "n d"],
         focus: Float[Array, "b k q n"] | None,
     ) -> Float[Array, "b k q d"]:
-        """`focus` draws attention to the image tokens where the last block saw the mask."""
+        """`focus` shifts attention to the image tokens where the last block saw the mask."""
         b, k, q, _ = tokens.shape
         normed = self.norms[0](tokens)
         prompt = jnp.concatenate([normed, text], axis=2)
@@ -133,7 +122,7 @@ class DecoderBlock(nnx.Module):
 
 
 class Kernels(NamedTuple):
-    """Masks before they are drawn: weights over pixel-feature channels, of the modal and the completing mask."""
+    """Masks before they are drawn: weights over channels of pixel features, for the modal and the completing mask."""
 
     weights: Float[Array, "b k q 2 c"]
     biases: Float[Array, "b k q 2"]
@@ -144,22 +133,22 @@ class Kernels(NamedTuple):
 
 
 class MaskTokens(NamedTuple):
-    """What the mask decoder says of every query, before any pixel is touched. Token 0 is the fused one."""
+    """The mask decoder's output for every query, without any pixel. Token 0 is the fused one."""
 
     kernels: Kernels
     early: tuple[Kernels, ...]
-    """The same after every block but the last: supervised in training, and where the next block looks."""
+    """The same after every block but the last: supervised in training, and the `focus` of the next block."""
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
-    """Predicted IoU of the modal and the amodal mask; in 0..1 unless SAM's decoder, which is linear here, errs."""
+    """Predicted IoU of the modal and the amodal mask. SAM's decoder is linear here, so it can leave 0..1."""
     type_state: Float[Array, "b k d"] | None = None
     """The type token, for the `decoder` mask-type head."""
     pixels: Float[Array, "b k h w c"] | None = None
-    """What each query's masks are drawn on, where it is not the image's pixel features."""
+    """Pixel features of each query, where they are not those of the image."""
 
     def canvas(self, pixels: Float[Array, "b h w c"]) -> Float[Array, "b *k _h _w _c"]:
-        """What the kernels are multiplied with: `pixels` of the image, or the queries' own."""
+        """The pixel features that the kernels are multiplied with: those of the image, or the queries' own."""
         return pixels if self.pixels is None else self.pixels
 
 
@@ -227,7 +216,7 @@ class MaskDecoder(nnx.Module):
 
 
 def make_kernels(out: Float[Array, "b k q _o"]) -> Kernels:
-    """What a hypernetwork says of each token, 2 (c + 1) numbers, as float32 weights and biases."""
+    """The 2 (c + 1) outputs of a hypernetwork for each token as float32 weights and biases."""
     out = rearrange(out, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
     weights = out[..., :-1]
     return Kernels(weights * weights.shape[-1] ** -0.5, out[..., -1] + PRIOR)
@@ -253,7 +242,7 @@ def fourier_features(points: Float[Array, "n 2"], frequencies: Float[Array, "2 _
 def draw_masks(kernels: Kernels, pixels: Float[Array, "b *k h w _c"]) -> Float[Array, "b k q 2 h w"]:
     """Mask logits in float32: every kernel times every pixel, of the image or of its own query.
 
-    Kernels of an image's pixels have `PLACE` more channels than these, which are multiplied with the pixel's place.
+    Kernels for an image's pixels have `PLACE` more channels than these, for the pixel's place.
     """
     b, k, q, two, _ = kernels.weights.shape
     if pixels.ndim == 5:

@@ -1,10 +1,10 @@
-"""What a frozen model makes of its inputs, on disk: array_record files that every later run reads instead of computing.
+"""What a frozen model computes from its inputs, on disk: array_record files that later runs read instead of computing.
 
-    FOLDER/<model>/<name>.array_record    one record an input: its arrays, float16, as .npy after .npy
+    FOLDER/<model>/<name>.array_record    one record an input: its arrays, float16, one .npy after another
     FOLDER/<model>/<name>.json            {"keys": [...]}: the hash of each record's input, in order
 
-`model` is a hash of all that the arrays depend on but the input. Files are only ever added, each with its list of keys
-last, so a run that is killed while it writes leaves what was finished, and several runs may share a folder.
+`model` is a hash of all that the arrays depend on except the input. Files are only added, and the list of keys comes
+last. So a run that is killed while it writes leaves whole files, and several runs may share a folder.
 """
 
 import hashlib
@@ -22,13 +22,12 @@ import numpy as np
 from r2sm_jax.errors import InputError
 
 Arrays = tuple[np.ndarray, ...]
-FILE_BYTES = 256 << 20
-"""Features are written to files of about this size."""
-SAID_BYTES = 1 << 20
-"""Less than this is written without a word."""
+FILE_BYTES = 64 << 20
+"""Size of a file, about; so much is held in memory before it is written."""
+QUIET_BYTES = 1 << 20
+"""Less than this is written without a message."""
 SPARE_BYTES = 256 << 20
-"""Disk space that is left alone: checkpoints and logs want some too."""
-OPTIONS = "group_size:1,uncompressed"
+"""Disk space that is left for checkpoints and logs."""
 
 
 def digest(*parts: Any) -> str:
@@ -51,13 +50,13 @@ class FeatureCache:
         Raises:
             InputError: the folder cannot be made or read, or holds a damaged file.
         """
+        self.folder = folder / model[:32]
+        self._flag = f"--data.cache-features {folder}"
         try:
             from grain.sources import ArrayRecordDataSource
         except ImportError:  # array_record has no wheel for Windows
-            raise InputError(
-                f"--data.cache-features {folder}: array_record is not available on this platform"
-            ) from None
-        self.folder, self._source = folder / model[:32], ArrayRecordDataSource
+            raise InputError(f"{self._flag}: array_record is not available on this platform") from None
+        self._source = ArrayRecordDataSource
         self._find()
 
     def _find(self) -> None:
@@ -66,12 +65,9 @@ class FeatureCache:
             lists = sorted(self.folder.glob("*.json"))
             keys = [key for file in lists for key in json.loads(file.read_text())["keys"]]
         except OSError as error:
-            raise InputError(
-                f"--data.cache-features {self.folder.parent}: {error.strerror}; give a folder that can be written to"
-            ) from None
+            raise InputError(f"{self._flag}: {error.strerror}; give a folder that can be written to") from None
         except (ValueError, KeyError, TypeError):
             raise self._damaged() from None
-        self._rows = {key: row for row, key in enumerate(keys)}
         records = [str(file.with_suffix(".array_record")) for file in lists]
         try:
             self._records: Any = self._source(records) if records else []
@@ -79,6 +75,7 @@ class FeatureCache:
             raise self._damaged() from None
         if len(self._records) != len(keys):
             raise self._damaged()
+        self._rows = {key: row for row, key in enumerate(keys)}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,7 +85,7 @@ class FeatureCache:
 
     def __getitem__(self, key: str) -> Arrays:
         try:
-            return _unpack(io.BytesIO(self._records[self._rows[key]]))
+            return _unpack(self._records[self._rows[key]])
         except (ValueError, RuntimeError, OSError):
             raise self._damaged() from None
 
@@ -96,20 +93,20 @@ class FeatureCache:
         return InputError(f"{self.folder} is damaged; delete it, and its features are computed again")
 
     def make_room(self, what: str, count: int, size: int) -> None:
-        """Says what will be written, if it is worth a line, before anything is.
+        """Prints how many bytes will be written, unless they are few, before anything is.
 
         Raises:
-            InputError: the disk has less than that to spare.
+            InputError: the disk does not have that much to spare.
         """
         if not count:
             return
         free = shutil.disk_usage(self.folder).free
-        if size >= SAID_BYTES:
-            print(f"caching the features of {count:,} {what}, {said(size)}, in {self.folder}", flush=True)
+        if size >= QUIET_BYTES:
+            print(f"caching the features of {count:,} {what}, {_readable(size)}, in {self.folder}", flush=True)
         if size + SPARE_BYTES > free:
             raise InputError(
-                f"--data.cache-features {self.folder.parent}: the features of {count:,} {what} take {said(size)} and "
-                f"the disk has {said(free)} left; free some, give another folder, or train without the cache"
+                f"{self._flag}: the features of {count:,} {what} take {_readable(size)} and the disk has "
+                f"{_readable(free)} left; free some, give another folder, or train without the cache"
             )
 
     def add(self, items: Iterable[tuple[str, Arrays]]) -> None:
@@ -118,42 +115,38 @@ class FeatureCache:
         Raises:
             InputError: an array does not fit into float16, or the disk is full.
         """
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        keys: list[str] = []
-        written, writer, part = 0, None, Path()
-        try:
-            for key, arrays in items:
-                if writer is None:
-                    handle, name = tempfile.mkstemp(suffix=".part", dir=self.folder)
-                    os.close(handle)
-                    part, writer = Path(name), ArrayRecordWriter(name, OPTIONS)
-                record = _pack(arrays)
-                writer.write(record)
-                keys.append(key)
-                written += len(record)
-                if written >= FILE_BYTES:
-                    self._finish(writer, part, keys)
-                    keys, written, writer = [], 0, None
-            if writer is not None:
-                self._finish(writer, part, keys)
-                writer = None
-        except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"--data.cache-features {self.folder.parent}: features cannot be written "
-                f"({getattr(error, 'strerror', None) or error}); free disk space or train without the cache"
-            ) from None
-        finally:
-            if writer is not None:
-                part.unlink(missing_ok=True)
+        records: dict[str, bytes] = {}
+        size = 0
+        for key, arrays in items:
+            records[key] = _pack(arrays)
+            size += len(records[key])
+            if size >= FILE_BYTES:
+                self._write(records)
+                records, size = {}, 0
+        if records:
+            self._write(records)
         self._find()
 
-    def _finish(self, writer: Any, part: Path, keys: list[str]) -> None:
-        writer.close()
-        name = digest(*keys)[:32]
-        os.replace(part, self.folder / f"{name}.array_record")
-        part.write_text(json.dumps({"keys": keys}))
-        os.replace(part, self.folder / f"{name}.json")
+    def _write(self, records: dict[str, bytes]) -> None:
+        """One file of records and its list of keys."""
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        name = digest(*records)[:32]
+        try:
+            with tempfile.TemporaryDirectory(dir=self.folder) as work:
+                file, keys = Path(work, "records"), Path(work, "keys")
+                writer = ArrayRecordWriter(str(file), "group_size:1,uncompressed")
+                for record in records.values():
+                    writer.write(record)
+                writer.close()
+                keys.write_text(json.dumps({"keys": list(records)}))
+                os.replace(file, self.folder / f"{name}.array_record")
+                os.replace(keys, self.folder / f"{name}.json")
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"{self._flag}: features cannot be written ({reason}); free disk space or train without the cache"
+            ) from None
 
 
 def _pack(arrays: Arrays) -> bytes:
@@ -168,13 +161,13 @@ def _pack(arrays: Arrays) -> bytes:
     return record.getvalue()
 
 
-def _unpack(record: io.BytesIO) -> Arrays:
-    size, found = record.getbuffer().nbytes, []
-    while record.tell() < size:
-        found.append(np.load(record))
+def _unpack(record: bytes) -> Arrays:
+    stream, found = io.BytesIO(record), []
+    while stream.tell() < len(record):
+        found.append(np.load(stream))
     return tuple(found)
 
 
-def said(size: int) -> str:
-    """A number of bytes, as people say it."""
+def _readable(size: int) -> str:
+    """A number of bytes for people."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 1e5) / 1e6:.1f} MB"

@@ -1,9 +1,9 @@
-"""Mask-type heads: from the frozen language model's token states to the probability that amodal is meant.
+"""Mask-type heads: from token states of the frozen language model to the logit that a query asks for the amodal mask.
 
-A learned head is a module `(states, mask) -> logit`; register it in `LEARNED` and `--model.head NAME` finds it.
-`decoder` stands apart: it reads a token of the mask decoder, which also sees the image.
-References learn nothing: they read the sentence (or the truth) on the host and stand beside learned heads in
-every report. `none` makes no decision at all: one mask for whatever was asked, as the R2SM paper's baselines do.
+A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED`, and `--model.head NAME` finds it. The
+`decoder` head reads a token of the mask decoder, which also sees the image. References learn nothing: they read the
+sentence or the truth on the host, and every report compares with them. `none` decides nothing: one mask for both types,
+as the R2SM paper's baselines have.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class MLPHead(nnx.Module):
 
 
 class AttentionHead(nnx.Module):
-    """The mean of four readers, which err on different wordings as each learns for itself."""
+    """The mean of four readers. Each learns by itself, so they are wrong on different wordings."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
         self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(4)])
@@ -56,12 +56,12 @@ class AttentionHead(nnx.Module):
         return self.readings(states, mask).mean(0)
 
     def readings(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
-        """What each reader says."""
+        """The logit of each reader."""
         return jnp.stack([reader(states, mask) for reader in self.readers])
 
 
 class Reader(nnx.Module):
-    """All chosen LM layers of each token, one small transformer layer over the tokens, and attention pooling."""
+    """One small transformer layer over tokens that each hold all chosen layers, then attention pooling."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 64, heads: int = 2):
         self.heads = heads
@@ -86,7 +86,7 @@ class Reader(nnx.Module):
 
 
 class LayersHead(nnx.Module):
-    """One reader of a learned mix of the chosen LM layers, each scaled to unit variance."""
+    """One reader of a learned mix of the chosen layers, each scaled to unit variance."""
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
         self.mix = nnx.Param(jnp.zeros(layers))
@@ -102,12 +102,12 @@ class LayersHead(nnx.Module):
 def readings(
     head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
 ) -> Float[Array, "r b k"]:
-    """The logits that a head is trained by: those of each reader, where it is the mean of several."""
+    """The logits that a head is trained on: one for each reader if it is a mean of several."""
     return head.readings(states, mask) if isinstance(head, AttentionHead) else head(states, mask)[None]
 
 
 class DecoderHead(nnx.Module):
-    """Two layers on the state of the mask decoder's type token, which has read the words and looked at the image."""
+    """Two layers on the state of the mask decoder's type token, which has attended to words and image."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         self.mlp = MLP((dim, dim, 1), dtype=jnp.dtype("float32"), rngs=rngs)
@@ -119,7 +119,7 @@ class DecoderHead(nnx.Module):
 LEARNED: dict[str, Callable[..., Any]] = {
     "linear": LinearHead, "mlp": MLPHead, "layers": LayersHead, "attention": AttentionHead,
 }  # fmt: skip
-"""Heads that decide from the words alone."""
+"""Heads that decide from the words alone; config.LEARNED_HEADS has the same names."""
 
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "keyword": lambda text, truth: keyword_mask_type(text),

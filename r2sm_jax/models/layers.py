@@ -1,4 +1,4 @@
-"""Layers that every module shares: attention, MLP, and a dense layer that is fast on CPU too."""
+"""Layers that the models share: dense layers and convolutions, MLP, attention, and constants among the weights."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,11 +14,13 @@ from r2sm_jax.cpu import are_bfloat16, convolve, multiply
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: nnx.gelu(x, approximate=True),
     "gelu": lambda x: nnx.gelu(x, approximate=False),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": nnx.relu,
+    "silu": nnx.silu,
 }
-"""Ours from scratch is `gelu_tanh`; the others are those of published weights, of which `gelu` is the exact one."""
+"""By the names that a published `config.json` uses; `gelu_tanh` is ours. `gelu` is the exact one."""
 
 
 class Buffer(nnx.Variable):
@@ -26,21 +28,23 @@ class Buffer(nnx.Variable):
 
 
 def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
-    """Turns all parameters of a module, except those named `but`, into constants: no gradient, no optimizer state, no
-    decay; still saved."""
-    for _, part in nnx.iter_graph(module):
-        if isinstance(part, nnx.Module):
+    """Turns the parameters of a built module into constants, in place: no gradient, no optimizer state, no decay.
+
+    `but`: names of parts that stay trainable.
+    """
+    for path, part in list(nnx.iter_graph(module)):
+        if isinstance(part, nnx.Module) and not set(path) & set(but):
             for name, value in list(vars(part).items()):
-                if isinstance(value, nnx.Param) and name not in but:
+                if isinstance(value, nnx.Param):
                     setattr(part, name, Buffer(value[...]))
 
 
 class Linear(nnx.Linear):
     """`nnx.Linear` that flattens the leading axes first.
 
-    XLA's CPU back end computes weight gradients with several leading axes up to 2.6 times slower than with
-    one (measured: a 128-512-128 MLP on [16 8 24 128], 19.2 against 7.4 ms); elsewhere it makes no difference.
-    Within `products("bfloat16")` it multiplies so, unless `dtype` asks for less than float32 anyway.
+    XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower than with one
+    (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it makes no difference.
+    Float32 layers multiply in bfloat16 where cpu.py says so.
     """
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
@@ -54,7 +58,7 @@ class Linear(nnx.Linear):
 
 
 class Conv(nnx.Conv):
-    """`nnx.Conv` over 3x3 pixels, padded by 1; within `products("bfloat16")` it multiplies so, as `Linear` does."""
+    """`nnx.Conv` over 3x3 pixels, padded by 1. Float32 layers multiply in bfloat16 where cpu.py says so."""
 
     def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
         super().__init__(in_dim, out_dim, (3, 3), padding=1, use_bias=use_bias, dtype=dtype, rngs=rngs)
@@ -64,6 +68,17 @@ class Conv(nnx.Conv):
             return super().__call__(inputs)
         convolved = convolve(inputs.astype(jnp.float32), self.kernel[...].astype(jnp.float32))
         return convolved if self.bias is None else convolved + self.bias[...]
+
+
+class ConvBlock(nnx.Module):
+    """A pre-norm residual 3x3 convolution."""
+
+    def __init__(self, dim: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.conv = Conv(dim, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        return x + self.conv(nnx.relu(self.norm(x)))
 
 
 class MLP(nnx.Module):
@@ -79,6 +94,33 @@ class MLP(nnx.Module):
         return self.layers[-1](x)
 
 
+class Attention(nnx.Module):
+    """Multi-head attention with separate projections of queries, keys and values.
+
+    Keys and values of one image can serve all of its queries, since leading axes broadcast.
+    """
+
+    def __init__(self, dim: int, heads: int, *, inner: int | None = None, dtype: DTypeLike, rngs: nnx.Rngs):
+        """`inner`: channels of all heads together; `dim` unless given."""
+        inner = inner or dim
+        self.heads = heads
+        self.query = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.key = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.value = Linear(dim, inner, dtype=dtype, rngs=rngs)
+        self.out = Linear(inner, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "... q d"],
+        key: Float[Array, "... s d"],
+        value: Float[Array, "... s d"],
+        mask: Bool[Array, "... s"] | None = None,
+        bias: Float[Array, "... q s"] | None = None,
+    ) -> Float[Array, "... q d"]:
+        query, key, value = self.query(x), self.key(key), self.value(value)
+        return self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
+
+
 def attend(
     query: Float[Array, "... q d"],
     key: Float[Array, "... s d"],
@@ -90,8 +132,7 @@ def attend(
 ) -> Float[Array, "... q d"]:
     """Multi-head scaled dot-product attention; softmax in float32.
 
-    Leading axes broadcast, so keys computed once per image serve all of its queries.
-    `mask` is False where a key must not be seen; a row with no visible key attends evenly.
+    Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends to all evenly.
     `bias` is added to the scores of all heads.
     """
     query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))

@@ -1,103 +1,46 @@
-"""Published image encoders, and SAM's mask decoder: their sizes, their key tables, and loading into a model.
+"""Published image encoders, and SAM's mask decoder: their sizes, and loading their weights into a model.
 
 SAM comes as a Hugging Face `SamModel` (facebook/sam-vit-base, -large, -huge) or under the names of the original
-repository (facebookresearch/segment-anything), which `ORIGINAL` turns into the former. Plain ViTs are in plain_vit.py.
+repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and SigLIP. keys.toml maps their keys.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, VisionConfig
+from r2sm_jax.config import DecoderConfig, Family, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models import plain_vit
-from r2sm_jax.models.plain_vit import plain_config
-from r2sm_jax.models.positions import resize_grid, resize_line
-from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.models.weights import Match, Tensor, find_model, match, place, read_config, read_tensors, weight_files
+from r2sm_jax.models.vision import VisionEncoder, adapt_published
+from r2sm_jax.models.weights import (
+    Match,
+    Tensor,
+    check_match,
+    find_model,
+    key_table,
+    match,
+    place,
+    read_config,
+    read_tensors,
+)
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
-# Names of segment-anything -> names of `transformers`. The last three lines are needed since "layers.0" of the heads
-# means something else in either.
-ORIGINAL = (
-    (r"image_encoder\.patch_embed\.proj\.(.*)", r"vision_encoder.patch_embed.projection.\1"),
-    (r"image_encoder\.pos_embed", r"vision_encoder.pos_embed"),
-    (r"image_encoder\.blocks\.(\d+)\.norm([12])\.(.*)", r"vision_encoder.layers.\1.layer_norm\2.\3"),
-    (r"image_encoder\.blocks\.(.*)", r"vision_encoder.layers.\1"),
-    (r"image_encoder\.neck\.0\.(.*)", r"vision_encoder.neck.conv1.\1"),
-    (r"image_encoder\.neck\.1\.(.*)", r"vision_encoder.neck.layer_norm1.\1"),
-    (r"image_encoder\.neck\.2\.(.*)", r"vision_encoder.neck.conv2.\1"),
-    (r"image_encoder\.neck\.3\.(.*)", r"vision_encoder.neck.layer_norm2.\1"),
-    (r"prompt_encoder\.pe_layer\.positional_encoding_gaussian_matrix", r"shared_image_embedding.positional_embedding"),
-    (r"(mask_decoder\.transformer\.layers\.\d+)\.norm(\d)\.(.*)", r"\1.layer_norm\2.\3"),
-    (r"mask_decoder\.transformer\.norm_final_attn\.(.*)", r"mask_decoder.transformer.layer_norm_final_attn.\1"),
-    (r"mask_decoder\.output_upscaling\.0\.(.*)", r"mask_decoder.upscale_conv1.\1"),
-    (r"mask_decoder\.output_upscaling\.1\.(.*)", r"mask_decoder.upscale_layer_norm.\1"),
-    (r"mask_decoder\.output_upscaling\.3\.(.*)", r"mask_decoder.upscale_conv2.\1"),
-    (r"(mask_decoder\.(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\.0\.(.*)", r"\1.proj_in.\2"),
-    (r"(mask_decoder\.(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\.1\.(.*)", r"\1.layers.0.\2"),
-    (r"(mask_decoder\.(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\.2\.(.*)", r"\1.proj_out.\2"),
-)
-
-VISION_KEYS = (
-    (r"vision_encoder\.patch_embed\.projection\.(weight|bias)", r"vision.stem.\1"),
-    (r"vision_encoder\.pos_embed", r"vision.positions"),
-    (r"vision_encoder\.layers\.(\d+)\.layer_norm([12])\.(weight|bias)", r"vision.blocks.\1.norm\2.\3"),
-    (r"vision_encoder\.layers\.(\d+)\.attn\.qkv\.(weight|bias)", r"vision.blocks.\1.attention.qkv.\2"),
-    (r"vision_encoder\.layers\.(\d+)\.attn\.proj\.(weight|bias)", r"vision.blocks.\1.attention.out.\2"),
-    (r"vision_encoder\.layers\.(\d+)\.attn\.rel_pos_([hw])", r"vision.blocks.\1.attention.rel_pos_\2"),
-    (r"vision_encoder\.layers\.(\d+)\.mlp\.lin1\.(weight|bias)", r"vision.blocks.\1.mlp.layers.0.\2"),
-    (r"vision_encoder\.layers\.(\d+)\.mlp\.lin2\.(weight|bias)", r"vision.blocks.\1.mlp.layers.1.\2"),
-    (r"vision_encoder\.neck\.conv([12])\.weight", r"vision.neck\1.weight"),
-    (r"vision_encoder\.neck\.layer_norm([12])\.(weight|bias)", r"vision.neck_norm\1.\2"),
-)
-
-_ATTENTIONS = (("self_attn", "self_attention"), ("cross_attn_token_to_image", "to_image"),
-               ("cross_attn_image_to_token", "to_tokens"))  # fmt: skip
-_PROJECTIONS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
-_SAM_LAYERS = r"mask_decoder\.transformer\.layers\.(\d+)"
-DECODER_KEYS = (
-    (r"shared_image_embedding\.positional_embedding", r"decoder.frequencies"),
-    (r"prompt_encoder\.no_mask_embed\.weight", r"decoder.no_mask"),
-    (r"mask_decoder\.iou_token\.weight", r"decoder.iou_token"),
-    (r"mask_decoder\.mask_tokens\.weight", r"decoder.mask_tokens"),
-    *(
-        (rf"{_SAM_LAYERS}\.{a}\.{p}\.(weight|bias)", rf"decoder.blocks.\1.{ours}.{projection}.\2")
-        for a, ours in _ATTENTIONS
-        for p, projection in _PROJECTIONS
-    ),
-    *(
-        (rf"mask_decoder\.transformer\.final_attn_token_to_image\.{p}\.(weight|bias)", rf"decoder.last.{projection}.\1")
-        for p, projection in _PROJECTIONS
-    ),
-    *((rf"{_SAM_LAYERS}\.layer_norm{i + 1}\.(weight|bias)", rf"decoder.blocks.\1.norms.{i}.\2") for i in range(4)),
-    *((rf"{_SAM_LAYERS}\.mlp\.lin{i + 1}\.(weight|bias)", rf"decoder.blocks.\1.mlp.layers.{i}.\2") for i in range(2)),
-    (r"mask_decoder\.transformer\.layer_norm_final_attn\.(weight|bias)", r"decoder.last_norm.\1"),
-    (r"mask_decoder\.upscale_conv([12])\.(weight|bias)", r"decoder.upscale.up\1.\2"),
-    (r"mask_decoder\.upscale_layer_norm\.(weight|bias)", r"decoder.upscale.norm.\1"),
-    *(
-        (rf"mask_decoder\.{theirs}\.{name}\.(weight|bias)", rf"decoder.{ours}.layers.{i}.\{group}")
-        for theirs, ours, group in (
-            (r"output_hypernetworks_mlps\.(\d+)", r"modal.\1", 2), ("iou_prediction_head", "iou", 1)
-        )
-        for i, name in enumerate(("proj_in", r"layers\.0", "proj_out"))
-    ),
-)  # fmt: skip
-# Point, box and mask prompts; the second copy of the frequencies in old files.
-PROMPTS = r"prompt_encoder\.(?:mask_embed|mask_downscaling|point_embed|point_embeddings|not_a_point_embed)\..*"
-PROMPTS += r"|prompt_encoder\.shared_embedding\.positional_embedding"
-NO_DECODER = r"(?:mask_decoder|prompt_encoder|shared_image_embedding)\..*"
 SAM_MASKS = 4
 """Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
+FAMILIES: dict[str, Family] = {
+    "dinov2": "dinov2", "dinov2_with_registers": "dinov2", "clip": "clip", "clip_vision_model": "clip",
+    "siglip": "siglip", "siglip_vision_model": "siglip",
+}  # fmt: skip
+"""`model_type` of `transformers` -> family of plain ViTs."""
 
 
 class Report(NamedTuple):
@@ -145,22 +88,23 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
     are not needed.
 
     Raises:
-        InputError: the weights cannot be had or are of another architecture, or a size was given that contradicts.
+        InputError: the weights cannot be had or are of another architecture, or a given size contradicts theirs.
     """
     vision, decoder, init = model.vision, model.decoder, model.vision.init
-    same = known is not None and (known.vision.init, known.vision.name) == (init, vision.name)
+    if known is not None and (known.vision.init, known.vision.name) != (init, vision.name):
+        known = None
     if init:
-        if known is not None and same:
-            sizes = {f: getattr(known.vision, f) for f in _SIZES}
-            decoder_sizes = {f: getattr(known.decoder, f) for f in _DECODER_SIZES}
-        else:
+        if known is None:
             sizes, decoder_sizes = sam_sizes(_folder(init, "--model.vision.init"))
-        vision = _derive(vision, sizes, init, "--model.vision")
+        else:
+            sizes = {name: getattr(known.vision, name) for name in _SIZES}
+            decoder_sizes = {name: getattr(known.decoder, name) for name in _DECODER_SIZES}
+        vision = _with_sizes(vision, sizes, init, "--model.vision")
         if decoder.kind == "sam":
-            decoder = _derive(decoder, decoder_sizes, init, "--model.decoder")
+            decoder = _with_sizes(decoder, decoder_sizes, init, "--model.decoder")
     if vision.name:
-        known_plain = known.vision.plain if known is not None and same else None
-        vision = replace(vision, plain=known_plain or plain_sizes(_folder(vision.name, "--model.vision.name")))
+        plain = plain_sizes(_folder(vision.name, "--model.vision.name")) if known is None else known.vision.plain
+        vision = replace(vision, plain=plain)
     return replace(model, vision=vision, decoder=decoder)
 
 
@@ -171,20 +115,19 @@ _SIZES = (
 _DECODER_SIZES = ("dim", "depth", "heads", "mlp_dim")
 
 
-def _derive(config: T, sizes: Mapping[str, Any], name: str, flag: str) -> T:
-    """Sets the sizes; one that was given, so is not the default, must be the same."""
-    given = {f: getattr(config, f) for f in sizes}
-    default = type(config)()
-    wrong = [f for f, v in given.items() if v not in (getattr(default, f), sizes[f])]
+def _with_sizes(config: T, sizes: Mapping[str, Any], name: str, flag: str) -> T:
+    """Sets the sizes. One that the user gave, so is not the default, must be the same."""
+    given, default = {field: getattr(config, field) for field in sizes}, type(config)()
+    wrong = [field for field, v in given.items() if v not in (getattr(default, field), sizes[field])]
     if wrong:
-        said = ", ".join(f"{flag}.{f.replace('_', '-')} {given[f]} (it has {sizes[f]})" for f in wrong)
-        raise InputError(f"{name} has sizes of its own, which contradict {said}; leave these flags out")
+        flags = ", ".join(f"{flag}.{f.replace('_', '-')} {given[f]} (it has {sizes[f]})" for f in wrong)
+        raise InputError(f"{name} has sizes of its own, which contradict {flags}; leave these flags out")
     return replace(config, **sizes)
 
 
 @cache
 def _find(name: str, flag: str) -> Path:
-    """A folder, or a safetensors file that has its config.json beside it; said once."""
+    """A folder, or a safetensors file that has its config.json beside it; cached, so that it is reported once."""
     return find_model(name, what="vision encoder", flag=flag)
 
 
@@ -193,8 +136,8 @@ def _folder(name: str, flag: str) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def _published(folder: Path) -> Any:
-    """The configuration, with what the file is silent about filled in by `transformers`."""
+def _published_config(folder: Path) -> Any:
+    """The configuration of `transformers`, which fills in what the file leaves out."""
     from transformers import CONFIG_MAPPING
 
     raw = read_config(folder)
@@ -214,7 +157,7 @@ def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         InputError: it is not SAM, or a SAM with parts that the published ones do not have.
     """
-    published, file = _published(folder), folder / "config.json"
+    published, file = _published_config(folder), folder / "config.json"
     if published.model_type not in ("sam", "sam_vision_model"):
         hint = "; pass DINOv2, CLIP and SigLIP as --model.vision.name"
         raise InputError(f"{file}: --model.vision.init needs SAM, not model_type {published.model_type!r}{hint}")
@@ -247,12 +190,29 @@ def plain_sizes(folder: Path) -> PlainViTConfig:
     Raises:
         InputError: it is another architecture.
     """
-    published = _published(folder)
-    config = plain_config(published)
-    if isinstance(config, str):
-        hint = "; pass SAM as --model.vision.init" if published.model_type.startswith("sam") else ""
-        raise InputError(f"{folder / 'config.json'}: --model.vision.name cannot load it: {config}{hint}")
-    return config
+    published = _published_config(folder)
+    kind, vision = published.model_type, getattr(published, "vision_config", published)
+    family, activation = FAMILIES.get(kind), getattr(vision, "hidden_act", None)
+    if family is None:
+        reason = f"model_type {kind!r} is none of {', '.join(FAMILIES)}"
+        reason += "; pass SAM as --model.vision.init" if kind.startswith("sam") else ""
+    elif activation not in ("gelu", "gelu_pytorch_tanh", "quick_gelu"):
+        reason = f"activation {activation!r} is not known"
+    elif family == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
+        reason = "only DINOv2 with a plain MLP and biases is supported (small, base, large)"
+    else:
+        return PlainViTConfig(
+            family,
+            dim=vision.hidden_size,
+            depth=vision.num_hidden_layers,
+            heads=vision.num_attention_heads,
+            mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
+            patch_size=vision.patch_size,
+            activation="gelu_tanh" if activation == "gelu_pytorch_tanh" else activation,
+            norm_epsilon=vision.layer_norm_eps,
+            registers=getattr(vision, "num_register_tokens", 0),
+        )
+    raise InputError(f"{folder / 'config.json'}: --model.vision.name cannot load it: {reason}")
 
 
 # Loading
@@ -269,18 +229,36 @@ def load_published(
     """
     state = nnx.merge_state(params, constants)
     reports = []
-    for load, name in ((_load_sam, config.vision.init), (_load_plain, config.vision.name)):
+    for name, flag, match_family in (
+        (config.vision.init, "--model.vision.init", match_sam),
+        (config.vision.name, "--model.vision.name", match_plain),
+    ):
         if name:
-            loaded, report = load(config, state)
-            params, constants = place(params, loaded), place(constants, loaded)
+            source = _find(name, flag)
+            values, report = match_family(config, state, read_tensors(source), source)
+            params, constants = place(params, values), place(constants, values)
             reports.append(report)
     return params, constants, reports
 
 
-def _load_sam(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, Tensor], Report]:
-    assert config.vision.init is not None
-    source = _find(config.vision.init, "--model.vision.init")
-    return match_sam(config, state, read_tensors(source), source)
+def load_encoder(
+    name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
+) -> VisionEncoder:
+    """SAM's image encoder with published weights: `name` is a folder or a Hugging Face name.
+
+    Positions are interpolated to `image_size` pixels; None = the published size. `frozen`: weights are constants.
+
+    Raises:
+        InputError: as `load_published`.
+    """
+    published = _published_config(_folder(name, "--model.vision.init"))
+    size = image_size or getattr(published, "vision_config", published).image_size
+    config = with_published_sizes(ModelConfig(vision=VisionConfig(init=name, image_size=size, frozen=frozen)))
+    encoder = VisionEncoder(config.vision, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    adapt_published(encoder, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(encoder)
+    loaded, _, _ = load_published(config, nnx.State({"vision": state}), nnx.State({}))
+    return nnx.merge(graphdef, loaded["vision"])
 
 
 def match_sam(
@@ -291,75 +269,60 @@ def match_sam(
     Raises:
         InputError: as `load_published`; it names `source`.
     """
-    decoder = config.decoder.kind == "sam" and "decoder" in state
-    spare = "|".join(map(str, range(1 + config.decoder.slots, SAM_MASKS)))
-    unused = rf"{PROMPTS}|mask_decoder\.output_hypernetworks_mlps\.(?:{spare or '-'})\..*" if decoder else NO_DECODER
-    table = VISION_KEYS + DECODER_KEYS if decoder else VISION_KEYS
-    found = match(state, sam_names(tensors), table, unused=unused, change=_fit)
-    loaded, copies = {".".join(map(str, path)) for path in found.loaded}, {}
+    with_decoder = config.decoder.kind == "sam" and "decoder" in state
+    table = key_table("sam" if with_decoder else "sam_encoder")
+    if with_decoder:
+        spare = [f"mask_decoder.output_hypernetworks_mlps.{i}.**" for i in range(1 + config.decoder.slots, SAM_MASKS)]
+        table = table._replace(unused=[*table.unused, *spare])
+    parts = {"vision": nnx.State({k: v for k, v in state["vision"].items() if k not in ("plain", "join")})}
+    parts |= {"decoder": state["decoder"]} if with_decoder else {}
+    found = match(nnx.State(parts), sam_names(tensors), table, change=_fit_sam)
+    copies = {}
     for path in found.missing:
-        made = re.fullmatch(r"decoder\.(modal|occluded)\.(\d+)\.(.*)", path)
-        other = f"decoder.modal.{sam_mask(int(made[2]))}.{made[3]}" if made else ""
-        if other in loaded:
-            copies[path] = other
-    own = r"decoder\.(?:text\..*|text_norm\..*|presence\..*|type_token)" if decoder else r"decoder\..*"
-    own += r"|vision\.(?:plain|join)\..*|.*\.lora_(?:in|out)|(?!vision|decoder).*"
-    concerned = r"(?:decoder|vision\.(?!plain|join)).*" if decoder else r"vision\.(?!plain|join).*"
-    return _finish(config.vision.init or "", source, found, copies, own, concerned)
+        hypernetwork = re.fullmatch(r"decoder\.(?:modal|occluded)\.(\d+)\.(.*)", path)
+        original = f"decoder.modal.{sam_mask(int(hypernetwork[1]))}.{hypernetwork[2]}" if hypernetwork else ""
+        if original in found.sources:
+            copies[path] = original
+    return _checked(config.vision.init, source, found, copies)
 
 
-def _load_plain(config: ModelConfig, state: nnx.State) -> tuple[dict[tuple, Tensor], Report]:
-    assert config.vision.name is not None
-    source = _find(config.vision.name, "--model.vision.name")
-    family, registers = config.vision.plain.family, config.vision.plain.registers
-    table = [(key, f"vision.plain.{path}") for key, path in plain_vit.KEYS[family]]
-
-    def change(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        if path == "vision.plain.positions":
-            return _fit_plain(value.astype(np.float32), shape, antialias=bool(registers))
-        return value.reshape(shape) if path.rsplit(".", 1)[1] in ("class_token", "registers") else value
-
-    unused = plain_vit.UNUSED[family]
-    found = match(
-        state, read_tensors(source), table, unused=unused, prefix=plain_vit.PREFIX, change=change
-    )  # fmt: skip
-    own = r"(?!vision\.plain).*|.*\.lora_(?:in|out)"
-    return _finish(config.vision.name, source, found, {}, own, r"vision\.(?:plain|join)\..*")
-
-
-def _finish(
-    name: str, source: Path, found: Match, copies: dict[str, str], own: str, concerned: str
+def match_plain(
+    config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
 ) -> tuple[dict[tuple, Tensor], Report]:
-    """Adds the copies and raises for what does not fit; `own` are paths that need no key, `concerned` are reported."""
-    loaded = {".".join(map(str, path)): path for path in found.loaded}
-    missing = [path for path in found.missing if path not in copies and not re.fullmatch(own, path)]
-    if problems := found.unmatched + [f"missing {path}" for path in missing]:
-        more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
-        file = source if source.is_file() else weight_files(source)[0]
-        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:20])}{more}")
+    """Values by path for the plain ViT of a state; raises as `match_sam`."""
+    parts = nnx.State({k: v for k, v in state["vision"].items() if k in ("plain", "join")})
+    change = partial(_fit_plain, antialias=bool(config.vision.plain.registers))
+    table = key_table(config.vision.plain.family)
+    return _checked(config.vision.name, source, match(nnx.State({"vision": parts}), tensors, table, change=change), {})
+
+
+def _checked(
+    name: str | None, source: Path, found: Match, copies: dict[str, str]
+) -> tuple[dict[tuple, Tensor], Report]:
+    """Adds the copies, and raises InputError for what does not fit."""
+    check_match(found._replace(missing=[path for path in found.missing if path not in copies]), source)
+    loaded = {".".join(map(str, path)): value for path, value in found.loaded.items()}
     values = dict(found.loaded)
-    for path, other in copies.items():
-        values[tuple(int(p) if p.isdigit() else p for p in path.split("."))] = found.loaded[loaded[other]]
-    fresh = [p for p in found.missing if p not in copies and re.fullmatch(concerned, p)]
-    return values, Report(name, found.sources, copies, fresh, found.unused)
+    for path, original in copies.items():
+        values[tuple(int(part) if part.isdigit() else part for part in path.split("."))] = loaded[original]
+    return values, Report(name or "", found.sources, copies, found.fresh, found.unused)
 
 
 def sam_names(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A SAM file under the names of `transformers`, whichever of both it has."""
     if not any(key.startswith("image_encoder.") for key in tensors):
         return dict(tensors)
-    return {
-        next((re.sub(a, b, key) for a, b in ORIGINAL if re.fullmatch(a, key)), key): v for key, v in tensors.items()
-    }
+    table = key_table("sam_original")
+    return {table.rename(key) or key: value for key, value in tensors.items()}
 
 
 def sam_mask(token: int) -> int:
-    """Which of SAM's masks one of ours starts as: the fused one as its single mask, slots as its three in turn."""
+    """The mask of SAM that one of ours starts as: the fused one as its single mask, slots as its three in turn."""
     return 0 if token == 0 else 1 + (token - 1) % (SAM_MASKS - 1)
 
 
-def _fit(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A value of SAM in the shape that ours has."""
+def _fit_sam(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A value of SAM in the shape of our parameter."""
     value = np.asarray(value, np.float32)
     if path == "vision.positions":
         return resize_grid(value[0], shape[0])
@@ -376,22 +339,56 @@ def _fit(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return value
 
 
-def _fit_plain(
-    table: Float[np.ndarray, "*_one n d"], shape: tuple[int, ...], *, antialias: bool
-) -> Float[np.ndarray, "_m d"]:
-    """A plain ViT's position table for another grid; the row of a class token stays."""
-    table = table.reshape(-1, shape[-1])
+def _fit_plain(path: str, value: np.ndarray, shape: tuple[int, ...], *, antialias: bool) -> np.ndarray:
+    """A value of a plain ViT in the shape of our parameter; the position of a class token is not interpolated."""
+    if path in ("vision.plain.class_token", "vision.plain.registers"):
+        return value.reshape(shape)
+    if path != "vision.plain.positions":
+        return value
+    table = value.astype(np.float32).reshape(-1, shape[-1])
     side, size = int(len(table) ** 0.5), int(shape[0] ** 0.5)
     first = len(table) - side * side
     grid = resize_grid(table[first:].reshape(side, side, -1), size, antialias=antialias)
     return np.concatenate([table[:first], grid.reshape(size * size, -1)])
 
 
-def load_encoder(name: str, *, image_size: int | None, frozen: bool, dtype: jnp.dtype) -> VisionEncoder:
-    """`VisionEncoder.from_pretrained`."""
-    published = _published(_folder(name, "--model.vision.init"))
-    size = image_size or getattr(published, "vision_config", published).image_size
-    config = with_published_sizes(ModelConfig(vision=VisionConfig(init=name, image_size=size, frozen=frozen)))
-    graphdef, params, constants = nnx.split(VisionEncoder(config.vision, dtype=dtype, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    parts = load_published(config, nnx.State({"vision": params}), nnx.State({"vision": constants}))[:2]
-    return nnx.merge(graphdef, *(part["vision"] for part in parts if part))
+# Positions: what `transformers` interpolates in every call, done once
+
+
+def resize_grid(
+    table: Float[np.ndarray, "H W d"], size: int, *, antialias: bool = False
+) -> Float[np.ndarray, "_h _w d"]:
+    """An absolute position table at `size` x `size`, bicubic with half-pixel centres.
+
+    The kernel is torch's (a = -0.75, no antialiasing, edges repeated), as DINOv2, CLIP and SigLIP are resized.
+    `antialias` is the kernel of DINOv2 with registers (a = -0.5, widened where it shrinks).
+    """
+    if table.shape[:2] == (size, size):
+        return table
+    if antialias:
+        return np.asarray(jax.image.resize(table, (size, size, table.shape[2]), "cubic", antialias=True))
+    rows, columns = (_bicubic(side, size) for side in table.shape[:2])
+    return np.einsum("hH,wW,HWd->hwd", rows, columns, table, optimize=True).astype(np.float32)
+
+
+def resize_line(table: Float[np.ndarray, "n d"], size: int) -> Float[np.ndarray, "_m d"]:
+    """A relative position table at another length, linear with half-pixel centres, without antialiasing: as in SAM
+    (modeling/image_encoder.py, get_rel_pos)."""
+    if len(table) == size:
+        return table
+    centres = (np.arange(size) + 0.5) * (len(table) / size) - 0.5
+    columns = [np.interp(centres, np.arange(len(table)), column) for column in table.T]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _bicubic(source: int, target: int, a: float = -0.75) -> Float[np.ndarray, "target source"]:
+    centres = (np.arange(target) + 0.5) * (source / target) - 0.5
+    first = np.floor(centres).astype(int)
+    matrix = np.zeros((target, source))
+    for tap in range(-1, 3):
+        x = np.abs(centres - first - tap)
+        near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+        far = a * (x**3 - 5 * x**2 + 8 * x - 4)
+        at = np.clip(first + tap, 0, source - 1)
+        np.add.at(matrix, (np.arange(target), at), np.where(x <= 1, near, far))
+    return matrix

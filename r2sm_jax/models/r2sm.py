@@ -1,7 +1,6 @@
-"""The whole segmenter: image and text states in, three masks a query and the decision which one was meant out."""
+"""The whole segmenter: from an image and text states to the masks of every query, and which mask type it asks for."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from jaxtyping import Array, Bool, Float, UInt8
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import (
-    Buffer,
     Kernels,
     MaskDecoder,
     MaskTokens,
@@ -23,20 +21,19 @@ from r2sm_jax.models.decoder import (
     make_kernels,
     places,
 )
-from r2sm_jax.models.layers import MLP, Linear
-from r2sm_jax.models.lora import merge_all
+from r2sm_jax.models.layers import MLP, Buffer, Linear
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
-from r2sm_jax.models.vision import ConvStem, FrozenFeatures, VisionEncoder
+from r2sm_jax.models.vision import FrozenFeatures, VisionEncoder, adapt_published
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
 
 
 class DenseOutput(NamedTuple):
-    """What single pixels say of the object that they lie on; supervised in training, not used after it."""
+    """Predictions of single pixels about the object that they lie on; for losses in training only."""
 
     visible: Float[Array, "b h w e"]
-    """Compared with the embeddings of category (and attribute) names."""
+    """Compared with the embeddings of category and attribute names."""
     hidden: Float[Array, "b h w e"]
     """The same for objects that are occluded here."""
     box: Float[Array, "b h w 4"]
@@ -44,19 +41,19 @@ class DenseOutput(NamedTuple):
 
 
 class R2SMOutput(NamedTuple):
-    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, less
+    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, minus
     `ModelConfig.mask_threshold`: > 0 is mask."""
 
     type_logit: Float[Array, "b k"]
-    """> 0: the amodal mask is meant; calibrated, that is divided by the temperature (training/calibration.py)."""
+    """> 0: the query asks for the amodal mask. Calibrated: divided by the temperature (training/calibration.py)."""
     modal: Float[Array, "b k h w"]
-    """Visible region of everything that the query means."""
+    """Visible region of all instances that the query means."""
     amodal: Float[Array, "b k h w"]
-    """Complete shape: the maximum of `modal` and a completing mask, so modal ⊆ amodal whatever the weights."""
+    """Complete shape: the maximum of `modal` and a completing mask, so modal ⊆ amodal for any weights."""
     presence: Float[Array, "b k"]
     """Logit that the query has a target."""
     iou: Float[Array, "b k 2"]
-    """Predicted IoU of `modal` and `amodal`, as they were before a second look."""
+    """Predicted IoU of `modal` and `amodal` before the second look."""
     slot_modal: Float[Array, "b k q h w"]
     slot_amodal: Float[Array, "b k q h w"]
     slot_presence: Float[Array, "b k q"]
@@ -64,8 +61,8 @@ class R2SMOutput(NamedTuple):
 
 
 class R2SM(nnx.Module):
-    """Vision encoder, pixel decoder, mask decoder and mask-type head. The language model stands outside: its
-    states are inputs, computed once per unique query."""
+    """Vision encoder, pixel decoder, mask decoder and mask-type head. The language model is not part of it: its states
+    are inputs, computed once per unique query. `build_model` also freezes published weights."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         check_head(config.head)
@@ -73,9 +70,9 @@ class R2SM(nnx.Module):
         vision, decoder = config.vision, config.decoder
         self.config = config
         self.vision = VisionEncoder(vision, dtype=dtype, rngs=rngs)
-        stem = self.vision.stem
-        skips = (stem.dims[1], stem.dims[2]) if isinstance(stem, ConvStem) else (0, 0)
-        self.pixels = PixelDecoder(decoder, vision.out_dim, skips, dtype=dtype, rngs=rngs)
+        self.pixels = PixelDecoder(
+            decoder, vision.out_dim, vision.patch_size, self.vision.skip_dims, dtype=dtype, rngs=rngs
+        )
         words = config.text.dim * len(config.text.layers)
         type_token, options = config.head == DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
         if decoder.kind == "sam":
@@ -94,10 +91,10 @@ class R2SM(nnx.Module):
     def encode_image(
         self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"], frozen: FrozenFeatures | None = None
     ) -> tuple[Array, PixelFeatures]:
-        """Everything that is done once per image: tokens [b h w d] and pixel features.
+        """All that is computed once per image: tokens [b h w d] and pixel features.
 
-        `valid` is False on letterbox padding, which becomes zero after normalisation. `frozen`: `frozen_features` of
-        these images, if they are known.
+        `valid` is False on letterbox padding, which becomes zero after normalisation. `frozen`: the `frozen_features`
+        of these images, if they are cached.
         """
         if frozen is not None:
             frozen = jax.tree.map(lambda x: x.astype(self.config.dtype), frozen)
@@ -119,20 +116,21 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> MaskTokens:
-        """Everything that is done once per query, except drawing and what the mask-type head does."""
+        """All that is computed once per query, except the mask type and the masks themselves."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         return self.decoder(tokens, pixels.fine, states, text_mask)
 
     def type_logit(
         self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"], masks: MaskTokens | None = None
     ) -> Float[Array, "b k"]:
-        """What the mask-type head says, not calibrated; 0 where no head is learned. `decoder` reads `masks`."""
+        """The logit of the mask-type head, not calibrated; 0 where no head is learned. The `decoder` head reads
+        `masks`."""
         if self.decoder_head is not None and masks is not None and masks.type_state is not None:
             return self.decoder_head(masks.type_state)
         return self.head(text.astype(jnp.float32), mask) if self.head else jnp.zeros(text.shape[:2])
 
     def type_readings(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
-        """The logits by which a head that reads words alone is trained."""
+        """The logits that a head which reads words alone is trained on."""
         assert self.head is not None
         return heads.readings(self.head, text.astype(jnp.float32), mask)
 
@@ -143,19 +141,19 @@ class R2SM(nnx.Module):
         return DenseOutput(dense[..., :e], dense[..., e : 2 * e], dense[..., 2 * e :])
 
     def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
-        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region: what could be
-        drawn if the language had been understood. For dense supervision, and for `look_again`."""
+        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, without language: for dense
+        supervision, and for `look_again`."""
         total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
         place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]))
         mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
         return make_kernels(self.dense_kernels(mean[:, None].astype(total.dtype)))
 
     def look_again(self, masks: MaskTokens, pixels: PixelFeatures) -> Kernels:
-        """The kernels of `masks`, averaged with `instance_kernels` of the modal masks that they draw.
+        """The second look: the kernels of `masks`, averaged with `instance_kernels` of the modal masks that they draw.
 
-        The words' kernels know which instance is meant, those from its pixels what it looks like, and their errors
-        differ. A mean feature stands for one instance, so the fused mask is left as it is where several slots, or
-        none, have a target.
+        Kernels from words know which instance is meant, kernels from its pixels know what it looks like; they make
+        different errors. A mean feature describes one instance, so the fused mask changes only where exactly one slot
+        has a target.
         """
         first = masks.kernels
         visible = jax.nn.sigmoid(draw_pair(first, pixels.fine)[0])
@@ -183,8 +181,8 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
-        """Answers k queries about each of b images that `encode_image` has looked at. Without a mask-type head there
-        is one mask, and no other amodal one."""
+        """Answers k queries about each of b images, given what `encode_image` returns. Without a mask-type head the
+        amodal mask is the modal one."""
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
         kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels
@@ -204,19 +202,14 @@ class R2SM(nnx.Module):
         )
 
 
-def merge_lora(
-    config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State
-) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
-    """The same model without LoRA, for export: each low-rank product is added to its frozen kernel.
+def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
+    """A freshly initialised model whose published parts are frozen or have LoRA, as `config.vision` says.
 
-    Gives the configuration, graph and weights that belong together; those that came in where there is no LoRA.
+    The weights of those parts are still random: `published.load_published` brings them.
     """
-    if not config.vision.lora_rank:
-        return config, graphdef, weights
-    model = nnx.merge(graphdef, weights)
-    merge_all(model)
-    vision = replace(config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True)
-    return replace(config, vision=vision), *nnx.split(model)
+    model = R2SM(config, rngs=rngs)
+    adapt_published(model.vision, rngs=rngs)
+    return model
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -227,17 +220,4 @@ def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.S
         "valid": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),
         "text": jax.ShapeDtypeStruct((batch, queries, tokens, len(text.layers), text.dim), jnp.float16),
         "text_mask": jax.ShapeDtypeStruct((batch, queries, tokens), jnp.bool_),
-    }
-
-
-def fake_inputs(config: ModelConfig, batch: int, queries: int, seed: int = 0) -> dict[str, Any]:
-    """Random inputs of `input_spec`'s shapes; every query has at least one real token."""
-    rng = np.random.default_rng(seed)
-    spec = input_spec(config, batch, queries)
-    lengths = rng.integers(1, config.text.max_tokens + 1, (batch, queries, 1))
-    return {
-        "image": rng.integers(0, 256, spec["image"].shape, dtype=np.uint8),
-        "valid": np.ones(spec["valid"].shape, bool),
-        "text": rng.normal(size=spec["text"].shape).astype(np.float16),
-        "text_mask": np.arange(config.text.max_tokens) < lengths,
     }

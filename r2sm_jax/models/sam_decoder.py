@@ -1,12 +1,12 @@
 """SAM's two-way mask decoder with text as prompt: the one that SAM's published weights fit.
 
-Layout follows segment-anything (segment_anything/modeling/mask_decoder.py, transformer.py): post-norm blocks in which
-tokens and image tokens read one another, upscaling of the image tokens, a hypernetwork for each mask token, IoU from a
-token of its own. Text tokens take the place of points and boxes. Each mask token, the fused one and N slots, has a
-second hypernetwork for the occluded part, and tells whether it has a target. With three slots and prompts in place of
-the text it computes exactly SAM's four masks and IoUs.
+The layout follows segment-anything (segment_anything/modeling/mask_decoder.py, transformer.py): post-norm blocks in
+which tokens and image tokens attend to one another, upscaling of the image tokens, a hypernetwork for each mask token,
+IoU from a token of its own. Text tokens replace points and boxes. Each mask token, the fused one and N slots, has a
+second hypernetwork for the occluded part and a presence logit. With three slots, and SAM's prompts in place of the
+text, it computes exactly SAM's four masks and IoUs.
 
-Image tokens are updated for each query, so queries share no pixel features: it costs more than decoder.py.
+Image tokens are updated for each query, so queries share no pixel features. It costs more than decoder.py.
 """
 
 import jax
@@ -16,20 +16,20 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import DecoderConfig
-from r2sm_jax.models.decoder import CrossAttention, Kernels, MaskTokens, fourier_features, grid_centres
-from r2sm_jax.models.layers import MLP, Buffer, Linear
+from r2sm_jax.models.decoder import Kernels, MaskTokens, fourier_features, grid_centres
+from r2sm_jax.models.layers import MLP, Attention, Buffer, Linear
 
 
 class TwoWayBlock(nnx.Module):
-    """Tokens read one another, then the image, then think; then the image reads the tokens (post-norm)."""
+    """Tokens attend to one another and to the image, then an MLP; then the image attends to the tokens (post-norm)."""
 
     def __init__(self, config: DecoderConfig, first: bool, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, heads = config.dim, config.heads
         self.first = first
-        self.self_attention = CrossAttention(d, heads, dtype=dtype, rngs=rngs)
-        self.to_image = CrossAttention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
+        self.self_attention = Attention(d, heads, dtype=dtype, rngs=rngs)
+        self.to_image = Attention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
         self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation="relu")
-        self.to_tokens = CrossAttention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
+        self.to_tokens = Attention(d, heads, inner=d // 2, dtype=dtype, rngs=rngs)
         self.norms = nnx.List([nnx.LayerNorm(d, epsilon=1e-6, dtype=dtype, rngs=rngs) for _ in range(4)])
 
     def __call__(
@@ -40,8 +40,8 @@ class TwoWayBlock(nnx.Module):
         positions: Float[Array, "s d"],
         seen: Bool[Array, "n t"],
     ) -> tuple[Float[Array, "n t d"], Float[Array, "n s d"]]:
-        """n queries at once. `places` are the tokens as they came in, which SAM adds as their positions; `seen` is
-        False on padding of the text."""
+        """n queries at once. `places` are the input tokens, which SAM adds as positions; `seen` is False on padding of
+        the text."""
         if self.first:
             tokens = self.norms[0](self.self_attention(tokens, tokens, tokens, seen))
         else:
@@ -85,7 +85,7 @@ class SamMaskDecoder(nnx.Module):
         self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
         self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List([TwoWayBlock(config, i == 0, dtype=dtype, rngs=rngs) for i in range(config.depth)])
-        self.last = CrossAttention(d, config.heads, inner=d // 2, dtype=dtype, rngs=rngs)
+        self.last = Attention(d, config.heads, inner=d // 2, dtype=dtype, rngs=rngs)
         self.last_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
         self.upscale = SamUpscale(d, dtype=dtype, rngs=rngs)
         options = {"dtype": dtype, "rngs": rngs, "activation": "relu"}

@@ -17,8 +17,7 @@ from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.feature_cache import FeatureCache, digest
-from r2sm_jax.models.text import load_text_encoder
-from r2sm_jax.models.text_encoder import TextEncoder
+from r2sm_jax.models.text import TextSizes, load_text_encoder
 from r2sm_jax.models.weights import find_language_model, weights_sha256
 
 BATCH_TOKENS = 2048
@@ -27,64 +26,56 @@ LENGTH_STEP = 4
 PADDED_STEP = 32
 REQUEST_ROWS = (1, 8, 64)
 REQUEST_LENGTHS = (16, 32)
-"""Sentences that somebody waits for are padded to one of these, or to the token limit."""
+"""Sentences of a request are padded to one of these, or to the token limit."""
 REQUEST_KEPT = 1024
-"""How many of them are remembered, so that a server's memory does not grow."""
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
+"""Sentences of requests that are kept, so that a server's memory does not grow."""
+VOCABULARIES = {
+    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+}
 
-Batch = tuple[list[tuple[str, list[int]]], jax.Array]
-"""Sentences with their tokens, and their states [b t l e] as they will be."""
+Tokens = tuple[str, list[int]]
+"""A sentence and its token ids, up to the limit."""
 
 
 class TextStates:
-    """`states, mask = texts(["...", ...])`; new sentences are encoded, known ones looked up.
+    """`states, mask = texts(["...", ...])`: new sentences are encoded, known ones looked up. Threads may share it.
 
-    States are float16 [t l e], stored without padding. Where hidden layers are raw residual sums (CLIP, SigLIP,
-    decoder-only), each token state is divided by its root mean square: some are in the thousands, which neither
-    float16 nor the heads could take beside the others.
+    States are float16 [t l e], kept without padding. Where hidden layers are raw residual sums (CLIP, SigLIP,
+    decoder-only), each token state is divided by its root mean square: some are in the thousands, too large for float16
+    and for the heads.
 
-    The tokenizer needs no padding token: what pads a batch is masked, or comes after everything that is read. Only
-    SigLIP was trained to read its padding; its states are those of the sentence and, behind it, that of the last
-    padding token, which is the one that it pools.
-
-    Threads may share it.
+    The tokenizer needs no padding token, since padding is masked or comes after all that is read. Only SigLIP reads its
+    padding. We keep its states of the sentence and behind them that of the last padding token, which it pools.
     """
 
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache: str | None = None):
-        """`cache`: folder of states that an earlier run computed (data/feature_cache.py), which new ones are added to.
+        """`cache`: folder of states that earlier runs computed (feature_cache.py); new ones are added.
 
         Raises:
-            InputError: the model cannot be had or read, or has not these layers or so many tokens.
+            InputError: the model cannot be had or read, or does not have these layers or so many tokens.
         """
-        folder = find_language_model(name)
-        self.folder: Path = folder
-        encoder = load_text_encoder(folder)
-        self.sha256 = weights_sha256(folder)
-        self.tokenizer = load_tokenizer(folder, encoder)
-        if not all(0 <= layer <= encoder.depth for layer in layers):
-            raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {encoder.depth}")
-        if max_tokens > encoder.max_tokens:
-            raise InputError(f"--model.text.max-tokens {max_tokens}: {name} reads at most {encoder.max_tokens} tokens")
-        self.layers, self.dim, self.pool = layers, encoder.dim, encoder.POOL
-        self.max_tokens = max_tokens
+        self.folder: Path = find_language_model(name)
+        encoder = load_text_encoder(self.folder)
+        sizes = encoder.sizes
+        self.sha256 = weights_sha256(self.folder)
+        self.tokenizer = load_tokenizer(self.folder, sizes)
+        if not all(0 <= layer <= sizes.depth for layer in layers):
+            raise InputError(f"--model.text.layers {layers}: {name} has the layers 0 to {sizes.depth}")
+        if max_tokens > sizes.max_tokens:
+            raise InputError(f"--model.text.max-tokens {max_tokens}: {name} reads at most {sizes.max_tokens} tokens")
+        self.layers, self.dim, self.pool, self.max_tokens = layers, sizes.dim, sizes.pool, max_tokens
         self._ending = ending(self.tokenizer)
-        self._whole: int = encoder.max_tokens if encoder.reads_padding else 0
-        self._words = max_tokens - len(self._ending) - encoder.reads_padding
+        self._full_length = sizes.max_tokens if sizes.reads_padding else 0
+        self._limit = max_tokens - sizes.reads_padding
+        self._words = self._limit - len(self._ending)
         graphdef, self.weights = nnx.split(encoder)
 
         @partial(jax.jit, static_argnames="kind")
-        def encode(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
+        def encoder_of(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
             with products(kind):
                 return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
 
-        self._encoder = encode
+        self._encoder = encoder_of
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
         self._states: dict[str, np.ndarray] = {}
         self._requested: deque[str] = deque()
@@ -94,44 +85,58 @@ class TextStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    def __call__(
+        self, sentences: Sequence[str], tokens: int | None = None
+    ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
+        """States of known or new sentences, and which tokens are real.
+
+        Padded to `tokens`; without it to a multiple of `PADDED_STEP`, so that few shapes occur.
+        """
+        with self._lock:
+            if any(sentence not in self._states for sentence in sentences):
+                self.encode(sentences)
+            known = [self._states[sentence] for sentence in sentences]
+        length = tokens or min(self.max_tokens, _round_up(max(map(len, known)), PADDED_STEP))
+        states = np.zeros((len(sentences), length, len(self.layers), self.dim), np.float16)
+        mask = np.zeros((len(sentences), length), bool)
+        for row, state in enumerate(known):
+            states[row, : len(state)], mask[row, : len(state)] = state[:length], True
+        return states, mask
+
     def states_of(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
-        """The states of a sentence that was added."""
+        """The states of a sentence that was encoded."""
         return self._states[sentence]
 
     def encode(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
-        """Encodes the sentences that are not known yet, here or in the cache; returns how many there were.
+        """Encodes and keeps the sentences that neither memory nor cache has; returns how many those were.
 
         `kind`: how dense layers multiply (cpu.py).
         """
         with self._lock:
-            new = self._uncached(self._new(sentences))
-            by_length: dict[int, list[tuple[str, list[int]]]] = {}
+            new = self._look_up(self._tokenize_new(sentences))
+            by_length: dict[int, list[Tokens]] = {}
             for sentence, ids in new:
-                by_length.setdefault(-(-max(len(ids), 1) // LENGTH_STEP) * LENGTH_STEP, []).append((sentence, ids))
-            before: Batch | None = None
+                by_length.setdefault(_round_up(max(len(ids), 1), LENGTH_STEP), []).append((sentence, ids))
             for length, group in sorted(by_length.items()):
                 rows = max(1, BATCH_TOKENS // length)
                 for start in range(0, len(group), rows):
-                    batch = self._encode_batch(group[start : start + rows], rows, length, kind)
-                    self._keep(before)  # while this batch is being computed
-                    before = batch
-            self._keep(before)
+                    self._encode_batch(group[start : start + rows], rows, length, kind)
             if self._cache is not None and new:
                 self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new)
             return len(new)
 
     def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
-        """As a call, for a few sentences that somebody waits for: small batches of few shapes, padded to the token
-        limit. The latest `REQUEST_KEPT` new ones are remembered."""
+        """As a call, for the few sentences of one request: batches of few shapes, padded to the token limit. The latest
+        `REQUEST_KEPT` new sentences are kept."""
         with self._lock:
-            new = self._new(sentences)
+            new = self._tokenize_new(sentences)
             for start in range(0, len(new), REQUEST_ROWS[-1]):
-                group = new[start : start + REQUEST_ROWS[-1]]
-                longest = max(len(ids) for _, ids in group)
-                length = next((n for n in REQUEST_LENGTHS if longest <= n < self.max_tokens), self.max_tokens)
-                rows = next(n for n in REQUEST_ROWS if n >= len(group))
-                self._keep(self._encode_batch(group, rows, length))
-            found = self(list(sentences), self.max_tokens)
+                batch = new[start : start + REQUEST_ROWS[-1]]
+                longest = max(len(ids) for _, ids in batch)
+                length = next(n for n in self._request_lengths() if longest <= n)
+                rows = next(n for n in REQUEST_ROWS if n >= len(batch))
+                self._encode_batch(batch, rows, length)
+            found = self(sentences, self.max_tokens)
             self._requested += [sentence for sentence, _ in new]
             while len(self._requested) > REQUEST_KEPT:
                 oldest = self._requested.popleft()
@@ -141,97 +146,28 @@ class TextStates:
 
     def warm_up(self) -> None:
         """Compiles all that `for_request` needs."""
-        for rows, length in product(
-            REQUEST_ROWS, (*(n for n in REQUEST_LENGTHS if n < self.max_tokens), self.max_tokens)
-        ):
+        for rows, length in product(REQUEST_ROWS, self._request_lengths()):
             self._encode_batch([], rows, length)
+
+    def _request_lengths(self) -> list[int]:
+        return [*(n for n in REQUEST_LENGTHS if n < self.max_tokens), self.max_tokens]
 
     def tokens(self, sentences: Sequence[str]) -> tuple[Int[np.ndarray, "k t"], Bool[np.ndarray, "k t"]]:
         """Ids up to the limit and which of them are real, as the language model takes them."""
         with self._lock:
-            cut = self._cut(list(sentences))
-        return self._padded(cut, len(cut), max(1, *map(len, cut)))
-
-    def _new(self, sentences: Iterable[str]) -> list[tuple[str, list[int]]]:
-        """Those that are not known, with their tokens up to the limit."""
-        new = [s for s in dict.fromkeys(sentences) if s not in self._states]
-        if not new:
-            return []
-        return list(zip(new, self._cut(new), strict=True))
-
-    def _uncached(self, new: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
-        """Those that the cache lacks, which it gets room for; the others are known from here on."""
-        if self._cache is None:
-            return new
-        lacking = []
-        for sentence, ids in new:
-            if (key := _key(ids)) in self._cache:
-                (self._states[sentence],) = self._cache[key]
-            else:
-                lacking.append((sentence, ids))
-        tokens = sum(max(len(ids), 1) + bool(self._whole) for _, ids in lacking)
-        self._cache.make_room("sentences", len(lacking), 2 * tokens * len(self.layers) * self.dim)
-        return lacking
-
-    def _cut(self, sentences: list[str]) -> list[list[int]]:
-        encoded = self.tokenizer(sentences, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
-        limit = self._words + len(self._ending)
-        self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > limit}
-        return [ids if len(ids) <= limit else [*ids[: self._words], *self._ending] for ids in encoded]
-
-    def _encode_batch(
-        self, group: list[tuple[str, list[int]]], rows: int, length: int, kind: Products = "float32"
-    ) -> Batch:
-        ids, mask = self._padded([tokens for _, tokens in group], rows, length)
-        return group, self._encoder(self.weights, ids, mask, kind)
-
-    def _padded(
-        self, group: Sequence[Sequence[int]], rows: int, length: int
-    ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
-        length = self._whole or length
-        ids = np.full((rows, length), self.tokenizer.pad_token_id or 0, np.int32)
-        mask = np.full((rows, length), bool(self._whole))
-        mask[:, 0] = True
-        for row, tokens in enumerate(group):
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
-        return ids, mask
-
-    def _keep(self, batch: Batch | None) -> None:
-        if batch is not None:
-            group, states = batch[0], np.asarray(batch[1])
-            for row, (sentence, tokens) in enumerate(group):
-                # A sentence without tokens (decoder-only models add none) is its first padding token.
-                kept = states[row, : max(len(tokens), 1)]
-                self._states[sentence] = np.concatenate([kept, states[row, -1:]]) if self._whole else kept.copy()
-
-    def __call__(
-        self, sentences: list[str], tokens: int | None = None
-    ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
-        """States of known or new sentences, and which tokens are real.
-
-        Padded to `tokens`; without it to a multiple of `PADDED_STEP`, so that few shapes occur.
-        """
-        with self._lock:
-            if any(s not in self._states for s in sentences):
-                self.encode(sentences)
-            known = [self._states[s] for s in sentences]
-        padded = tokens or min(self.max_tokens, -(-max(map(len, known)) // PADDED_STEP) * PADDED_STEP)
-        states = np.zeros((len(sentences), padded, len(self.layers), self.dim), np.float16)
-        mask = np.zeros((len(sentences), padded), bool)
-        for row, state in enumerate(known):
-            states[row, : len(state)], mask[row, : len(state)] = state[:padded], True
-        return states, mask
+            ids = self._tokenize(sentences)
+        return self._pad(ids, len(ids), max(1, *map(len, ids)))
 
     def token_quantile(self, sentences: Iterable[str], share: float = 1.0) -> int:
-        """The number of tokens that this share of the sentences, which were added, does not exceed."""
+        """The number of tokens that this share of the encoded sentences does not exceed."""
         counts = [len(self._states[sentence]) for sentence in sentences]
         return int(np.quantile(counts, share, method="higher")) if counts else 1
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
-        """One last-layer state of each name, relative to the others: centred, unit variance.
+        """One last-layer state for each name, centred and with unit variance.
 
-        It is the mean over the tokens, or the last token's where only that has read the whole name. A language
-        model's states share a large common part; without it names are told apart from the first steps.
+        It is the mean over the tokens, or the state of the last token where only that has read the whole name. The
+        states of a language model share a large common part; without it names differ from the first steps on.
         """
         self.encode(names)
         states = [self._states[name][:, -1].astype(np.float32) for name in names]
@@ -241,12 +177,10 @@ class TextStates:
 
     def word_of_tokens(self, sentence: str, words: Sequence[Sequence[int]]) -> Int[np.ndarray, " t"]:
         """For each token that is read, the word whose characters `start, end` hold its middle; -1 for special ones."""
-        with self._lock:
-            spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"] or [(0, 0)]
-        if len(spans) > self._words + len(self._ending):
-            spans = [*spans[: self._words], *[(0, 0)] * len(self._ending)]
-        if self._whole:
-            spans = [*spans, (0, 0)]
+        spans, special = self._spans(sentence) or [(0, 0)], (0, 0)
+        if len(spans) > self._limit:
+            spans = [*spans[: self._words], *[special] * len(self._ending)]
+        spans = [*spans, special] if self._full_length else spans
         found = np.full(len(spans), -1)
         for row, (start, end) in enumerate(spans):
             for word, (first, last) in enumerate(words):
@@ -255,10 +189,9 @@ class TextStates:
         return found
 
     def cut_off(self, sentence: str) -> str:
-        """The words at the end of a sentence that lie beyond the token limit, the first of them maybe in part."""
-        with self._lock:
-            spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
-        if len(spans) <= self._words + len(self._ending):
+        """The words at the end of a sentence that are beyond the token limit, the first of them maybe in part."""
+        spans = self._spans(sentence)
+        if len(spans) <= self._limit:
             return ""
         start = spans[self._words][0]
         start += sentence[start] == " "  # some tokens begin with the space before the word
@@ -271,19 +204,70 @@ class TextStates:
             f"{len(self._states)} unique sentences, {len(self.truncated)} cut at {self.max_tokens} tokens ({share:.2%})"
         )
 
+    def _spans(self, sentence: str) -> list[tuple[int, int]]:
+        """First and last character of every token, special ones included, without a limit."""
+        with self._lock:
+            return self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
+
+    def _tokenize(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Ids up to the limit; what is longer is cut before the tokens that end every sentence."""
+        encoded = self.tokenizer(list(sentences), return_attention_mask=False, return_token_type_ids=False)["input_ids"]
+        self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > self._limit}
+        return [ids if len(ids) <= self._limit else [*ids[: self._words], *self._ending] for ids in encoded]
+
+    def _tokenize_new(self, sentences: Iterable[str]) -> list[Tokens]:
+        """The sentences that are not in memory."""
+        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._states]
+        return list(zip(new, self._tokenize(new), strict=True)) if new else []
+
+    def _look_up(self, new: list[Tokens]) -> list[Tokens]:
+        """Takes sentences from the cache; returns those that it lacks, and makes room for them."""
+        if self._cache is None:
+            return new
+        lacking = [(sentence, ids) for sentence, ids in new if _key(ids) not in self._cache]
+        for sentence, ids in new:
+            if _key(ids) in self._cache:
+                (self._states[sentence],) = self._cache[_key(ids)]
+        tokens = sum(max(len(ids), 1) + bool(self._full_length) for _, ids in lacking)
+        self._cache.make_room("sentences", len(lacking), 2 * tokens * len(self.layers) * self.dim)
+        return lacking
+
+    def _encode_batch(self, batch: list[Tokens], rows: int, length: int, kind: Products = "float32") -> None:
+        """Encodes and keeps a batch that is padded to `rows` sentences of `length` tokens."""
+        ids, mask = self._pad([ids for _, ids in batch], rows, length)
+        states = np.asarray(self._encoder(self.weights, ids, mask, kind))
+        for row, (sentence, ids) in enumerate(batch):
+            kept = states[row, : max(len(ids), 1)]
+            self._states[sentence] = np.concatenate([kept, states[row, -1:]]) if self._full_length else kept.copy()
+
+    def _pad(
+        self, sentences: Sequence[Sequence[int]], rows: int, length: int
+    ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
+        length = self._full_length or length
+        ids = np.full((rows, length), self.tokenizer.pad_token_id or 0, np.int32)
+        mask = np.full((rows, length), bool(self._full_length))
+        mask[:, 0] = True  # a sentence without tokens (decoder-only models add none) is its first padding token
+        for row, tokens in enumerate(sentences):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
+        return ids, mask
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
 
 def _key(ids: list[int]) -> str:
     return digest(np.asarray(ids, np.int32))
 
 
-def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder.
 
     Raises:
         InputError: it is missing or unreadable, has no padding token where the model reads one, or has ids that the
-            model has no embedding of.
+            model has no embedding for.
     """
-    if not any((folder / name).exists() for name in VOCABULARIES):
+    if not VOCABULARIES & {file.name for file in folder.iterdir()}:
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -292,12 +276,12 @@ def load_tokenizer(folder: Path, encoder: TextEncoder) -> PreTrainedTokenizerBas
         raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None
     if not tokenizer.is_fast:
         raise InputError(f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add the file")
-    if encoder.reads_padding and tokenizer.pad_token_id is None:
+    if sizes.reads_padding and tokenizer.pad_token_id is None:
         raise InputError(f"{folder}: its tokenizer has no padding token, which this model reads; restore pad_token")
     largest = max(tokenizer.get_vocab().values())
-    if largest >= encoder.vocab_size:
+    if largest >= sizes.vocab_size:
         raise InputError(
-            f"{folder}: its tokenizer has ids up to {largest}, the model {encoder.vocab_size} embeddings; "
+            f"{folder}: its tokenizer has ids up to {largest}, the model {sizes.vocab_size} embeddings; "
             "take the tokenizer that belongs to the model"
         )
     return tokenizer

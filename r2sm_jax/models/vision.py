@@ -1,11 +1,14 @@
 """The vision encoder: SAM's ViT, from a size that trains on a laptop to the published ones.
 
-Layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
-attention, decomposed relative positions, a two-convolution neck. The `conv` stem is ours: overlapping strided
-convolutions whose stride-2 and stride-4 features are handed to the pixel decoder. A published plain ViT (plain_vit.py)
-may stand beside it, or in its place: their tokens are joined at the neck.
+The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
+attention, decomposed relative positions, a neck of two convolutions. The `conv` stem is ours: strided convolutions
+whose features finer than the tokens go to the pixel decoder. A published plain ViT (plain_vit.py) can stand beside this
+encoder or in its place; the tokens of both are added before the neck's norms.
+
+An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -15,8 +18,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.layers import MLP, Conv, Linear, freeze
-from r2sm_jax.models.lora import projection
+from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, freeze
+from r2sm_jax.models.lora import add_lora
 from r2sm_jax.models.plain_vit import PlainViT, resize
 
 SAM_VIT_B = VisionConfig(
@@ -24,19 +27,19 @@ SAM_VIT_B = VisionConfig(
     global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, activation="gelu",
     init="facebook/sam-vit-base",
 )  # fmt: skip
-"""The published ViT-B; its sizes stand here so that memory can be estimated without the file."""
+"""The sizes of the published ViT-B, so that memory can be estimated without the file."""
 
 
 class VisionFeatures(NamedTuple):
-    """What one image becomes. `skips` run from fine (stride 2) to coarse (stride 4); empty for the patch stem."""
+    """What one image becomes."""
 
     tokens: Float[Array, "b h w d"]
-    skips: tuple[Float[Array, "b _h _w _c"], ...]
+    skips: tuple[Float[Array, "b _h _w _c"], ...] = ()
+    """Features finer than the tokens, from fine to coarse: one for each entry of the encoder's `skip_dims`."""
 
 
 class FrozenFeatures(NamedTuple):
-    """What frozen weights make of an image; None where they are trained. It can be kept
-    (training/frozen_features.py)."""
+    """What frozen weights compute from an image, so that it can be cached; None for parts that are trained."""
 
     trunk: Float[Array, "b h w d"] | None = None
     """Of SAM's encoder, before the norms of the neck."""
@@ -45,51 +48,62 @@ class FrozenFeatures(NamedTuple):
 
 
 class ConvStem(nnx.Module):
-    """Halves the resolution log2(patch) times by 3x3 convolutions, with residual ones at each stride from 4 on;
-    the strides 2 and 4 are kept as skips."""
+    """3x3 convolutions that halve the resolution log2(patch_size) times, each but the first followed by residual ones.
+
+    Everything before the tokens is kept as skips.
+    """
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        steps = config.patch_size.bit_length() - 1
-        self.dims = [3] + [min(config.dim, 32 * 2**i) for i in range(steps - 1)] + [config.dim]
-        pairs = list(zip(self.dims[:-1], self.dims[1:], strict=True))
+        halvings = config.patch_size.bit_length() - 1
+        dims = [3, *(min(config.dim, 32 * 2**i) for i in range(halvings - 1)), config.dim]
+        self.dims = tuple(dims)
+        pairs = list(pairwise(dims))
         self.convs = nnx.List([nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs])
         self.residuals = nnx.List(
             [nnx.List([ConvBlock(o, dtype=dtype, rngs=rngs) for _ in range(config.stem_depth)]) for _, o in pairs[1:]]
         )
 
-    def __call__(
-        self, image: Float[Array, "b H W 3"]
-    ) -> tuple[Float[Array, "b h w d"], tuple[Float[Array, "b _h _w _c"], ...]]:
-        skips = [nnx.relu(self.convs[0](image))]
+    @property
+    def skip_dims(self) -> dict[int, int]:
+        """Channels by stride."""
+        return {2 ** (i + 1): dim for i, dim in enumerate(self.dims[1:-1])}
+
+    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+        features = [nnx.relu(self.convs[0](image))]
         for conv, residuals in zip(self.convs[1:], self.residuals, strict=True):
-            x = conv(skips[-1])
+            x = conv(features[-1])
             for residual in residuals:
                 x = residual(x)
-            skips.append(x)
-        return skips[-1], tuple(skips[:2])
+            features.append(x)
+        return VisionFeatures(features[-1], tuple(features[:-1]))
 
 
-class ConvBlock(nnx.Module):
-    """A pre-norm residual 3x3 convolution."""
+class PatchStem(nnx.Conv):
+    """SAM's patch embedding, which has no skips."""
 
-    def __init__(self, dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.norm = nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.conv = Conv(dim, dim, dtype=dtype, rngs=rngs)
+    @property
+    def skip_dims(self) -> dict[int, int]:
+        """Channels by stride."""
+        return {}
 
-    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
-        return x + self.conv(nnx.relu(self.norm(x)))
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        size = (config.patch_size, config.patch_size)
+        super().__init__(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
+
+    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+        return VisionFeatures(super().__call__(image))
 
 
-class Attention(nnx.Module):
+class GridAttention(nnx.Module):
     """Multi-head self-attention on a token grid, with SAM's decomposed relative positions if asked for."""
 
     def __init__(self, config: VisionConfig, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        head_dim = config.dim // config.heads
+        """`grid`: tokens each way that attention runs over."""
         self.heads = config.heads
-        rank, alpha = (config.lora_rank, config.lora_alpha) if config.init else (0, 0.0)
-        self.qkv = projection(config.dim, 3 * config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
-        self.out = projection(config.dim, config.dim, rank=rank, alpha=alpha, dtype=dtype, rngs=rngs)
-        shape = (2 * grid - 1, head_dim)  # an array each: one that is shared cannot be donated to the training step
+        self.qkv = Linear(config.dim, 3 * config.dim, dtype=dtype, rngs=rngs)
+        self.out = Linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
+        shape = (2 * grid - 1, config.dim // config.heads)
+        # One array each: the training step cannot donate an array that two parameters share.
         self.rel_pos_h = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
         self.rel_pos_w = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
 
@@ -120,42 +134,37 @@ class Block(nnx.Module):
 
     def __init__(self, config: VisionConfig, window: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.window = window
-        fast = config.init is None  # published ViTs have channels far from zero
-        self.norm1 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, use_fast_variance=fast, rngs=rngs)
-        self.attention = Attention(config, window or config.grid, dtype=dtype, rngs=rngs)
-        self.norm2 = nnx.LayerNorm(config.dim, epsilon=1e-6, dtype=dtype, use_fast_variance=fast, rngs=rngs)
+        # Published ViTs have channels far from zero, which the fast variance computes badly.
+        norm = {"epsilon": 1e-6, "dtype": dtype, "use_fast_variance": config.init is None}
+        self.norm1 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
+        self.attention = GridAttention(config, window or config.grid, dtype=dtype, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
         dims = (config.dim, config.mlp_dim, config.dim)
         self.mlp = MLP(dims, dtype=dtype, rngs=rngs, activation=config.activation)
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         normed = self.norm1(x)
-        if self.window:
-            b, h, w, _ = x.shape
-            pad_h, pad_w = -h % self.window, -w % self.window
-            normed = jnp.pad(normed, ((0, 0), (0, pad_h), (0, pad_w), (0, 0)))
-            rows = (h + pad_h) // self.window
-            split = "b (r y) (c x) d -> (b r c) y x d"
-            windows = self.attention(rearrange(normed, split, y=self.window, x=self.window))
-            back = "(b r c) y x d -> b (r y) (c x) d"
-            attended = rearrange(windows, back, b=b, r=rows)[:, :h, :w]
-        else:
-            attended = self.attention(normed)
-        x = x + attended
+        x = x + (self._in_windows(normed) if self.window else self.attention(normed))
         return x + self.mlp(self.norm2(x))
+
+    def _in_windows(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        """Attention inside each window; the grid is padded to whole windows with zeros."""
+        b, h, w, _ = x.shape
+        pad_h, pad_w = -h % self.window, -w % self.window
+        x = jnp.pad(x, ((0, 0), (0, pad_h), (0, pad_w), (0, 0)))
+        rows = (h + pad_h) // self.window
+        windows = rearrange(x, "b (r y) (c x) d -> (b r c) y x d", y=self.window, x=self.window)
+        back = rearrange(self.attention(windows), "(b r c) y x d -> b (r y) (c x) d", b=b, r=rows)
+        return back[:, :h, :w]
 
 
 class VisionEncoder(nnx.Module):
-    """Image -> token grid [b h w d] at stride `patch_size`, with finer skips from a `conv` stem."""
+    """Image -> token grid [b h w d] at stride `patch_size`, with the skips of its stem."""
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.config = config
-        if config.stem == "conv":
-            self.stem = ConvStem(config, dtype=dtype, rngs=rngs)
-        elif config.stem == "patch":
-            size = (config.patch_size, config.patch_size)
-            self.stem = nnx.Conv(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
-        else:
-            self.stem = None
+        stems = {"conv": ConvStem, "patch": PatchStem}
+        self.stem = stems[config.stem](config, dtype=dtype, rngs=rngs) if config.stem in stems else None
         if self.stem is not None:
             init = nnx.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
@@ -165,60 +174,63 @@ class VisionEncoder(nnx.Module):
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        lora = config.lora_rank, config.lora_alpha
-        if config.init and (config.frozen or config.lora_rank):
-            freeze(self, but=("lora_in", "lora_out"))
         if config.plain.family == "none":
             self.plain = None
         else:
             grid = config.name_grid or config.grid
-            self.plain = PlainViT(config.plain, grid, lora=lora, remat=config.remat, dtype=dtype, rngs=rngs)
-            if config.name_frozen or config.lora_rank:
-                freeze(self.plain, but=("lora_in", "lora_out"))
-            # Beside published weights the plain ViT starts without a say, so that they start as they were published.
+            self.plain = PlainViT(config.plain, grid, remat=config.remat, dtype=dtype, rngs=rngs)
+            # Beside published weights the plain ViT starts without effect, so that they start as published.
             init = nnx.initializers.zeros_init() if config.init else nnx.initializers.lecun_normal()
             self.join = Linear(
                 config.plain.dim, config.out_dim, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
             )
 
-    @staticmethod
-    def from_pretrained(
-        name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
-    ) -> "VisionEncoder":
-        """SAM's image encoder with published weights: `name` is a folder or a Hugging Face name.
-
-        Positions are interpolated to `image_size` pixels; None = the published size. Raises InputError as
-        `vision_weights.load_published`.
-        """
-        from r2sm_jax.models.published import load_encoder
-
-        return load_encoder(name, image_size=image_size, frozen=frozen, dtype=jnp.dtype(dtype))
+    @property
+    def skip_dims(self) -> dict[int, int]:
+        """Stride in pixels -> channels of each of the skips, in their order."""
+        return {} if self.stem is None else self.stem.skip_dims
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """What stays the same throughout training."""
-        trunk = self._trunk(image)[0] if self.config.trunk_is_frozen else None
+        trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
         return FrozenFeatures(trunk, self.plain(image) if self.plain and self.config.plain_is_frozen else None)
 
     def __call__(self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None) -> VisionFeatures:
-        """`image` is normalised to zero mean and unit scale; padding is zero. What is given as `frozen` is
-        not computed."""
+        """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
+        computed again."""
         frozen = frozen or FrozenFeatures()
+        parts, skips = [], ()
         if frozen.trunk is not None:
-            x, skips = frozen.trunk, ()
-        else:
-            x, skips = self._trunk(image) if self.stem is not None else (None, ())
+            parts.append(frozen.trunk)
+        elif self.stem is not None:
+            trunk, skips = self._trunk(image)
+            parts.append(trunk)
         if self.plain is not None:
             plain = self.plain(image) if frozen.plain is None else frozen.plain
-            joined = self.join(resize(plain, self.config.grid))
-            x = joined if x is None else x + joined
-        assert x is not None  # for the type checker: check_config asks for one of the two
+            parts.append(self.join(resize(plain, self.config.grid)))
+        x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
 
-    def _trunk(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b h w d"], tuple[jax.Array, ...]]:
+    def _trunk(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         assert self.stem is not None
-        stem = self.stem(image)
-        x, skips = stem if isinstance(stem, tuple) else (stem, ())
+        x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
-        return self.neck1(x), skips
+        return VisionFeatures(self.neck1(x), skips)
+
+
+def adapt_published(encoder: VisionEncoder, *, rngs: nnx.Rngs) -> None:
+    """Freezes the published parts of a built encoder and adds LoRA to them, in place, as its configuration says."""
+    config, published = encoder.config, []
+    if config.init:
+        published.append(encoder.blocks)
+        if config.frozen or config.lora_rank:
+            freeze(encoder, but=("plain", "join"))
+    if encoder.plain is not None:
+        published.append(encoder.plain)
+        if config.name_frozen or config.lora_rank:
+            freeze(encoder.plain)
+    if config.lora_rank:
+        for part in published:
+            add_lora(part, rank=config.lora_rank, alpha=config.lora_alpha, rngs=rngs)

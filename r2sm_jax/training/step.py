@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from r2sm_jax.config import Config, LoopConfig, ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
 from r2sm_jax.training.losses import Outputs, Targets
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
 def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """A new model as (graph, trainable parameters, constants). The frozen language model is not part of it."""
-    graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)), nnx.Param, ...)
+    graphdef, params, constants = nnx.split(build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...)
     return graphdef, params, constants
 
 
