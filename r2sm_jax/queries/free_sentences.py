@@ -13,16 +13,7 @@ from functools import cache
 import numpy as np
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import (
-    Phrasebook,
-    Wording,
-    agreement,
-    expand,
-    phrasebook,
-    pick,
-    read_sections,
-    target_fields,
-)
+from r2sm_jax.queries.grammar import FIELDS, Phrasebook, Wording, agreement, expand, phrasebook, pick, read_sections
 from r2sm_jax.query import MaskType, Sentence
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
@@ -32,11 +23,10 @@ PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one targe
 def free_templates() -> dict[str, tuple[str, ...]]:
     """The lists of words.txt and free_sentences.txt, with all their choices, by section.
 
-    Raises:
-        InputError: a field of a line is unknown, or its brackets do not match.
+    Raises InputError for an unknown field and for a bracket without its partner.
     """
     words = read_sections("words.txt")
-    fields = target_fields() | words.keys()
+    fields = FIELDS | words.keys()
     try:
         return {
             title: tuple(text for line in lines for text in expand(line, fields))

@@ -15,6 +15,9 @@ from r2sm_jax.query import MaskType, keyword_mask_type
 
 T = TypeVar("T")
 
+FIELDS = frozenset(["x", "n", "ns", "poss", "y", "pl", "it", "they", "its", "itself", "is", "was", "does", "s", "es"])
+"""What a wording can have in braces, as wordings.txt explains it."""
+
 _CHOICE, _SHARED = re.compile(r"\[([^\[\]]*)\]"), re.compile(r"<([\w ]+)>")
 
 
@@ -28,21 +31,11 @@ def agreement(pronoun: str) -> dict[str, str]:
     return lexicon().agreement["several" if pronoun == "them" else "one"] | lexicon().agreement[pronoun]
 
 
-def target_fields() -> Set[str]:
-    """What a wording can have in braces."""
-    return {"x", "n", "ns", "poss", "y", "pl"} | agreement("it").keys()
-
-
 def expand(template: str, fields: Set[str], shared: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Every text that the choices of a template stand for.
 
-    Args:
-        template: One line of a file.
-        fields: What it can have in braces.
-        shared: The shared words of a name, as "whole|complete".
-
-    Raises:
-        InputError: a field or shared words are unknown, or brackets do not match.
+    `fields` are what it can have in braces, `shared` holds shared words by name, as "whole|complete". Raises InputError
+    for an unknown field, for unknown shared words and for a bracket without its partner.
     """
     texts = tuple(_choices(template, shared or {}))
     rest = re.sub(f"{{(?:{'|'.join(fields)})}}", "", "".join(texts))
@@ -69,8 +62,7 @@ def _choices(template: str, shared: Mapping[str, str]) -> Iterator[str]:
 def read_sections(file_name: str) -> dict[str, list[str]]:
     """The lines of a text file of this package by the "== …" before them, without comments and empty lines.
 
-    Raises:
-        InputError: a line stands before the first section.
+    Raises InputError for a line before the first section.
     """
     lines: list[str] = []
     sections = {"": lines}
@@ -97,7 +89,7 @@ class Wording:
 
 
 class Phrasebook:
-    """The wordings of one file.
+    """The wordings of one file. Raises InputError for a line that does not follow the notation.
 
     Attributes:
         easy, hard: Wordings by mask type that the keyword rule gets right, and wrong.
@@ -105,9 +97,6 @@ class Phrasebook:
         plain, bare: Modal wordings that are the target alone, and those that say nothing about the mask.
         sets: Hard modal wordings of a whole set of things.
         commands, questions: Sentences around a noun phrase {w}.
-
-    Raises:
-        InputError: a line does not follow the notation.
     """
 
     def __init__(self, file_name: str):
@@ -137,7 +126,7 @@ class Phrasebook:
 
     def _add(self, mask_type: MaskType, template: str, family: str) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
-        texts = expand(template.removeprefix("~"), target_fields(), self._shared)
+        texts = expand(template.removeprefix("~"), FIELDS, self._shared)
         fields = frozenset(re.findall(r"{(\w+)}", "".join(texts)))
         added = []
         for wordings, right in ((self.easy, True), (self.hard, False)):

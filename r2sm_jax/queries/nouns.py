@@ -40,11 +40,7 @@ class Lexicon:
 
 @cache
 def read_toml(file_name: str) -> dict[str, Any]:
-    """A TOML file of this package.
-
-    Raises:
-        InputError: a line is not TOML.
-    """
+    """A TOML file of this package. Raises InputError for a line that is not TOML."""
     try:
         return tomllib.loads((files("r2sm_jax.queries") / file_name).read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -55,8 +51,7 @@ def read_toml(file_name: str) -> dict[str, Any]:
 def lexicon() -> Lexicon:
     """The classes that the grammar knows, and nouns in general.
 
-    Raises:
-        InputError: lexicon.toml lacks something or has something unknown.
+    Raises InputError where lexicon.toml lacks something or has something unknown.
     """
     content = dict(read_toml("lexicon.toml"))
     try:
