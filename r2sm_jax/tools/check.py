@@ -1,58 +1,103 @@
-"""Everything that is wrong with a dataset file at once, a repaired copy, and leaks between two files.
+"""All problems of a dataset file at once, a repaired copy, and leaks between two files.
 
-Repair follows few rules: what can be set right without guessing is (a visible mask outside the complete one, an image
-size that all masks agree with, an id of 0, a missing list of queries), and any other bad record is left out, with what
-refers to it. The text, mask type and instances of a query are never changed.
+Repair follows few rules. What can be corrected without guessing is corrected: a visible mask outside the complete one,
+an image size that all masks agree with, an id of 0, a missing list of queries. Any other bad record is left out, with
+what refers to it. The text, mask type and instances of a query are never changed.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size, open_image
 from r2sm_jax.data.progress import announce
 from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
-from r2sm_jax.data.samples import find_image, image_folders
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.data.samples import find_image, image_folders, mask_fields, write_json
+from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 
 Records = dict[str, Any]
+
+
+def check(
+    file: Positional[Path],
+    /,
+    images: Path | None = None,
+    fix: Path | None = None,
+    against: Path | None = None,
+    against_images: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Reports all problems of a dataset file; exit code 2 if there are any.
+
+    Args:
+        file: The dataset file.
+        images: Folder of its images, where they do not lie beside it.
+        fix: Write a repaired copy: what can be is mended, other bad records are left out; each step is listed.
+        against: Another dataset file, such as the training split: images that are in both are reported too.
+        against_images: Folder of that file's images.
+        overwrite: Replace the repaired copy if it exists.
+    """
+    if fix is not None:
+        refuse_overwrite(fix, overwrite)
+    records, problems = check_file(file, images)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if fix is not None:
+        steps = repair(file, records, problems, images)
+        for step in steps:
+            print(f"repaired {step}", file=sys.stderr)
+        write_json(fix, records, overwrite)
+        print(f"wrote {fix}: {_summary(records)}, {len(steps)} repairs")
+    elif problems:
+        raise InputError(f"{file}: {len(problems)} problems; --fix OUT writes a repaired copy")
+    leaks = find_leaks(fix or file, against, images, against_images) if against else []
+    for leak in leaks:
+        print(f"{file} and {against}: {leak}", file=sys.stderr)
+    if leaks:
+        raise InputError(f"{file}: {len(leaks)} images shared with {against}; take them out of one of the two")
+    if fix is None:
+        print(f"{file}: nothing wrong with {_summary(records)}")
+
+
+def _summary(records: Records) -> str:
+    return ", ".join(f"{len(records[key])} {key}" for key in LISTS)
 
 
 def check_file(path: Path, images_dir: Path | None = None) -> tuple[Records, list[Problem]]:
     """The records of a dataset file and all of its problems, in the order of the file.
 
-    One mask is decoded at a time, and one image, so memory does not grow with the file. Raises InputError for
-    a file that is not there or no JSON.
+    One mask and one image are decoded at a time, so memory does not grow with the file. Raises InputError for a file
+    that is not there or not JSON.
     """
     records = load_json(path, "a dataset file")
     return records, list(_all_problems(path, records, image_folders(path, images_dir)))
 
 
 def repair(path: Path, records: Records, problems: list[Problem], images_dir: Path | None = None) -> list[str]:
-    """Mends `records` in place until no problem is left, and says what was done, step by step.
+    """Mends `records` in place until no problem is left, and returns a sentence for each step.
 
-    Raises InputError for a file that nothing can be made of.
+    Raises InputError for a file that cannot be repaired.
     """
     done: list[str] = []
     while problems:
-        lost = [p for p in problems if p.index < 0 and p.mend is None]
-        if lost:
-            raise InputError(f"{path}: {lost[0]}; this cannot be repaired")
-        mendable = [p for p in problems if p.mend is not None]
-        for problem in mendable:
-            assert problem.mend is not None
-            done.append(f"{problem.where or path}: {problem.what}: {problem.mend()}")
-        if not mendable:  # what is mended may set other records right
-            leave_out: dict[str, set[int]] = {}
-            for problem in problems:
-                leave_out.setdefault(problem.records, set()).add(problem.index)
-                done.append(f"{problem.where}: {problem.what}: left out")
-            for key, indices in leave_out.items():
-                records[key] = [record for index, record in enumerate(records[key]) if index not in indices]
+        for problem in problems:
+            if problem.index < 0 and problem.mend is None:
+                raise InputError(f"{path}: {problem}; this cannot be repaired")
+        mends = [(problem, problem.mend) for problem in problems if problem.mend is not None]
+        for problem, mend in mends:
+            done.append(f"{problem.where or path}: {problem.what}: {mend()}")
+        if not mends:  # records are left out last, since a mend can make other records valid
+            left_out = {(problem.records, problem.index) for problem in problems}
+            done += [f"{problem.where}: {problem.what}: left out" for problem in problems]
+            for key in LISTS:
+                records[key] = [record for index, record in enumerate(records[key]) if (key, index) not in left_out]
         problems = list(_all_problems(path, records, image_folders(path, images_dir)))
     return done
 
@@ -62,69 +107,69 @@ def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path
 
     Raises InputError for an image that cannot be read.
     """
-    shared: list[str] = []
-    ids: list[dict[int, str]] = []
-    hashes: list[dict[str, str]] = []
-    for file, folder in ((path, images_dir), (other, other_dir)):
-        records = read_records(file)
-        folders = image_folders(file, folder)
-        ids.append({image["id"]: image["file_name"] for image in records["images"]})
-        hashes.append({_pixel_hash(folders, name): name for name in ids[-1].values()})
-    for number in sorted(ids[0].keys() & ids[1].keys()):
-        shared.append(f"image id {number} is in both ({ids[0][number]} and {ids[1][number]})")
-    for digest, name in hashes[0].items():
-        if digest in hashes[1]:
-            shared.append(f"{name} and {hashes[1][digest]} have the same pixels")
-    return shared
+    (ids, hashes), (other_ids, other_hashes) = _fingerprints(path, images_dir), _fingerprints(other, other_dir)
+    by_id = [f"image id {i} is in both ({ids[i]} and {other_ids[i]})" for i in sorted(ids.keys() & other_ids.keys())]
+    both = [(name, other_hashes[digest]) for digest, name in hashes.items() if digest in other_hashes]
+    return by_id + [f"{name} and {other_name} have the same pixels" for name, other_name in both]
+
+
+def _fingerprints(path: Path, images_dir: Path | None) -> tuple[dict[int, str], dict[str, str]]:
+    """The file names of the images of a dataset file, by id and by the hash of their pixels."""
+    names = {image["id"]: image["file_name"] for image in read_records(path)["images"]}
+    folders, hashes = image_folders(path, images_dir), {}
+    for name in names.values():
+        if (image_path := find_image(folders, name)) is None:
+            raise InputError(f"image {name} is not in {' or '.join(map(str, folders))}; give its folder")
+        image = open_image(image_path)
+        hashes[hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()] = name
+    return names, hashes
 
 
 def _all_problems(path: Path, records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
+    """First the problems that `find_problems` sees, then those of images and masks of the other records."""
     broken: set[tuple[str, int]] = set()
     for problem in find_problems(records):
         broken.add((problem.records, problem.index))
         yield problem
     if not isinstance(records, dict) or not all(isinstance(records.get(key), list) for key in LISTS):
         return
-    by_image: dict[Any, list[Records]] = {}
+    by_image: dict[int, list[Records]] = {}
     for annotation in records["annotations"]:
         if isinstance(annotation, dict) and is_id(annotation.get("image_id")):
             by_image.setdefault(annotation["image_id"], []).append(annotation)
     sizes: dict[int, tuple[int, int]] = {}
     for index, image in enumerate(announce(records["images"], f"{path}: images")):
         if ("images", index) not in broken:
-            sizes[image["id"]] = (image["height"], image["width"])
-            for what, remedy, mend in _image_problems(image, folders, by_image.get(image["id"], [])):
-                yield Problem("images", index, f"image {image['id']}", what, remedy, mend)
+            sizes[image["id"]] = image["height"], image["width"]
+            yield from _image_problems(index, image, folders, by_image.get(image["id"], []))
     for index, annotation in enumerate(announce(records["annotations"], f"{path}: annotations")):
-        where = f"annotation {annotation['id']}" if isinstance(annotation, dict) and "id" in annotation else ""
         if ("annotations", index) not in broken and annotation["image_id"] in sizes:
-            if annotation["id"] == 0:
-                yield _zero_id(records, annotation, index)
-            for what, remedy, mend in _mask_problems(annotation, *sizes[annotation["image_id"]]):
-                yield Problem("annotations", index, where, what, remedy, mend)
+            yield from _annotation_problems(index, annotation, sizes[annotation["image_id"]], records)
 
 
-def _image_problems(image: Records, folders: tuple[Path, ...], annotations: list[Records]) -> Iterator[tuple]:
-    name = image["file_name"]
+def _image_problems(
+    index: int, image: Records, folders: tuple[Path, ...], annotations: list[Records]
+) -> Iterator[Problem]:
+    problem, name = partial(Problem, "images", index, f"image {image['id']}"), image["file_name"]
     path = find_image(folders, name)
     if path is None:
-        yield f"{name} is not in {' or '.join(map(str, folders))}", "give the images' folder with --images DIR", None
+        yield problem(f"{name} is not in {' or '.join(map(str, folders))}", "give the images' folder with --images DIR")
         return
     try:
         open_image(path)
-        actual = image_size(path)
+        size = image_size(path)
     except InputError as error:
-        yield f"{name} cannot be read ({error})", "put the image there again", None
+        yield problem(f"{name} cannot be read ({error})", "put the image there again")
         return
-    if actual != (image["height"], image["width"]):
-        what = f"{name} is {actual[0]} x {actual[1]}, not {image['height']} x {image['width']}"
-        sizes = [_stated_size(a[key]) for a in annotations for key in MASKS if a.get(key) is not None]
+    if size != (image["height"], image["width"]):
 
         def resize() -> str:
-            image["height"], image["width"] = actual
+            image["height"], image["width"] = size
             return "the size was taken from the image"
 
-        yield what, "give the image that was annotated", resize if set(sizes) == {actual} else None
+        stated = {_stated_size(a[key]) for a in annotations for key in MASKS if a.get(key) is not None}
+        what = f"{name} is {size[0]} x {size[1]}, not {image['height']} x {image['width']}"
+        yield problem(what, "give the image that was annotated", resize if stated == {size} else None)
 
 
 def _stated_size(mask: Any) -> tuple[int, int] | None:
@@ -134,56 +179,40 @@ def _stated_size(mask: Any) -> tuple[int, int] | None:
         return None
 
 
-def _mask_problems(annotation: Records, height: int, width: int) -> Iterator[tuple]:
+def _annotation_problems(index: int, annotation: Records, size: tuple[int, int], records: Records) -> Iterator[Problem]:
+    problem = partial(Problem, "annotations", index, f"annotation {annotation['id']}")
+    if annotation["id"] == 0:
+        what = "its id is 0, which COCO tools take for no match"
+        yield problem(what, "number from 1", partial(_renumber, records, annotation))
     decoded: dict[str, np.ndarray] = {}
     for key in MASKS:
         if annotation.get(key) is None:
             continue
         try:
-            decoded[key] = masks.from_segmentation(annotation[key], height, width)
+            decoded[key] = masks.from_segmentation(annotation[key], *size)
         except ValueError as error:
-            yield f"its {key} cannot be used ({error})", "write the mask again", None
+            yield problem(f"its {key} cannot be used ({error})", "write the mask again")
             return
-        # Nothing visible is no error where the complete shape is known.
+        # An empty visible mask is no error where the complete shape is known.
         if not decoded[key].any() and (key == "segmentation" or "segmentation" not in decoded):
-            yield f"its {key} is empty", "draw it or remove the record", None
+            yield problem(f"its {key} is empty", "draw it or remove the record")
             return
     if len(decoded) == len(MASKS):
         amodal, modal = (decoded[key] for key in MASKS)
-        outside = masks.area(modal & ~amodal)
-        if outside:
+        if outside := masks.area(modal & ~amodal):
 
             def unite() -> str:
-                whole = amodal | modal
-                annotation["segmentation"] = masks.encode(whole)
-                annotation["area"], annotation["bbox"] = masks.area(whole), masks.coco_box(whole)
-                annotation["invisible_mask"] = masks.encode(whole & ~modal)
-                annotation["occlude_rate"] = 1 - masks.area(modal) / masks.area(whole)
+                annotation.update(mask_fields(modal, amodal) | {"iscrowd": annotation.get("iscrowd", 0)})
                 return "they were added to the complete mask"
 
-            yield f"{outside} pixels of visible_mask lie outside segmentation", "make it a part of it", unite
+            what = f"{outside} pixels of visible_mask lie outside segmentation"
+            yield problem(what, "make it a part of it", unite)
 
 
-def _zero_id(records: Records, annotation: Records, index: int) -> Problem:
-    def renumber() -> str:
-        annotation["id"] = new = max(a["id"] for a in records["annotations"]) + 1
-        for query in records["queries"]:
-            if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
-                query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
-        return f"it is {new} now"
-
-    what = "its id is 0, which COCO tools take for no match"
-    return Problem("annotations", index, "annotation 0", what, "number from 1", renumber)
-
-
-def _pixel_hash(folders: tuple[Path, ...], name: str) -> str:
-    path = find_image(folders, name)
-    if path is None:
-        raise InputError(f"image {name} is not in {' or '.join(map(str, folders))}; give its folder")
-    image = open_image(path)
-    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
-
-
-def summary(records: Mapping[str, Any]) -> str:
-    """How much there is in a dataset file."""
-    return ", ".join(f"{len(records[key])} {key}" for key in LISTS)
+def _renumber(records: Records, annotation: Records) -> str:
+    """Replaces the id 0 by a new one."""
+    annotation["id"] = new = max(a["id"] for a in records["annotations"]) + 1
+    for query in records["queries"]:
+        if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
+            query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
+    return f"it is {new} now"

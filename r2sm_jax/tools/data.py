@@ -1,6 +1,5 @@
 """The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build ... --help`."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +7,11 @@ import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.samples import load_json_split, write_json
+from r2sm_jax.data.samples import load_json_split
 from r2sm_jax.data.sheet import sample_row, save_sheet
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite
 from r2sm_jax.sources import open_source
-from r2sm_jax.tools.check import check_file, find_leaks, repair, summary
+from r2sm_jax.tools.check import check
 from r2sm_jax.tools.convert import app as convert
 from r2sm_jax.tools.query_answers import parse
 from r2sm_jax.tools.query_requests import requests
@@ -21,54 +20,12 @@ from r2sm_jax.tools.stats import stats
 
 app = SubcommandApp()
 app.command(convert, name="convert")
+app.command(check)
 app.command(stats)
 queries = SubcommandApp()
 app.command(queries, name="queries")
 for command in (requests, parse, template):
     queries.command(command)
-
-
-@app.command
-def check(
-    file: Positional[Path],
-    /,
-    images: Path | None = None,
-    fix: Path | None = None,
-    against: Path | None = None,
-    against_images: Path | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Reports everything that is wrong with a dataset file; exit code 2 if there is anything.
-
-    Args:
-        file: The dataset file.
-        images: Folder of its images, where they do not lie beside it.
-        fix: Write a repaired copy: what can be is mended, other bad records are left out; each step is listed.
-        against: Another dataset file, such as the training split: images that are in both are reported too.
-        against_images: Folder of that file's images.
-        overwrite: Replace the repaired copy if it exists.
-    """
-    if fix is not None:
-        refuse_overwrite(fix, overwrite)
-    records, problems = check_file(file, images)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    steps = repair(file, records, problems, images) if fix is not None else []
-    for step in steps:
-        print(f"repaired {step}", file=sys.stderr)
-    if fix is not None:
-        write_json(fix, records, overwrite)
-        print(f"wrote {fix}: {summary(records)}, {len(steps)} repairs")
-    leaks = find_leaks(fix or file, against, images, against_images) if against and not (problems and not fix) else []
-    for leak in leaks:
-        print(f"{file} and {against}: {leak}", file=sys.stderr)
-    if (problems and fix is None) or leaks:
-        found = [f"{len(problems)} problems"] if problems and fix is None else []
-        found += [f"{len(leaks)} images shared with {against}"] if leaks else []
-        remedy = "--fix OUT writes a repaired copy" if problems and fix is None else "take them out of one of the two"
-        raise InputError(f"{file}: {' and '.join(found)}; {remedy}")
-    if fix is None:
-        print(f"{file}: nothing wrong with {summary(records)}")
 
 
 @app.command
