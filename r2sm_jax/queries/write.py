@@ -29,14 +29,14 @@ QUERY_STRIDE = 1000
 
 HARD_SHARE = 0.36  # wordings that a keyword rule gets wrong
 BARE_SHARE = 0.36  # modal wordings without any word about the mask
-PLAIN_SHARE = 0.40  # of those, the phrase alone or in a shell
+PLAIN_SHARE = 0.40  # of those, the phrase alone or in a command or question
 SET_SHARE = 0.40  # hard modal wordings of a set of things that say "the whole set"
 TWIN_SHARE = 0.30  # queries that share their phrase with a query of the other type
 PAIR_SHARE = 0.50  # twins that also share a minimal pair of wordings
 
 
 def write_queries(
-    things: Sequence[ObjectFacts], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
+    objects: Sequence[ObjectFacts], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
 ) -> tuple[Query, ...]:
     """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
 
@@ -44,9 +44,9 @@ def write_queries(
     the training words; `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from
     them. In `val_hard` a keyword rule gets every query wrong, and every phrase occurs with both types.
     """
-    if not things or count < 1:
+    if not objects or count < 1:
         return ()
-    writer = _QueryWriter(things, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
+    writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
     left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
     left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
     found: dict[str, Query] = {}
@@ -67,9 +67,9 @@ def write_queries(
 class _QueryWriter:
     """Writes queries about the objects of one image."""
 
-    def __init__(self, facts: Sequence[ObjectFacts], rng: np.random.Generator, *, held_out: bool, all_hard: bool):
+    def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, *, held_out: bool, all_hard: bool):
         self.rng, self.all_hard, self.book = rng, all_hard, phrasebook(held_out)
-        self.objects = Objects(facts)
+        self.objects = Objects(objects)
         self.phrases = PhraseWriter(self.objects, rng, held_out)
 
     def queries(self, left: dict[MaskType, int]) -> list[Query]:
