@@ -43,7 +43,9 @@ def named_ids(answer: str) -> list[str]:
     return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
-def read_amodal_qa(sources: Sequence[Path], fields: AmodalQAFields, images_dir: Path | None = None) -> Conversion:
+def read_amodal_qa(
+    sources: Sequence[Path], fields: AmodalQAFields = AMODAL_QA, images_dir: Path | None = None
+) -> Conversion:
     """Reads lists of questions with a visible and an amodal mask for each object that answers them.
 
     AmodalReasonSeg (arXiv 2503.10225) describes such files, but they are not released. Queries are amodal. Masks are

@@ -167,16 +167,10 @@ def _image_problems(
             image["height"], image["width"] = size
             return "the size was taken from the image"
 
-        stated = {_stated_size(a[key]) for a in annotations for key in MASKS if a.get(key) is not None}
+        stated = [a[key] for a in annotations for key in MASKS if a.get(key) is not None]
+        agreed = stated and all(isinstance(mask, dict) and mask.get("size") == list(size) for mask in stated)
         what = f"{name} is {size[0]} x {size[1]}, not {image['height']} x {image['width']}"
-        yield problem(what, "give the image that was annotated", resize if stated == {size} else None)
-
-
-def _stated_size(mask: Any) -> tuple[int, int] | None:
-    try:
-        return masks.rle_size(mask)
-    except ValueError:
-        return None
+        yield problem(what, "give the image that was annotated", resize if agreed else None)
 
 
 def _annotation_problems(index: int, annotation: Records, size: tuple[int, int], records: Records) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ since objects reach out of it. MUVA's field names are not published, so the user
 a file that lists several of these under `annotations` is read too.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,39 +32,25 @@ class Preset:
     """What the fields of a format's annotations are called."""
 
     about: str
-    amodal: tuple[str, ...] = ("segmentation",)
+    amodal: Sequence[str] = ("segmentation",)
     """Fields of the complete mask; the first that is present counts."""
-    modal: tuple[str, ...] = ("visible_mask",)
+    modal: Sequence[str] = ("visible_mask",)
     """Fields of the visible mask. An object without any is fully visible."""
     rate: str = "occlude_rate"
     order: str = ""
     """Depth order, smaller is nearer; compared with what the masks show."""
-    kept: tuple[str, ...] = ()
+    kept: Sequence[str] = ()
     """Fields of whole numbers that are copied."""
-    categories: Mapping[int, str] | None = None
-    """Category names for files that list none."""
+    categories: Mapping[str, str] | None = None
+    """Category names by id, for files that list none."""
     regions: bool = False
     """Whether the layout is that of original COCOA, where each region has its own name."""
     ignored: str = "iscrowd"
     """An annotation where this is set becomes an `ignore` region."""
 
 
-KINS_NAMES = {1: "cyclist", 2: "pedestrian", 4: "car", 5: "tram", 6: "truck", 7: "van", 8: "misc"}
-PRESETS = {
-    "cocoa": Preset(
-        "Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.",
-        order="order", kept=("order", "isStuff"), regions=True,
-    ),
-    "cocoa-cls": Preset("COCOA-cls: COCO with amodal `segmentation` and `visible_mask` as RLE."),
-    "d2sa": Preset(
-        "D2SA: like COCOA-cls, with objects that reach out of the image.", order="occl_depth", kept=("occl_depth",)
-    ),
-    "kins": Preset(
-        "KINS, old (`segmentation`, `inmodal_seg`) and of 2020 (`a_segm`, `i_segm`).",
-        ("a_segm", "segmentation"), ("i_segm", "inmodal_seg"), categories=KINS_NAMES,
-    ),
-    "muva": Preset("MUVA, or any other COCO-like file: name the fields of the two masks."),
-}  # fmt: skip
+_LAYOUTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PRESETS = {name: Preset(**fields) for name, fields in _LAYOUTS.items()}
 
 
 def read_coco_like(
@@ -98,8 +85,8 @@ class _Reader:
 
     def read_coco(self, file: Entry) -> None:
         images = {image.need("id", int): image for image in file.entries("images", "image")}
-        names = self.preset.categories
-        if file.get("categories") or names is None:
+        names = {int(number): name for number, name in (self.preset.categories or {}).items()}
+        if file.get("categories") or not names:
             names = {c.need("id", int): c.need("name", str) for c in file.entries("categories")}
         annotations: dict[int, list[Entry]] = {image_id: [] for image_id in images}
         for annotation in file.entries("annotations", "annotation"):

@@ -2,7 +2,9 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,19 +68,11 @@ def _add_coco_command(name: str, preset: Preset) -> None:
     def command(files: IO, options: Annotated[MaskOptions, OmitArgPrefixes] = MaskOptions()) -> None:
         if options.queries < 0 or options.seed < 0:
             raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
-        _check(files)
-        found = read_coco_like(
-            files.sources,
-            replace(
-                preset,
-                amodal=preset.amodal if options.amodal_field is None else (options.amodal_field,),
-                modal=preset.modal if options.visible_field is None else (options.visible_field,),
-            ),
-            images_dir=files.images,
-            oversize=options.oversize,
-            padded_dir=files.out.with_name(files.out.stem + "_padded"),
-        )
-        _write(found, files, f"converted from {name}", options)
+        fields = {"amodal": options.amodal_field, "modal": options.visible_field}
+        layout = replace(preset, **{key: (field,) for key, field in fields.items() if field is not None})
+        padded_dir = files.out.with_name(files.out.stem + "_padded")
+        read = partial(read_coco_like, preset=layout, oversize=options.oversize, padded_dir=padded_dir)
+        _convert(files, read, name, options)
 
     command.__doc__ = preset.about
     app.command(name=name)(command)
@@ -91,8 +85,7 @@ for _name, _preset in PRESETS.items():
 @app.command
 def mmr(files: IO) -> None:
     """MMR: questions about objects and parts, several targets each; visible masks."""
-    _check(files)
-    _write(read_mmr(files.sources, files.images), files, "converted from MMR")
+    _convert(files, read_mmr, "MMR")
 
 
 @app.command
@@ -103,15 +96,13 @@ def reasonseg(files: IO, explanatory: Path | None = None) -> None:
         files: What to read and to write.
         explanatory: explanatory/train.json, for textual answers.
     """
-    _check(files)
-    _write(read_reasonseg(files.sources, files.images, explanatory), files, "converted from ReasonSeg")
+    _convert(files, partial(read_reasonseg, explanatory=explanatory), "ReasonSeg")
 
 
 @app.command(name="lisa++")
 def lisa_plus_plus(files: IO) -> None:
     """LISA++ instance annotations; visible masks."""
-    _check(files)
-    _write(read_lisa_plus_plus(files.sources, files.images), files, "converted from LISA++")
+    _convert(files, read_lisa_plus_plus, "LISA++")
 
 
 @app.command
@@ -128,14 +119,13 @@ def refcoco(
     """
     refuse_overwrite(output.out, output.overwrite)
     found = read_refcoco(refs, instances, split=split, images_dir=output.images)
-    _write(found, output, f"converted from {refs.name}, split {split}")
+    _write(found, output, f"{refs.name}, split {split}")
 
 
 @app.command(name="amodal-qa")
 def amodal_qa(files: IO, fields: AmodalQAFields = AMODAL_QA) -> None:
     """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own."""
-    _check(files)
-    _write(read_amodal_qa(files.sources, fields, files.images), files, "converted from amodal questions and answers")
+    _convert(files, partial(read_amodal_qa, fields=fields), "amodal questions and answers")
 
 
 @app.command
@@ -166,17 +156,20 @@ def r2sm(
     _report(out, records)
 
 
-def _check(files: Files) -> None:
-    """Refuses what cannot succeed before anything is read."""
+def _convert(
+    files: Files, read: Callable[..., Conversion], format_name: str, options: MaskOptions | None = None
+) -> None:
+    """Reads and writes; refuses what cannot succeed before anything is read."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
     refuse_overwrite(files.out, files.overwrite)
+    _write(read(files.sources, images_dir=files.images), files, format_name, options)
 
 
-def _write(found: Conversion, output: Output, description: str, options: MaskOptions | None = None) -> None:
+def _write(found: Conversion, output: Output, origin: str, options: MaskOptions | None = None) -> None:
     """Writes the dataset file and prints what is in it."""
     elsewhere = found.name_images(output.out)
-    records = found.records(description)
+    records = found.records(f"converted from {origin}")
     if options and options.queries:
         add_template_queries(records, options.queries, options.seed)
     write_json(output.out, records, output.overwrite)

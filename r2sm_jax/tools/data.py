@@ -9,7 +9,7 @@ from tyro.extras import SubcommandApp
 
 from r2sm_jax.data.samples import load_json_split
 from r2sm_jax.data.sheet import sample_row, save_sheet
-from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.convert import app as convert
@@ -102,7 +102,3 @@ def main() -> None:
         description="Tools for datasets of modal and amodal queries.",
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-
-
-if __name__ == "__main__":
-    exit_cleanly(main)
