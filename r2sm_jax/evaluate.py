@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,12 +30,13 @@ from r2sm_jax.metrics.pages import markdown
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
+from r2sm_jax.predict_many import to_answer
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import SPLITS, open_source
 
 Evaluated = dict[str, tuple[Source, Scored]]
-"""What was evaluated and what came out, by split."""
+"""Source and scores of every split."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class EvaluateConfig:
     predictions: str | None = None
     """File or folder of masks to score, see docs/metrics.md."""
     format: str = "auto"
-    """Of the predictions: coco, png or logits; auto tells by what is there."""
+    """Format of the predictions: coco, png or logits; auto: found from the file or folder."""
     data: str | None = None
     """scenes, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
     split: str = "all"
@@ -58,10 +60,9 @@ class EvaluateConfig:
     samples: int | None = None
     """Procedural or composed scenes a split; default: as in the run's report."""
     compare: tuple[str, ...] = ()
-    """Folders of reports (runs, or what --out wrote) to put side by side, the first being what the others are compared
-    with."""
+    """Folders of reports (runs, or what --out wrote) to put side by side; the others are compared with the first."""
     verbose: bool = False
-    """Say how many programs were compiled, and how long that took."""
+    """Print how many programs were compiled, and how long that took."""
     out: str | None = None
     """Folder for report.json, report.md, report.html and queries.csv; default: the run folder, if all splits of the
     run's own data are evaluated, else nothing is written."""
@@ -77,7 +78,7 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
     predictor.texts.encode(q.text for index in range(len(source)) for q in source.queries_at(index))
     outputs = predictor.answer_all(_questions(source))
     return score(
-        (truth, predictor.to_answer(of_query, requested=truth.query.mask_type, both=True))
+        (truth, to_answer(predictor, of_query, requested=truth.query.mask_type, both=True))
         for truth, of_query in outputs
     )
 
@@ -93,7 +94,7 @@ def _questions(source: Source) -> Iterator[tuple[np.ndarray, list[tuple[QueryTru
 def evaluate(
     predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int
 ) -> tuple[dict[str, Any], Evaluated]:
-    """The report on a segmenter, and what it was made from."""
+    """The report on a segmenter, and the scores that it was made from."""
     evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
     report = make_report(
         evaluated,
@@ -129,12 +130,15 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
 
 def show_report(report: dict[str, Any]) -> None:
     """Prints the main tables."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(Markdown(markdown(report, brief=True)))
+    _print_markdown(markdown(report, brief=True))
+
+
+def _print_markdown(text: str) -> None:
+    Console(width=None if sys.stdout.isatty() else 150).print(Markdown(text))
 
 
 def count_compilations() -> Callable[[], str]:
-    """Counts the programs that are compiled from now on; what is returned says how many, and the seconds they took."""
+    """Counts the programs that are compiled from now on; call the result for a line with their number and seconds."""
     seconds: list[float] = []
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
@@ -150,50 +154,56 @@ def main() -> None:
     tune_malloc()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if args.compare:
-        _compare(args)
-    elif args.predictions is not None:
-        _evaluate_predictions(args)
+        if args.run is not None or args.predictions is not None:
+            raise InputError("--compare: reports are compared alone; leave the run and --predictions out")
+        _compare([Path(folder) for folder in args.compare], args.out)
+        return
+    if args.predictions is not None:
+        report, evaluated, out = _evaluate_predictions(args, Path(args.predictions))
     elif args.run is not None:
-        _evaluate_run(args, Path(args.run))
+        report, evaluated, out = _evaluate_run(args, Path(args.run))
     else:
         raise InputError(
             "nothing to evaluate; give a run folder, or --predictions FILE --data SPEC, or --compare REPORT REPORT"
         )
+    show_report(report)
+    if out is not None:
+        with _writing("the report", out):
+            write_report(report, evaluated, out)
+        print(f"wrote {out / 'report.html'}, report.md, report.json and queries.csv")
 
 
-def _evaluate_run(args: EvaluateConfig, folder: Path) -> None:
+@contextmanager
+def _writing(what: str, out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{out}: {what} cannot be written ({error.strerror}); pass another --out") from None
+
+
+def _evaluate_run(args: EvaluateConfig, folder: Path) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Scores a trained segmenter."""
     compiled = count_compilations()
     run = open_run(folder, checkpoint=args.checkpoint)
     data = run.config.data
     spec = args.data or data.source
-    own = args.data is None and args.split == "all" and args.samples is None and args.checkpoint == "best"
-    own = own and not run.exported
-    images = args.images if args.data else args.images or data.images
-    samples = args.samples or run.config.train.report_samples
-    size = run.config.model.vision.image_size
-    backgrounds = args.backgrounds if args.data else args.backgrounds or data.backgrounds
     sources = open_splits(
-        spec, args.split, count=samples, seed=data.seed, size=size, images_dir=images, backgrounds=backgrounds
+        spec,
+        args.split,
+        count=args.samples or run.config.train.report_samples,
+        seed=data.seed,
+        size=run.config.model.vision.image_size,
+        images_dir=args.images or (None if args.data else data.images),
+        backgrounds=args.backgrounds or (None if args.data else data.backgrounds),
     )
     report, evaluated = evaluate(run.predictor, sources, spec=spec, step=run.step)
-    show_report(report)
     if args.verbose:
         print(compiled())
-    _write(report, evaluated, Path(args.out) if args.out else (folder if own else None))
+    as_trained = not (args.data or args.samples or run.exported) and (args.split, args.checkpoint) == ("all", "best")
+    return report, evaluated, Path(args.out) if args.out else folder if as_trained else None
 
 
-def _write(report: dict[str, Any], evaluated: Evaluated, out: Path | None) -> None:
-    if out is None:
-        return
-    try:
-        write_report(report, evaluated, out)
-    except OSError as error:
-        raise InputError(f"{out}: the report cannot be written ({error.strerror}); pass another --out") from None
-    print(f"wrote {out / 'report.html'}, report.md, report.json and queries.csv")
-
-
-def _evaluate_predictions(args: EvaluateConfig) -> None:
+def _evaluate_predictions(args: EvaluateConfig, path: Path) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Scores a file or folder of masks."""
     if args.run is not None:
         raise InputError(f"--predictions: the masks are scored alone; leave {args.run} out, or --predictions")
@@ -201,7 +211,6 @@ def _evaluate_predictions(args: EvaluateConfig) -> None:
         raise InputError("--predictions: the data that they are for are missing; give --data json:FILE")
     if "," in args.split:
         raise InputError(f"--split {args.split}: predictions are for one split; name one")
-    path = Path(args.predictions or "")
     source = open_source(
         args.data, args.split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds
     )
@@ -216,28 +225,22 @@ def _evaluate_predictions(args: EvaluateConfig) -> None:
         predictions_sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None,
         missing=scored.missing,
     )
-    show_report(report)
-    _write(report, evaluated, Path(args.out) if args.out else None)
+    return report, evaluated, Path(args.out) if args.out else None
 
 
-def _compare(args: EvaluateConfig) -> None:
+def _compare(folders: list[Path], out: str | None) -> None:
     """Puts reports side by side."""
-    if args.run is not None or args.predictions is not None:
-        raise InputError("--compare: reports are compared alone; leave the run and --predictions out")
-    compared = compare.compare([Path(folder) for folder in args.compare])
+    compared = compare.compare(folders)
     text = compare.markdown(compared)
-    Console(width=None if sys.stdout.isatty() else 150).print(Markdown(text))
-    if args.out is None:
-        return
-    out = Path(args.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "compare.json").write_text(json.dumps(compared, indent=1) + "\n")
-        (out / "compare.md").write_text(text)
-        (out / "compare.html").write_text(page("R2SM evaluations side by side", render(text)))
-    except OSError as error:
-        raise InputError(f"{out}: the comparison cannot be written ({error.strerror}); pass another --out") from None
-    print(f"wrote {out / 'compare.html'}, compare.md and compare.json")
+    _print_markdown(text)
+    if out is not None:
+        folder = Path(out)
+        with _writing("the comparison", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "compare.json").write_text(json.dumps(compared, indent=1) + "\n")
+            (folder / "compare.md").write_text(text)
+            (folder / "compare.html").write_text(page("R2SM evaluations side by side", render(text)))
+        print(f"wrote {folder / 'compare.html'}, compare.md and compare.json")
 
 
 if __name__ == "__main__":

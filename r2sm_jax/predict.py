@@ -1,4 +1,4 @@
-"""`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: which mask a sentence means, and that mask.
+"""`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: the mask type that a sentence asks for, and the mask.
 
 Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png`, `overlay.png` and
 `prediction.json`. For a folder or a pattern in place of IMAGE, or a file of `--queries`, the answers go into one
@@ -50,7 +50,7 @@ class PredictConfig:
     abstain: float = 0.0
     """Margin of the probability around 0.5 within which the answer is undecided: both masks are given, 0 to 0.5."""
     explain: bool = False
-    """Also say how much each word spoke for either mask: in the JSON, and below the overlay."""
+    """Also give the influence of each word on the decision: in the JSON, and below the overlay."""
     out: str | None = None
     """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with --json."""
     json: bool = False
@@ -99,16 +99,16 @@ def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction, wo
 
 
 def summary(prediction: Prediction, words: Sequence[WordShare] = ()) -> str:
-    """The answer in two lines; a third one says which words spoke loudest, with their logits for amodal."""
+    """The answer in two lines; a third one lists the words of most influence, with their logits for amodal."""
     count = len(prediction.instances)
-    loudest = sorted(words, key=lambda word: -abs(word.share))[:5]
-    spoken = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in loudest) if words else ""
+    strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
+    influence = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest) if words else ""
     decision = f"undecided, rather {prediction.mask_type}" if prediction.undecided else prediction.mask_type
     return (
         f"{prediction.query}\n"
         f"{decision} (probability of amodal {prediction.amodal_probability:.3f}), "
         f"{prediction.mask.mean():.1%} of the image, {count} instance{'' if count == 1 else 's'}, "
-        f"predicted IoU {prediction.score:.2f}{spoken}"
+        f"predicted IoU {prediction.score:.2f}{influence}"
     )
 
 
@@ -163,13 +163,13 @@ def _predict_one(args: PredictConfig, query: str) -> None:
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CutQuery)  # it is said below, in one line
+        warnings.simplefilter("ignore", CutQuery)  # printed below, in one line
         (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
     words = predictor.explain(query) if args.explain else []
     if unread := prediction.unread:
-        said = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
+        shown = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
         limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
-        print(f"warning: {limit}; this was not read: {said}", file=sys.stderr)
+        print(f"warning: {limit}; this was not read: {shown}", file=sys.stderr)
     if out:
         write_prediction(out, image, prediction, words)
     if args.json:

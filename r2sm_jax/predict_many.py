@@ -16,11 +16,15 @@ from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from r2sm_jax.config import NO_HEAD
+from r2sm_jax.data import masks
 from r2sm_jax.data.images import frames, open_image
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.predictions import entries_of
+from r2sm_jax.metrics.score import Answer
 from r2sm_jax.predict_tasks import Task, Tasks
-from r2sm_jax.predictor import Predictor
+from r2sm_jax.predictor import Predictor, QueryOutputs
+from r2sm_jax.query import MaskType
 
 JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
 PART = 8
@@ -48,7 +52,7 @@ def predict_many(
     Raises:
         InputError: `out` holds something else or cannot be written, or no image at all can be read.
     """
-    predictor.check_mask_type(mask_type)
+    predictor.check((), mask_type)
     header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
               "queries": tasks.sha256, "mask_type": mask_type}  # fmt: skip
     journal = out / JOURNAL
@@ -141,7 +145,7 @@ def _answer_part(
     found: dict[Task, list[list[dict[str, Any]]]] = {task: [] for task in images}
     asked = ((image, [(task, query.text) for query in task.queries]) for task, image in images.items())
     for task, outputs in predictor.answer_all(asked):
-        found[task].append(entries_of(predictor.to_answer(outputs, mask_type)))
+        found[task].append(entries_of(to_answer(predictor, outputs, mask_type)))
     return found
 
 
@@ -157,6 +161,33 @@ def _read(task: Task) -> UInt8[np.ndarray, "H W 3"]:
             f"{task.size[1]}; give the image that was annotated"
         )
     return image
+
+
+def to_answer(
+    predictor: Predictor, given: QueryOutputs, mask_type: str = "auto", *, requested: MaskType | None = None,
+    both: bool = False,
+) -> Answer:  # fmt: skip
+    """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
+
+    `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too.
+    """
+    probability, decision = predictor.decide(given, mask_type, requested)
+    out, amodal = given.outputs, decision == "amodal"
+    modal = given.enlarge(out.modal)
+    whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
+    slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
+    scores = out.slot_presence * out.slot_iou[:, int(amodal)]
+    found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
+    decides = predictor.config.head != NO_HEAD
+    return Answer(
+        fused=masks.encode(whole if amodal else modal),
+        instances=[mask for mask, _ in found],
+        scores=[score for _, score in found],
+        mask_type=decision if decides else None,
+        probability=probability if decides else None,
+        score=float(out.iou[int(amodal)]),
+        other=masks.encode(modal if amodal else whole) if both else None,
+    )
 
 
 def _write_product(journal: Path, tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:

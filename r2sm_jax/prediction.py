@@ -1,4 +1,4 @@
-"""What a segmenter says of one query, at the image's own resolution, and the forms in which people want it."""
+"""The answer to one query at the image's own resolution, as arrays, RLE, polygons, PNG or overlay."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ MASKS = ("mask", "modal", "amodal", "occluded")
 
 @dataclass(frozen=True)
 class InstanceMask:
-    """One of the instances that a query means. `mask` is of the type that was decided."""
+    """One of the instances that a query means. `mask` is of the predicted type."""
 
     score: float
     mask: Bool[np.ndarray, "H W"]
@@ -42,9 +42,9 @@ class Prediction:
     amodal: Bool[np.ndarray, "H W"]
     instances: tuple[InstanceMask, ...]
     undecided: bool = False
-    """The probability lies within the margin of `predict --abstain`: take `modal` and `amodal` both as answers."""
+    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may be the answer."""
     unread: str = ""
-    """The end of the query, where it is longer than the language model's limit: no part of the answer rests on it."""
+    """The end of the query, where it is longer than the language model's limit: it had no influence on the answer."""
 
     @cached_property
     def occluded(self) -> Bool[np.ndarray, "H W"]:

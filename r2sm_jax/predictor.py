@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
-from itertools import compress, islice
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -12,17 +12,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
 
-from r2sm_jax.config import NO_HEAD, ModelConfig
+from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
-from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, Letterbox, as_rgb
 from r2sm_jax.errors import InputError
-from r2sm_jax.explain import WordShare, word_shares, words_of
-from r2sm_jax.metrics.score import Answer
+from r2sm_jax.explain import WordShare, explain_words
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.models.text_states import REQUEST_ROWS, TextStates
+from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction
 from r2sm_jax.query import MaskType
 
@@ -148,8 +146,6 @@ class Predictor:
             digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode() + array.tobytes())
         return digest.hexdigest()
 
-    # One image.
-
     def set_image(self, image: ImageLike) -> None:
         """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
         `uint8 [H W 3]`.
@@ -171,11 +167,7 @@ class Predictor:
         return EncodedImage(box, tokens, pixels)
 
     def predict(
-        self,
-        queries: Sequence[str],
-        mask_type: str = "auto",
-        image: EncodedImage | None = None,
-        abstain: float = 0.0,
+        self, queries: Sequence[str], mask_type: str = "auto", image: EncodedImage | None = None, abstain: float = 0.0
     ) -> list[Prediction]:
         """One prediction for each query, about the image that was set or that is given.
 
@@ -189,7 +181,7 @@ class Predictor:
         image = image or self._image
         if image is None:
             raise InputError("no image to look at; call set_image first")
-        self._check(queries, mask_type)
+        self.check(queries, mask_type)
         found: list[Prediction] = []
         for part in _parts(queries, QUERY_BUCKETS[-1]):
             (outputs,) = self._decode_rows(image.tokens, image.pixels, [part], self.texts.for_request)
@@ -208,23 +200,12 @@ class Predictor:
         """
         check_query(query)
         if self.config.head not in heads.LEARNED:
-            raise InputError(
-                f"this run's head, {self.config.head}, does not decide from the words alone: no explanation"
-            )
-        words = words_of(query)
-        word_of = self.texts.word_of_tokens(query, [span for _, *span in words])
-        read = [word for word, *_ in words[: int(word_of.max(initial=-1)) + 1]]  # words that were cut off add nothing
+            raise InputError(f"this run's head, {self.config.head}, does not decide from the words: no explanation")
 
-        def logits(present: np.ndarray) -> np.ndarray:
-            sentences = [" ".join(compress(read, row)) for row in present]
-            found: dict[str, float] = {}
-            for part in _parts(list(dict.fromkeys(sentences)), REQUEST_ROWS[-1]):
-                values = self._type_logits(self._leaves, *self.texts.for_request(_padded(part, REQUEST_ROWS[-1])))
-                found |= dict(zip(part, np.asarray(values).tolist(), strict=False))
-            return np.array([found[sentence] for sentence in sentences])
+        def logits(sentences: list[str]) -> np.ndarray:
+            return np.asarray(self._type_logits(self._leaves, *self.texts.for_request(sentences)))
 
-        shares = [*word_shares(logits, len(read)), *[0.0] * (len(words) - len(read))]
-        return [WordShare(word, float(share)) for (word, *_), share in zip(words, shares, strict=True)]
+        return explain_words(query, self.texts.word_of_tokens, logits)
 
     def warm_up(self) -> None:
         """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
@@ -235,8 +216,6 @@ class Predictor:
             states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
             self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
 
-    # Many images.
-
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
@@ -246,10 +225,9 @@ class Predictor:
             InputError: as `set_image` and `predict`, or there are not as many lists of queries as images.
         """
         if len(images) != len(queries):
-            counts = f"{len(images)} images, but {len(queries)} lists of queries"
-            raise InputError(f"{counts}; give one list for each image")
+            raise InputError(f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image")
         for of_image in queries:
-            self._check(of_image, mask_type)
+            self.check(of_image, mask_type)
         found: list[list[Prediction]] = [[] for _ in images]
         asked = ((as_rgb(image), [(i, query) for query in queries[i]]) for i, image in enumerate(images))
         count = sum(-(-len(of_image) // QUERY_BUCKETS[-1]) for of_image in queries)
@@ -294,21 +272,15 @@ class Predictor:
         tokens, pixels = self._encode(self._leaves, image, valid)
         return self._decoded(tokens, pixels, *self.texts([query for row in texts for query in row]))
 
-    # From outputs to answers.
-
     def to_prediction(self, given: QueryOutputs, mask_type: str = "auto", abstain: float = 0.0) -> Prediction:
         """The answer to one query as arrays, with the instances that are probably present, the surest first."""
-        probability, decision = self._decide(given, mask_type)
+        probability, decision = self.decide(given, mask_type)
         out, amodal = given.outputs, decision == "amodal"
         instances = []
-        for q in np.argsort(-out.slot_presence):
-            score = float(out.slot_presence[q])
-            if score < PRESENT:
-                break
-            modal = given.enlarge(out.slot_modal[q])
-            whole = given.enlarge(out.slot_modal[q], out.slot_amodal[q])
+        for q in np.argsort(-out.slot_presence)[: int((out.slot_presence >= PRESENT).sum())]:
+            modal, whole = given.enlarge(out.slot_modal[q]), given.enlarge(out.slot_modal[q], out.slot_amodal[q])
             if (chosen := whole if amodal else modal).any():
-                instances.append(InstanceMask(score, chosen, modal, whole))
+                instances.append(InstanceMask(float(out.slot_presence[q]), chosen, modal, whole))
         return Prediction(
             query=given.query,
             mask_type=decision,
@@ -321,40 +293,17 @@ class Predictor:
             unread=self._unread(given.query),
         )
 
-    def to_answer(
-        self, given: QueryOutputs, mask_type: str = "auto", *, requested: MaskType | None = None, both: bool = False
-    ) -> Answer:
-        """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
-
-        `requested` is the true mask type, which the oracle head reads. `both`: also the mask of the type that was not
-        chosen.
-        """
-        probability, decision = self._decide(given, mask_type, requested)
-        out, amodal = given.outputs, decision == "amodal"
-        modal = given.enlarge(out.modal)
-        whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
-        slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
-        scores = out.slot_presence * out.slot_iou[:, int(amodal)]
-        found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
-        decides = self.config.head != NO_HEAD
-        return Answer(
-            fused=masks.encode(whole if amodal else modal),
-            instances=[mask for mask, _ in found],
-            scores=[score for _, score in found],
-            mask_type=decision if decides else None,
-            probability=probability if decides else None,
-            score=float(out.iou[int(amodal)]),
-            other=masks.encode(modal if amodal else whole) if both else None,
-        )
-
-    def _decide(self, given: QueryOutputs, forced: str, requested: MaskType | None = None) -> tuple[float, MaskType]:
-        """Probability of amodal, and the mask type that follows or is forced."""
+    def decide(
+        self, given: QueryOutputs, mask_type: str = "auto", requested: MaskType | None = None
+    ) -> tuple[float, MaskType]:
+        """Probability of amodal, and the mask type that follows unless `mask_type` forces one. The oracle head reads
+        the `requested` type."""
         reference = heads.REFERENCES.get(self.config.head)
         if reference is None:
             probability = float(given.outputs.probability)
         else:
             probability = float(reference(given.query, requested) == "amodal")
-        amodal = probability > 0.5 if forced == "auto" else forced == "amodal"
+        amodal = probability > 0.5 if mask_type == "auto" else mask_type == "amodal"
         return probability, "amodal" if amodal else "modal"
 
     def _unread(self, query: str) -> str:
@@ -369,17 +318,15 @@ class Predictor:
     def _box(self, array: np.ndarray) -> Letterbox:
         return Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
 
-    def check_mask_type(self, mask_type: str) -> None:
-        """Raises InputError for an unknown mask type, and for `auto` where the run's head needs the truth."""
+    def check(self, queries: Sequence[str], mask_type: str) -> None:
+        """Raises InputError for a query without words, an unknown mask type, and `auto` where the run's head needs the
+        truth."""
+        for query in queries:
+            check_query(query)
         if mask_type not in CHOICES:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
-
-    def _check(self, queries: Sequence[str], mask_type: str) -> None:
-        for query in queries:
-            check_query(query)
-        self.check_mask_type(mask_type)
 
     def _decode_rows(
         self, tokens: jax.Array, pixels: PixelFeatures, rows: Sequence[Sequence[str]], texts: TextEncoding

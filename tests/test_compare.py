@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
         (tmp_path / NAME).write_text("\n".join(changed))
         return refused(main, "--compare", reports / "a", tmp_path)
 
-    assert "is in one of them alone" in spoilt(*lines[:-1])
+    assert "is in one of them only" in spoilt(*lines[:-1])
     assert "another true mask" in spoilt(lines[0], lines[1].replace(",modal,", ",amodal,"), *lines[2:])
     assert "no split in common" in spoilt(lines[0], *(line.replace("all,", "val,", 1) for line in lines[1:]))
     assert "no table of queries" in spoilt("a,b", "1,2")

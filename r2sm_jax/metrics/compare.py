@@ -17,7 +17,7 @@ from r2sm_jax.metrics.score import QueryResult
 
 NAME = "queries.csv"
 COUNTS = {"": "answered", "occluded_": "occluded", "boundary_": "boundary"}
-"""Prefix of the columns `intersection` and `union`, and the field of a result that they hold."""
+"""Prefix of the columns `intersection` and `union`, and the field of a result that fills them."""
 COLUMNS = (
     "split", "query_id", "image_id", "mask_type", "said", "amodal_probability", "predicted", "truth",
     *(f"{prefix}{name}" for prefix in COUNTS for name in ("intersection", "union")),
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
-    """All splits in one table. Areas are in pixels; a cell is empty where there is nothing to say."""
+    """All splits in one table. Areas are in pixels; a cell is empty where a value is not defined."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -56,9 +56,9 @@ class Queries:
     truth: Int[np.ndarray, " n"]
     """Area of the requested mask."""
     amodal: Bool[np.ndarray, " n"]
-    """Whether that was asked for."""
+    """Whether the amodal mask was requested."""
     right: Float[np.ndarray, " n"]
-    """1 where the mask type was decided as asked, 0 where not, NaN where nothing was said."""
+    """1 where the decision about the mask type was right, 0 where wrong, NaN without a decision."""
     counts: dict[str, Float[np.ndarray, "n 2"]]
     """Intersection and union by prefix of `COUNTS`; NaN where there are none."""
 
@@ -112,7 +112,7 @@ FIGURES = {
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """Figures of every report, and the differences of all later ones from the first with paired intervals:
+    """Figures of every report, and the differences of the others from the first with paired intervals:
     `{"reports": [..], "splits": {split: {type: {figure: {"values": [..], "differences": [{"value", "interval"}]}}}}}`.
 
     Raises:
@@ -134,7 +134,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 def _check_same(one: Queries, other: Queries, where: str) -> None:
     if not np.array_equal(one.query_id, other.query_id):
         odd = np.setxor1d(one.query_id, other.query_id)[0]
-        raise InputError(f"--compare: {where}: query {odd} is in one of them alone; evaluate the same data")
+        raise InputError(f"--compare: {where}: query {odd} is in one of them only; evaluate the same data")
     differ = (one.truth != other.truth) | (one.amodal != other.amodal) | (one.image_id != other.image_id)
     if differ.any():
         number = one.query_id[differ][0]
@@ -216,8 +216,8 @@ def _shown(difference: dict[str, Any]) -> str:
     value, bounds = difference["value"], difference["interval"]
     if value is None:
         return "–"
-    said = f"{100 * value:+.2f}"
+    shown = f"{100 * value:+.2f}"
     if bounds is None:
-        return said
+        return shown
     star = "" if bounds[0] <= 0 <= bounds[1] else " *"
-    return f"{said} ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f}){star}"
+    return f"{shown} ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f}){star}"

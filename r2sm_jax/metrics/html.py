@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: pictures are inside it."""
+"""A report as one self-contained HTML file, with pictures of the best, median and worst answers."""
 
 import base64
 import io
@@ -55,7 +55,7 @@ def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
 
 
 def first_of_images(scored: Scored, count: int) -> list[QueryResult]:
-    """One query of each of the first images, a later one from image to image, so that all kinds are seen."""
+    """One query of each of the first images: the first of the first image, the second of the second, ..."""
     by_image: dict[int, list[QueryResult]] = {}
     for result in scored.results:
         by_image.setdefault(scored.drawings[result.query_id].index, []).append(result)
@@ -63,7 +63,7 @@ def first_of_images(scored: Scored, count: int) -> list[QueryResult]:
 
 
 def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> list[list[Panel]]:
-    """Image, truth and answer of each query. An image that is not there is left blank."""
+    """Image, truth and answer of each query. A missing image is left blank."""
     return [_row(source, scored, result) for result in results]
 
 
@@ -116,7 +116,7 @@ def render(text: str) -> str:
 
 
 def _tiles(splits: dict[str, Any]) -> list[str]:
-    """The headline figures of each split."""
+    """The main figures of each split."""
     parts = []
     for name, split in splits.items():
         parts += [f"<h2>{escape(name)}, {split['all']['queries']:,} queries</h2>", '<div class="tiles">']
@@ -175,7 +175,7 @@ def _calibration(splits: dict[str, Any]) -> list[str]:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()
     return [
-        "<h2>How far the probability of the mask type means what it says</h2>",
-        "<p>On the dashed line decisions are right as often as they are sure. Larger dots hold more queries.</p>",
+        "<h2>Calibration of the mask-type probability</h2>",
+        "<p>On the dashed line, accuracy equals confidence. Larger dots hold more queries.</p>",
         f'<div class="chart">{drawn[drawn.index("<svg") :]}</div>',
     ]

@@ -1,7 +1,7 @@
 """Average precision and recall of instance masks, with each query as its own unit (R2SM, section 6.3).
 
 The figures of COCO's evaluation (pycocotools/cocoeval.py) with `image_id := query_id`, without categories: detections
-of all queries are ranked by their scores together, but are matched within their query. Every step is the
+of all queries are ranked by their scores together, but are matched within their query. Every step equals the
 reference's, ties included; only the loops run over all queries of one shape at once.
 """
 
@@ -19,14 +19,14 @@ from r2sm_jax.data.masks import RLE
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MOST = (1, 10, 100)
-"""Detections of a query that count, for the three recalls; precision takes the last."""
+"""Greatest number of detections of a query, for the three recalls; precision uses the last."""
 AREAS = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 """Areas in pixels of the mask that was asked for; both ends belong to the range, as in COCO."""
 CHUNK = 4096
 
 
 class Unit(NamedTuple):
-    """One query: its detections, best first, and what they overlap."""
+    """One query: its detections, best first, and their overlaps with its instances."""
 
     query_id: int
     scores: Float[np.ndarray, " d"]
@@ -37,12 +37,12 @@ class Unit(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """What became of the detections of some queries, for every area range (a) and threshold (t)."""
+    """The matches of the detections of some queries, for every area range (a) and threshold (t)."""
 
     hit: Bool[np.ndarray, "n a t d"]
     ignored: Bool[np.ndarray, "n a t d"]
     wanted: Float[np.ndarray, "n a"]
-    """Instances that count."""
+    """Number of instances in the area range."""
 
 
 @dataclass
@@ -98,8 +98,8 @@ class InstanceScores:
 def muse(units: Sequence[Unit]) -> dict[str, float | None]:
     """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
 
-    Detections and instances of a query are paired for the greatest sum of IoUs; what is left over is paired with an
-    empty mask. A query's IoU is the mean over its pairs, and 1 where there is nothing to pair.
+    Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired with empty masks. A
+    query's IoU is the mean over its pairs, and 1 without pairs.
     """
     means, intersections, unions = [], 0.0, 0.0
     for unit in units:
@@ -133,8 +133,8 @@ def _match_all(units: Sequence[Unit]) -> list[Matched]:
 
 
 def _match(units: Sequence[Unit]) -> Matched:
-    """Greedy matching: each detection, best first, takes the free instance that it overlaps most, a later one of
-    equals; one that is to be ignored only where no other will do."""
+    """Greedy matching: each detection, best first, takes the free instance of the greatest overlap, of equal ones the
+    last; an ignored instance only where no other overlaps enough."""
     areas, wanted_areas, crowd, iou = (
         np.stack([getattr(unit, name) for unit in units]) for name in ("areas", "truth_areas", "crowd", "iou")
     )
@@ -153,7 +153,7 @@ def _match(units: Sequence[Unit]) -> Matched:
         candidates = np.where(proper.any(-1, keepdims=True), proper, possible)
         found = np.asarray(candidates.any(-1))
         if instances:
-            # The last of the greatest.
+            # The last of equal ones.
             ranked = np.where(candidates, overlap, -1)[..., ::-1]
             best = instances - 1 - ranked.argmax(-1)
             taken = (np.arange(instances) == best[..., None]) & found[..., None]
@@ -188,7 +188,7 @@ def _accumulate(
                 continue
             recalls = right[a, t] / wanted
             precisions = right[a, t] / (wrong[a, t] + right[a, t] + np.spacing(1))
-            # The best that is still to come.
+            # The best precision at this recall or a greater one.
             precisions = np.maximum.accumulate(precisions[::-1])[::-1]
             at = np.searchsorted(recalls, RECALLS, side="left")
             precision[a, t] = np.append(precisions, 0.0)[at]

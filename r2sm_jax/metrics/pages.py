@@ -1,4 +1,4 @@
-"""A report as a page to read."""
+"""A report as Markdown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ TABLE_3_COLUMNS = {
 
 HASHES = {"weights": "weights_sha256", "predictions": "predictions_sha256", "language model": "language_model_sha256"}
 DETAILS = 4
-"""The last tables of a page go into detail."""
+"""Number of tables at the end of a page that a brief page leaves out."""
 
 
 def percent(value: float | None) -> str:
@@ -116,7 +116,7 @@ def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple
 
 
 def described(report: dict[str, Any]) -> str:
-    """What was evaluated, and how."""
+    """A paragraph on the data, the model or file, and the settings of the evaluation."""
     meta = report["meta"]
     what = f"`{meta['source']}`"
     what += f", checkpoint at step {meta['step']}" if "step" in meta else f", predictions of `{meta['predictions']}`"

@@ -227,9 +227,10 @@ class Scored:
             self.missing.append(query.id)
             answer = Answer()
         fused = answer.mask(truth.height, truth.width)
-        both = None
-        if answer.other is not None:
-            both = (answer.other, fused) if answer.decision == "amodal" else (fused, answer.other)
+        given = [fused] if answer.other is None else [fused, answer.other]
+        counts = [ignored.count(mask, modal, amodal) for mask in given]
+        order = (1, 0) if answer.decision == "amodal" else (0, 1)  # places of the modal and the amodal mask
+        by_type = [counts[i] for i in order] if len(given) == 2 else [None, None]
         areas = masks.areas([ignored.remove(modal), ignored.remove(amodal)])
         self.results.append(
             QueryResult(
@@ -237,23 +238,23 @@ class Scored:
                 image_id=truth.image_id,
                 mask_type=query.mask_type,
                 truth=TruthAreas(areas[0], areas[1] if truth.known else None),
-                chosen=ignored.count(fused, modal, amodal),
+                chosen=counts[0],
                 decision=answer.decision,
                 probability=answer.probability,
-                modal=ignored.count(both[0], modal, amodal) if both else None,
-                amodal=ignored.count(both[1], modal, amodal) if both else None,
+                modal=by_type[0],
+                amodal=by_type[1],
                 boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored.mask),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,
             )
         )
-        self.drawings[query.id] = Drawing(truth.index, *(both or (fused, fused)))
+        self.drawings[query.id] = Drawing(truth.index, *(given[i % len(given)] for i in order))
         wanted = [_complete(i) if query.mask_type == "amodal" else i.modal for i in truth.instances]
         crowd = [] if truth.ignored is None else [truth.ignored]
         flags = [False] * len(wanted) + [True] * len(crowd)
         self.instances.add(query.id, answer.instances, answer.scores, [*wanted, *crowd], flags)
-        counts = [c if isinstance(c, bytes) else c.encode() for c in (modal["counts"], amodal["counts"])]
-        self._digest.update(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *counts, b""]))
+        runs = [r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])]
+        self._digest.update(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""]))
 
 
 class Ignored:
