@@ -247,7 +247,7 @@ def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
     book = Phrasebook(str(path))
     assert [wording.texts for wording in book.bare] == [("{x}",), ("Mark {x}.", "Show {x}.")]
     (whole,), (hard,) = book.easy["amodal"], book.hard["amodal"]
-    assert whole.texts == ("Whole {n}", "Full {n}") and whole.fields == {"n"} and whole.hidden_only
+    assert whole.texts == ("Whole {n}", "Full {n}") and whole.needs == {"n", "hidden"}
     assert book.pairs == [((book.easy["modal"][-1],), (hard,))] and book.commands == ["Get {w}."]
 
 

@@ -50,7 +50,7 @@ def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
             drawn: MaskType = "modal" if rng.random() < 0.5 else "amodal"
             wordings = {drawn: _wording(rng, book, drawn)}
         for mask_type, wording in wordings.items():
-            if wording.fields <= fields.keys():
+            if wording.needs <= fields.keys():
                 text = _finish(rng, book, fields.get("lead"), _fill(rng, pick(rng, wording.texts), fields))
                 found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {wording.family}"))
     return list(found.values())[:count]
@@ -122,6 +122,7 @@ def _fields(rng: np.random.Generator, text: str, bare: str, pronoun: str = "it")
         "poss": text + ("'" if several else "'s"),
         "n": bare,
         "y": "the " + _draw(rng, "front"),
+        "hidden": "",
     }
     return fields | {"ns": bare} if several else fields
 

@@ -82,10 +82,8 @@ class Wording:
 
     texts: tuple[str, ...]
     family: str
-    fields: frozenset[str] = frozenset()
-    """What must be known of a target."""
-    hidden_only: bool = False
-    """Only for a target that is hidden in part."""
+    needs: frozenset[str] = frozenset()
+    """The fields that a target must fill, and "hidden" if it must be hidden in part."""
 
 
 class Phrasebook:
@@ -127,12 +125,12 @@ class Phrasebook:
     def _add(self, mask_type: MaskType, template: str, family: str) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
         texts = expand(template.removeprefix("~"), FIELDS, self._shared)
-        fields = frozenset(re.findall(r"{(\w+)}", "".join(texts)))
+        needs = frozenset(re.findall(r"{(\w+)}", "".join(texts))) | ({"hidden"} if template.startswith("~") else set())
         added = []
         for wordings, right in ((self.easy, True), (self.hard, False)):
             chosen = tuple(text for text in texts if (keyword_mask_type(text) == mask_type) == right)
             if chosen:
-                added.append(Wording(chosen, family, fields, template.startswith("~")))
+                added.append(Wording(chosen, family, needs))
                 wordings[mask_type].append(added[-1])
         return tuple(added)
 

@@ -55,19 +55,11 @@ def lexicon() -> Lexicon:
     """
     content = dict(read_toml("lexicon.toml"))
     try:
-        return Lexicon(_meanings(content.pop("classes")), _meanings(content.pop("groups")), **content)
+        for kind in ("classes", "groups"):
+            content[kind] = {name: Meaning(**{"classes": [name]} | entry) for name, entry in content[kind].items()}
+        return Lexicon(**content)
     except (KeyError, TypeError) as error:
         raise InputError(f"lexicon.toml: {error}") from error
-
-
-def _meanings(entries: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Meaning]:
-    meanings = {}
-    for name, entry in entries.items():
-        try:
-            meanings[name] = Meaning(**{"classes": [name]} | dict(entry))
-        except TypeError as error:
-            raise InputError(f"lexicon.toml, {name!r}: {error}") from error
-    return meanings
 
 
 def clean_name(name: str) -> str:
@@ -106,6 +98,7 @@ def plural(noun: str) -> str:
     return f"{start} {word}".strip() + "".join(rest)
 
 
+@cache
 def could_mean(noun: str, category: str) -> bool:
     """Whether a noun could mean an object of a category: "cup" a "mug", "box" a "cat litter box"."""
     words = lexicon()

@@ -17,18 +17,18 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the grammar is told about one object."""
+    """What the grammar is told about one object.
+
+    `box`, `area` (in pixels) and `occlusion` (the hidden share; not a number where it is unknown) are of the complete
+    mask; `hidden_by` are the ids of the objects in front of its hidden part.
+    """
 
     id: int
     category: str
     box: Box
-    """Around the complete mask."""
     area: float
-    """Of the complete mask, in pixels."""
     occlusion: float
-    """Hidden share of the complete mask; not a number where it is unknown."""
     hidden_by: tuple[int, ...]
-    """Ids of the objects in front of the hidden part."""
     colour: str | None = None
     pattern: str | None = None
     visible_box: Box | None = None
@@ -58,7 +58,6 @@ class Objects:
         self.category = {facts.id: clean_name(facts.category) for facts in objects}
         self.in_lexicon = lexicon().classes.keys() >= set(self.category.values())
         self.meaning = {i: lexicon().classes.get(name) or _unknown(name) for i, name in self.category.items()}
-        self._named: dict[str, frozenset[int]] = {}
         x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
         width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
 
@@ -69,9 +68,7 @@ class Objects:
 
     def named(self, noun: str) -> frozenset[int]:
         """The objects that a noun could mean, in the vocabulary of any split."""
-        if noun not in self._named:
-            self._named[noun] = frozenset(i for i, name in self.category.items() if could_mean(noun, name))
-        return self._named[noun]
+        return frozenset(i for i, name in self.category.items() if could_mean(noun, name))
 
     def meant_by(self, meaning: Meaning) -> frozenset[int]:
         """The objects of a class or group; none where another object makes its words doubtful."""

@@ -19,19 +19,19 @@ BETWEEN = 0.12  # margin of a place between two objects
 
 @dataclass(frozen=True)
 class Phrase:
-    """Words that pick exactly the objects `ids`."""
+    """Words that pick exactly the objects `ids`.
+
+    `plural` phrases take "are", `bare` is the text after "the", `lead` is a sentence before the query, and a phrase for
+    `reasoning` names no class.
+    """
 
     text: str
     ids: tuple[int, ...]
     plural: bool = False
-    """Whether it takes "are"."""
     bare: str | None = None
-    """The text after "the", where adjectives may go."""
     possessive: str | None = None
     lead: str = ""
-    """A sentence before the query."""
     reasoning: bool = False
-    """Whether it names no class."""
 
 
 class PhraseWriter:
@@ -270,7 +270,12 @@ class PhraseWriter:
         """The same from the uses and ideas of the objects. All need some: one without could be meant by any."""
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
-        ideas = [idea for idea in target.ideas if not self._names_a_class(idea)]
+        names = {word for name in self.objects.category.values() for word in name.split()}
+        ideas = [
+            idea  # whose words do not begin like a class name: "sunny" and "sun"
+            for idea in target.ideas
+            if not any(word.startswith(name) or name.startswith(word) for word in idea.split() for name in names)
+        ]
         known = [*target.uses, *ideas]
         if not known:
             return None
@@ -284,11 +289,6 @@ class PhraseWriter:
         elif many and chosen.startswith("that "):
             return None  # its verb is for one
         return Phrase(f"{head} {chosen}", ids, many, reasoning=True) if len(ids) <= 5 else None
-
-    def _names_a_class(self, idea: str) -> bool:
-        """Whether a word of an idea and a word of a class name begin alike: "sunny" and "sun"."""
-        names = {word for name in self.objects.category.values() for word in name.split()}
-        return any(word.startswith(name) or name.startswith(word) for word in idea.split() for name in names)
 
     # More than one object
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import Phrasebook, Wording, agreement, phrasebook, pick
+from r2sm_jax.queries.grammar import Wording, agreement, phrasebook, pick
 from r2sm_jax.queries.objects import ObjectFacts, Objects
 from r2sm_jax.queries.phrases import Phrase, PhraseWriter
 from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
@@ -87,7 +87,7 @@ class _QueryWriter:
             wording, fields = self._choose(phrase, mask_type)
             if len(types) == 2 and pair is not None:
                 twin = pick(self.rng, pair[0 if mask_type == "modal" else 1])
-                wording = twin if self._fits(twin, phrase, fields) else wording
+                wording = twin if twin.needs <= fields.keys() else wording
             text, form = self._sentence(wording, phrase, fields)
             kind = {
                 "task": "reasoning" if phrase.reasoning else "referring",
@@ -111,17 +111,19 @@ class _QueryWriter:
             wordings = book.sets
         while True:
             wording = pick(rng, wordings)
-            if self._fits(wording, phrase, fields):
+            if wording.needs <= fields.keys():
                 return wording, fields
 
     def _fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
-        """The fields of a wording that a phrase can fill."""
+        """What a phrase offers to a wording: its fields, and "hidden" for a target that is hidden in part."""
         one = len(phrase.ids) == 1
         fields = agreement("them" if phrase.plural else "it") | {"x": phrase.text, "pl": "" if one else "s"}
         if phrase.possessive:
             fields["poss"] = phrase.possessive
         if phrase.bare:
             fields["n" if one else "ns"] = phrase.bare
+        if any(self.objects.by_id[i].partly_hidden for i in phrase.ids):
+            fields["hidden"] = ""
         target = self.objects.by_id[phrase.ids[0]]
         if one and target.partly_hidden:
             fronts = [i for i in target.hidden_by if i in self.objects.by_id]
@@ -131,21 +133,20 @@ class _QueryWriter:
                     fields["y"] = front
         return fields
 
-    def _fits(self, wording: Wording, phrase: Phrase, fields: dict[str, str]) -> bool:
-        hidden = any(self.objects.by_id[i].partly_hidden for i in phrase.ids)
-        return wording.fields <= fields.keys() and (hidden or not wording.hidden_only)
-
     def _sentence(self, wording: Wording, phrase: Phrase, fields: dict[str, str]) -> tuple[str, str]:
         """The finished text and its form: noun phrase, command or question."""
         template = pick(self.rng, wording.texts)
         text = template.format(**fields)
         draw = self.rng.random()
         form = {".": "command", "?": "question"}.get(text[-1], "noun phrase")
-        if form == "noun phrase" and not _stands_alone(text):
+        alone = text.startswith(("a mask", "the mask", "no ", "what about")) or text.endswith(("please", "thank you"))
+        if form == "noun phrase" and not alone:
             if draw < 0.4:
                 text, form = pick(self.rng, self.book.commands).format(w=text), "command"
             elif draw < 0.6 and ";" not in text and ":" not in text:
-                text, form = pick(self.rng, _questions(self.book, text)).format(w=text), "question"
+                short = "," not in text and len(text) < 50  # "… for me?" would hang behind anything longer
+                questions = [question for question in self.book.questions if short or question.endswith("{w}?")]
+                text, form = pick(self.rng, questions).format(w=text), "question"
             elif draw < 0.8 and template == "{x}" and text.startswith("what "):
                 text, form = text + "?", "question"
         if phrase.lead:
@@ -157,15 +158,3 @@ class _QueryWriter:
         if casing < 0.2:
             return text.lower().removesuffix("."), form
         return text[0].upper() + text[1:], form
-
-
-def _stands_alone(text: str) -> bool:
-    """Whether a noun phrase does not go into a command or question."""
-    return text.startswith(("a mask", "the mask", "no ", "what about")) or text.endswith(("please", "thank you"))
-
-
-def _questions(book: Phrasebook, text: str) -> Sequence[str]:
-    """Questions around a noun phrase; "… for me?" would hang behind a long one or behind a clause."""
-    if "," not in text and len(text) < 50:
-        return book.questions
-    return [question for question in book.questions if question.endswith("{w}?")]
