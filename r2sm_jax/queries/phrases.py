@@ -136,16 +136,16 @@ class PhraseWriter:
         """Size or position among its class, or a place relative to other objects."""
         if (named := self._noun(target)) is None:
             return None
+        noun, ids = named
         draw = self.rng.random()
-        if draw < 0.3:
-            return self._size(target, *named)
         if draw < 0.6:
-            return self._outermost(target, *named)
-        return self._relation(target, *named) if draw < 0.88 else self._between(target, *named)
+            others = self._others(target, ids)
+            write = self._size if draw < 0.3 else self._outermost
+            return write(target, noun, others) if others else None
+        return self._relation(target, noun, ids) if draw < 0.88 else self._between(target, noun, ids)
 
-    def _size(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
-        others = self._others(target, ids)
-        if not others or is_plural(noun):
+    def _size(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
+        if is_plural(noun):
             return None
         two = len(others) == 1
         if all(clearly_larger(target, other) for other in others):
@@ -159,10 +159,7 @@ class PhraseWriter:
     def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
         return [self.objects.by_id[i] for i in ids if i != target.id]
 
-    def _outermost(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
-        others = self._others(target, ids)
-        if not others:
-            return None
+    def _outermost(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
         for words in self.words["direction"]:
             axis, sign = words["axis"], words["sign"]
             if all(self.objects.gap(other.id, target.id, axis, sign)[0] > CLEAR for other in others):
@@ -209,6 +206,7 @@ class PhraseWriter:
         if (named := self._noun(target)) is None:
             return None
         noun, ids = named
+        others = self._others(target, ids)
         draw = self.rng.random()
         behind = draw < 0.7
 
@@ -222,10 +220,10 @@ class PhraseWriter:
             if other.id not in ids and related(target, other) and (target if behind else other).partly_hidden
         ]
         if draw < 0.2 or not partners:
-            return self._hidden_or_clear(target, noun, ids)
+            return self._hidden_or_clear(target, noun, others) if others else None
         other = pick(self.rng, partners)
         anchor = self.anchor(other)
-        if anchor is None or any(related(one, other) for one in self._others(target, ids)):
+        if anchor is None or any(related(one, other) for one in others):
             return None
         words = self.words["occlusion"]
         relations = words["behind"] if behind else words["in_front"]
@@ -233,10 +231,8 @@ class PhraseWriter:
             relations = relations + words["behind_singular"]
         return self._singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
 
-    def _hidden_or_clear(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
-        others, words = self._others(target, ids), self.words["occlusion"]
-        if not others:
-            return None
+    def _hidden_or_clear(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
+        words = self.words["occlusion"]
         if target.occlusion > 0.1 and all(other.occlusion < 0.01 for other in others):
             return self._singular(target, noun, before=pick(self.rng, words["hidden"]))
         if target.occlusion == 0 and all(other.occlusion > 0.1 for other in others):
