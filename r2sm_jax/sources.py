@@ -35,8 +35,6 @@ def open_source(
         InputError: unknown SPEC or split, or unreadable data.
     """
     if spec == "scenes":
-        if split not in SPLITS:
-            raise InputError(f"--split {split!r}: scenes have the splits {', '.join(SPLITS)}")
         return SceneSource(split, count, seed=seed, size=size, queries=queries)
     kind, _, path = spec.partition(":")
     if kind == "cutouts" and path:

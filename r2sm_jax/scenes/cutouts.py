@@ -170,9 +170,6 @@ def hold_out(names: Sequence[str]) -> set[str]:
     return set(ordered[: max(1, min(count, len(ordered) - 1))])
 
 
-# ------------------------------------------------------------------------------------ layout and painting
-
-
 def arrange(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int) -> list[Placed]:
     """Places items with their pictures (mode RGBA), from the back to the front; what finds no place is left out."""
     rules = Rules(
@@ -222,9 +219,6 @@ def paint(rng: np.random.Generator, canvas: Image.Image, sprites: Sequence[Sprit
         canvas.paste(sprite.image, (sprite.x, sprite.y), sprite.image)
 
 
-# ------------------------------------------------------------------------------------ reading the folder
-
-
 def read_cutouts(folder: Path, side: int) -> list[Cutout]:
     """The usable cut-outs of a folder, by name; the others are left out with a warning.
 
@@ -236,8 +230,9 @@ def read_cutouts(folder: Path, side: int) -> list[Cutout]:
     else:
         records = [{"file": path.name} for path in find_images(folder, (".png", ".webp"), "RGBA cut-outs")]
     cutouts = sorted((_cutout(folder, record) for record in records), key=lambda cutout: cutout.name)
-    usable = [c for c in cutouts if remember(read_picture, side)(c.path, c.changed)]
-    left_out = [c.name for c in cutouts if c not in usable]
+    is_usable = [remember(read_picture, side)(c.path, c.changed) is not None for c in cutouts]
+    usable = [c for c, is_one in zip(cutouts, is_usable, strict=True) if is_one]
+    left_out = [c.name for c, is_one in zip(cutouts, is_usable, strict=True) if not is_one]
     remedy = f"(nearly) fully opaque or transparent ({', '.join(left_out[:3])}, ..); remove their backgrounds"
     if not usable:
         raise InputError(f"{folder}: none of its {len(cutouts)} images is a cut-out, all are {remedy}")

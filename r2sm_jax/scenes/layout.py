@@ -22,24 +22,15 @@ Slices = tuple[slice, slice]
 class Rules:
     """What a layout has to keep to. Shares are of an object's own area."""
 
-    target: tuple[float, float]
-    """The range of the share that is to be hidden of an object, evenly spread."""
-    tolerance: float
-    """The search for a place ends at a hidden share that is this close to its target."""
-    directions: int
-    """From how many sides a sprite is moved over another at most."""
-    whole: bool
-    """Whether every object lies inside the picture; otherwise 7 % of it may lie outside."""
-    smallest_area: float
-    """Pixels that stay visible of every object."""
-    smallest_share: float
-    """Share that stays visible of every object."""
-    least_hidden: float = 0.0
-    """An object that is covered at all is hidden by this share."""
-    side_effect: float = 0.3
-    """Share that an object may lose to a sprite that is put over another one."""
-    side_effect_on_free: float = 0.0
-    """The same for an object that is wanted free."""
+    target: tuple[float, float]  # range of the share that is to be hidden of an object, evenly spread
+    tolerance: float  # a hidden share this close to its target ends the search for a place
+    directions: int  # sides from which a sprite is moved over another, at most
+    whole: bool  # whether every object lies inside the picture; otherwise 7 % of it may lie outside
+    smallest_area: float  # pixels that stay visible of every object
+    smallest_share: float  # share that stays visible of every object
+    least_hidden: float = 0.0  # an object that is covered at all is hidden by this share
+    side_effect: float = 0.3  # share that an object may lose to a sprite that is put over another one
+    side_effect_on_free: float = 0.0  # the same for an object that is wanted free
 
 
 @dataclass(frozen=True)
@@ -126,11 +117,7 @@ class Layout:
 
     def pick_target(self, rng: np.random.Generator) -> int | None:
         """An object that is free and may be hidden: one wanted hidden, else one that hides none, else any."""
-        free = [
-            k
-            for k, p in enumerate(self.placed)
-            if p.item.wanted != "free" and 1 - self.visible[k] / self.area[k] < 0.04
-        ]
+        free = [k for k, p in enumerate(self.placed) if p.item.wanted != "free" and self.hidden(k) < 0.04]
         wanted = [k for k in free if self.placed[k].item.wanted == "hidden"]
         alone = [k for k in free if not self.placed[k].on_top]
         choice = wanted or alone or (free if rng.random() < 0.2 else [])
@@ -195,13 +182,10 @@ class Layout:
         for k, lost in enumerate(covered):
             if not lost:
                 continue
-            visible, area = self.visible[k] - lost, self.area[k]
-            if (
-                visible < max(rules.smallest_area, rules.smallest_share * area)
-                or 1 - visible / area < rules.least_hidden
-            ):
+            least_visible = max(rules.smallest_area, rules.smallest_share * self.area[k])
+            if self.visible[k] - lost < least_visible or self.hidden(k, lost) < rules.least_hidden:
                 return False
             limit = rules.side_effect_on_free if self.placed[k].item.wanted == "free" else rules.side_effect
-            if k != target and lost > limit * area:
+            if k != target and lost > limit * self.area[k]:
                 return False
         return True

@@ -17,13 +17,10 @@ from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.scenes.backdrop import draw_backdrop
-from r2sm_jax.scenes.creatures import CREATURES
+from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
 from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite, make_figure, paint_figure, paint_lit
-from r2sm_jax.scenes.things import THINGS
 
-DRAWINGS = {draw.__name__.replace("_", " "): draw for draw in THINGS + CREATURES}
-CATEGORIES: tuple[str, ...] = tuple(DRAWINGS)
 UNIT = 96  # layout units along a side
 TILT = {"butterfly": 45, "kite": 40, "rocket": 50, "fish": 25, "apple": 25, "ice cream": 30, "shirt": 25}
 TILT |= dict.fromkeys(("pencil", "key", "scissors", "hammer", "banana", "book", "envelope", "ball"), 180)
