@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from test_query_template import objects_of
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.coco import PRESETS, read_coco_like
 from r2sm_jax.tools.conversion import Conversion
-from r2sm_jax.tools.query_template import things_of
 
 HEIGHT, WIDTH = 40, 60
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"
@@ -63,7 +63,7 @@ def read_cocoa(sources: list[Path], images_dir: Path | None = None) -> Conversio
 
 def things(found, image_id: int):
     """What queries can ask for."""
-    return things_of(found.records("test"), image_id)
+    return objects_of(found.records("test"), image_id)
 
 
 def test_regions_become_annotations(tmp_path):

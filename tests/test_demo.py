@@ -8,6 +8,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def predictor(tiny_run):
 @pytest.fixture(scope="module")
 def photo(tmp_path_factory, predictor) -> answers.Photo:
     file = tmp_path_factory.mktemp("photo") / "photo.png"
-    Image.fromarray(answers.make_examples()[0].image[:300, :400]).save(file)
+    Image.fromarray(answers.make_examples()[0][0][:300, :400]).save(file)
     return answers.open_photo(predictor, file)
 
 
@@ -56,10 +57,9 @@ def drawn(answer: answers.Answer) -> answers.Answer:
 def test_examples_are_drawn_with_a_plain_and_a_complete_wording_of_something_hidden():
     found = answers.make_examples()
     assert len(found) == answers.EXAMPLES
-    for example in found:
-        plain, complete, *_ = example.sentences
+    for image, (plain, complete, *_) in found:
         assert complete == f"the complete shape of {plain}, hidden parts included"
-        assert example.image.shape == (480, 480, 3)
+        assert image.shape == (480, 480, 3)
 
 
 def test_the_threshold_decides_and_the_model_is_not_asked_again(answer):
@@ -84,30 +84,29 @@ def test_the_decision_is_shown_with_its_probability_and_its_words(answer):
 def test_what_people_write_is_text_and_not_markup(answer):
     evil = "<script>alert(1)</script>"
     shown = answers.decision_html(replace(answer, words=[(evil, 1.0)], unread=evil), 0.5)
-    shown += answers.error_html(InputError(f"{evil}: no")) + answers.hint_html(evil)
+    shown += answers.message_html(InputError(f"{evil}: no")) + answers.message_html(evil)
     assert "<script" not in shown and shown.count("&lt;script&gt;") == 4
 
 
 @pytest.mark.parametrize(("shown", "visible", "hidden"), [("modal", True, False), ("amodal", True, True),
                                                           ("occluded", False, True)])  # fmt: skip
 def test_each_view_tints_the_parts_that_it_shows(answer, photo, shown, visible, hidden):
-    pixels = np.full((300, 400, 3), 255, np.uint8)
-    for instance, order in ((None, 1), (0, -1)):
-        picture = answers.view(pixels, drawn(answer), shown, instance)[:, ::order].astype(int)
-        assert picture.shape == (720, 960, 3)
+    white = replace(photo, preview=np.full((720, 960, 3), 255, np.uint8))
+    assert photo.preview.shape == white.preview.shape
+    for instance, order in ((-1, 1), (0, -1)):
+        picture = answers.draw(white, drawn(answer), shown, instance)[:, ::order].astype(int)
         left, beside, right = picture[360, 100:400], picture[360, 520:680], picture[360, 760:]
         blue, orange = np.subtract(VISIBLE, 255), np.subtract(OCCLUDED, 255)
         assert (np.abs((left - 255) @ blue).mean() > 5000) == visible
         assert (np.abs((beside - 255) @ orange).mean() > 5000) == hidden
         assert np.ptp(right, axis=0).max() == 0
-    assert answers.view(pixels, None).min() == 255
 
 
 def test_files_to_take_away_hold_the_masks_of_the_decision(answer, tmp_path):
     picture, answer = np.zeros((60, 80, 3), np.uint8), drawn(answer)
     for threshold, kind in ((0.0, "amodal"), (1.0, "modal")):
         archive, record = answers.write_files(tmp_path / kind, picture, answer, threshold)
-        written = json.loads(record.read_text())
+        written = json.loads(Path(record).read_text())
         assert written["mask_type"] == kind and written["threshold"] == threshold
         with zipfile.ZipFile(archive) as files:
             pictures = {f"{name}.png" for name in (*answers.MASKS, "overlay")}
@@ -123,7 +122,7 @@ def test_answers_are_forgotten_after_their_time(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "masks.zip").write_text("")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    answers.forget_answers(tmp_path, 50)
+    answers.remove_old_answers(tmp_path, 50)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer-new", "upload"]
 
 
@@ -143,8 +142,8 @@ def test_the_words_are_explained(predictor, photo, answer):
 def test_of_an_animation_the_first_frame_is_used_and_that_is_said(predictor, tmp_path):
     pictures = [Image.new("RGB", (40, 30), colour) for colour in ("white", "red", "blue")]
     pictures[0].save(tmp_path / "moving.gif", save_all=True, append_images=pictures[1:])
-    assert answers.open_photo(predictor, tmp_path / "moving.gif").frames == 3
-    assert answers.read_photo(tmp_path / "moving.gif").min() == 255
+    photo = answers.open_photo(predictor, tmp_path / "moving.gif")
+    assert photo.frames == 3 and photo.preview.min() == 255
 
 
 @pytest.mark.parametrize(("query", "reason"), [(" ", "empty"), ("mug " * 40_000, "160,000 characters")])
@@ -153,13 +152,33 @@ def test_a_sentence_that_cannot_be_used_is_one_sentence(query, reason, predictor
         answers.ask(predictor, photo, query)
 
 
-def test_a_photo_that_is_gone_or_bad_is_named_without_the_servers_folder(predictor, tmp_path):
+def test_a_bad_photo_is_named_without_the_servers_folder(predictor, tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "huge.png")
-    for name, reason in (("gone.png", "choose it again"), ("bad.png", "not an image"), ("huge.png", "megapixels")):
+    for name, reason in (("bad.png", "not an image"), ("huge.png", "megapixels")):
         with pytest.raises(InputError, match=reason) as raised:
             answers.open_photo(predictor, tmp_path / name)
         assert name in str(raised.value) and str(tmp_path) not in str(raised.value)
+
+
+def test_the_page_goes_from_an_image_to_an_answer(predictor, tmp_path):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    page = demo.Page(predictor, tmp_path)
+    page.build()
+    assert "no image yet" in page.ask(None, "the red mug", 0.5)[page.decision]
+    (tmp_path / "bad.png").write_text("no image")
+    refused = page.choose_upload(str(tmp_path / "bad.png"))
+    assert "not an image" in refused[page.decision] and refused[page.photo] is None
+    chosen = page.choose_example(0)
+    photo = chosen[page.photo]
+    assert chosen[page.sentences[0]]["value"].startswith("the ")
+    assert "query is empty" in page.ask(photo, " ", 0.5)[page.decision]
+    found = page.ask(photo, "the red mug", 0.0)
+    answer = found[page.answer]
+    assert found[page.shown]["value"] == "amodal" and zipfile.is_zipfile(found[page.archive])
+    assert page.show_answer(photo, answer, 1.0)[page.shown]["value"] == "modal"
+    seen = page.show_mask(photo, answer, "occluded", -1)[page.stage]
+    assert seen["alt_text"].startswith("The occluded mask of “the red mug”") and seen["value"].shape == (960, 960, 3)
 
 
 def test_bad_arguments_are_one_sentence(tmp_path, refused):

@@ -1,11 +1,15 @@
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import huggingface_hub
+import jax
+import jax.export
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,11 +18,12 @@ from safetensors.numpy import load_file, save_file
 import r2sm_jax
 from r2sm_jax import evaluate, predict
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import write_sums
+from r2sm_jax.exported import by_dotted_path, write_sums
+from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import open_source
-from r2sm_jax.tools import card, export, functions
+from r2sm_jax.tools import card, export, export_functions
 from r2sm_jax.tools.verify import verify
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
@@ -104,25 +109,48 @@ def test_verification_measures_and_refuses(run, exported, copy):
     weights, name = load_file(copy / "model.safetensors"), "decoder.image.kernel"
     save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
     write_sums(copy)
-    with pytest.raises(InputError, match="safetensors, is not the run"):
+    with pytest.raises(InputError, match="safetensors, differs from the run"):
         verify(run, copy)
 
 
+def stablehlo(folder: Path) -> dict[str, list[str]]:
+    """The programs of an export as text, without the places in Python that they come from."""
+    with zipfile.ZipFile(folder / "model.stablehlo") as file:
+        functions = {name: jax.export.deserialize(bytearray(file.read(name))) for name in file.namelist()}
+    modules = {name: function.mlir_module().splitlines() for name, function in functions.items()}
+    return {
+        name: [line.split(" loc(")[0] for line in lines if not line.startswith("#loc")]
+        for name, lines in modules.items()
+    }
+
+
+def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
+    """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default precision is."""
+    command = [sys.executable, "-m", "r2sm_jax.export", "runs/mugs", "--out", str(tmp_path / "mugs"), "--verify"]
+    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
+    done = subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"([\d.e-]+) in mask logits", done.stdout)[0] == "0"
+    programs = stablehlo(tmp_path / "mugs")
+    assert programs == stablehlo(exported) and any("HIGHEST" in line for line in programs["encode_image"])
+
+
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
-    other = functions.make_functions
+    answer = R2SM.answer
 
-    def wrong(config):
-        encode, answer = other(config)
-        return encode, lambda *inputs: {n: x + 0.01 * (n == "amodal") for n, x in answer(*inputs).items()}
+    def wrong(*inputs):
+        found = answer(*inputs)
+        return found._replace(amodal=found.amodal + 0.01)
 
-    monkeypatch.setattr(functions, "make_functions", wrong)
-    weights = functions.named(run.predictor.weights)
     folder = run.predictor.texts.folder
     tensors = load_file(folder / "model.safetensors")
-    spoilt = functions.export_functions(run.config.model, weights, folder, tensors)
-    functions.write_functions(copy / "model.stablehlo", spoilt)
+    weights = {name: leaf[...] for name, leaf in by_dotted_path(run.predictor.weights).items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(R2SM, "answer", wrong)
+        spoilt = export_functions.export_functions(run.config.model, weights, folder, tensors)
+    export_functions.write_functions(copy / "model.stablehlo", spoilt)
     write_sums(copy)
-    with pytest.raises(InputError, match=r"StableHLO in a process without r2sm_jax, .* is not the run"):
+    with pytest.raises(InputError, match=r"StableHLO in a process without r2sm_jax, .* differs from the run"):
         verify(run, copy)
 
 
@@ -153,7 +181,7 @@ def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
         assert f"| `{split}` |" in loaded.text and digest in loaded.text
     assert run.predictor.texts.sha256 in loaded.text and "procedural scenes" in loaded.text
     written = json.loads((exported / "config.json").read_text())
-    without = card.model_card("mugs", written, run.config, None)
+    without = card.model_card("mugs", written, export.portable(run.config), None)
     assert "There is no report about these weights." in without and "model-index" not in without
 
 
@@ -220,14 +248,18 @@ def test_another_language_model_is_refused(copy):
         r2sm_jax.load(copy)
 
 
-def test_a_language_model_by_reference_is_not_copied(run, exported, tmp_path, monkeypatch):
-    export.export(run, tmp_path / "slim", lm="reference")
-    assert not (tmp_path / "slim" / "language_model").exists() and (tmp_path / "slim" / "tokenizer.json").exists()
+def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(run, copy, monkeypatch):
+    (copy / "notes.txt").write_text("mine")
+    export.export(run, copy, lm="reference")
+    assert (copy / "notes.txt").read_text() == "mine"
+    assert not (copy / "language_model").exists() and (copy / "tokenizer.json").exists()
+    sums = (copy / "SHA256SUMS").read_text()
+    assert "language_model" not in sums and "model.stablehlo" in sums
     found = []
     monkeypatch.setattr(
         "r2sm_jax.models.text_states.find_language_model", lambda name: found.append(name) or run.predictor.texts.folder
     )
-    assert r2sm_jax.load(tmp_path / "slim").texts.sha256 == run.predictor.texts.sha256
+    assert r2sm_jax.load(copy).texts.sha256 == run.predictor.texts.sha256
     assert found == [run.predictor.texts.folder.name]
 
 
@@ -266,11 +298,3 @@ def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, r
     assert "another model's config.json" in refused(main, tiny_run, "--out", tmp_path, "--overwrite")
     assert "holds one only" in refused(evaluate.main, exported, "--checkpoint", "latest")
     assert not (tmp_path / "new").exists() and not (tmp_path / "again").exists()
-
-
-def test_an_earlier_export_is_replaced_and_other_files_stay(run, copy):
-    (copy / "notes.txt").write_text("mine")
-    export.export(run, copy, lm="reference")
-    assert (copy / "notes.txt").read_text() == "mine" and not (copy / "language_model" / "model.safetensors").exists()
-    sums = (copy / "SHA256SUMS").read_text()
-    assert "language_model" not in sums and "model.stablehlo" in sums

@@ -2,16 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, save
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.samples import category_names, read_instances, read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.class_names import display_name, same_class, says_name
-from r2sm_jax.tools.query_template import template, things_of
+from r2sm_jax.tools.template import background_ids, describe_objects, template
 
 # Class names
 
@@ -95,18 +96,27 @@ def test_an_ignored_one_of_the_same_class_makes_a_name_doubtful(tmp_path):
 def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
     content = records()
     content["annotations"][0]["isStuff"] = 1
-    assert [thing.id for thing in things_of(content, 1)] == [BOX, MODAL_ONLY]
+    assert [facts.id for facts in objects_of(content, 1)] == [BOX, MODAL_ONLY]
     (tmp_path / "data.json").write_text(json.dumps(content))
     template(tmp_path / "data.json", tmp_path / "out.json")
     new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
     assert len(new) == 8 and not any(MUG in query["instance_ids"] for query in new)
     content["annotations"] = [a for a in content["annotations"] if a["id"] in (MUG, CROWD)]
-    assert [thing.id for thing in things_of(content, 1)] == [MUG]
+    assert [facts.id for facts in objects_of(content, 1)] == [MUG]
 
 
-def test_things_know_what_hides_them():
+def objects_of(content, image_id):
+    """What queries can ask for: the facts that the grammar gets about the objects of an image, without background."""
+    image = next(image for image in content["images"] if image["id"] == image_id)
+    annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] == image_id]
+    instances = read_instances(Path("data.json"), image, annotations, category_names(content))
+    background = background_ids(annotations)
+    return [facts for facts in describe_objects(instances) if facts.id not in background]
+
+
+def test_objects_know_what_hides_them():
     content = records(images=(1, 2))
-    mug, box, lamp = things_of(content, 2)
+    mug, box, lamp = objects_of(content, 2)
     assert (mug.id, mug.category, mug.occlusion, mug.hidden_by) == (MUG + 10, "coffee mug", 0, ())
     assert (box.box, box.visible_box, box.area) == ((20, 12, 50, 28), (30, 12, 50, 28), 480)
     assert (box.occlusion, box.hidden_by) == (pytest.approx(1 / 3), (MUG + 10,))
@@ -114,10 +124,10 @@ def test_things_know_what_hides_them():
     sliver = block(49, 12, 50, 14)  # 2 of 480 pixels
     content["annotations"].append(content["annotations"][0] | {"id": 99, "segmentation": masks.encode(sliver)})
     content["annotations"][-1]["image_id"] = 2
-    assert things_of(content, 2)[1].hidden_by == (MUG + 10,)
+    assert objects_of(content, 2)[1].hidden_by == (MUG + 10,)
     hidden = {"segmentation": masks.encode(block(1, 1, 4, 4)), "visible_mask": masks.encode(block(0, 0, 0, 0))}
     content["annotations"].append(content["annotations"][-1] | {"id": 100} | hidden)
-    assert 100 not in [thing.id for thing in things_of(content, 2)]
+    assert 100 not in [facts.id for facts in objects_of(content, 2)]
 
 
 def test_template_refuses_what_makes_no_sense(tmp_path):

@@ -1,9 +1,10 @@
-"""Answers queries by an export's StableHLO in a process that knows nothing of r2sm_jax:
+"""Runs an export's StableHLO without r2sm_jax; copy this file to wherever you need it.
 
 python -I alone.py EXPORT INPUTS.safetensors OUTPUTS.safetensors LANGUAGE_MODEL.safetensors [more shards]
 
-`INPUTS` holds `image` [b S S 3], `valid` [b S S], `ids` and `mask` [b*k t], and token states [b*k t l e] of another
-program. `OUTPUTS` gets the states by `encode_text`, and what `answer` says of them (`own.*`) and of those (`given.*`).
+INPUTS holds `image` [b S S 3], `valid` [b S S], `ids` and `mask` [b*k t], and `states` [b*k t l e], token states that
+another program computed. OUTPUTS gets the states that `encode_text` computes, and the answers from those (`own.*`) and
+from the given ones (`given.*`).
 """
 
 import sys

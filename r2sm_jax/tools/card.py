@@ -1,83 +1,40 @@
-"""The model card of an export: `README.md`, whose front matter the Hugging Face hub reads."""
+"""The model card of an export: `card.md` filled in. The Hugging Face hub reads its front matter."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from r2sm_jax.config import MINILM, Config, is_procedural
 
-FIGURES = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
-
-TEXT = """---
-{front}
----
-
-# {title}
-
-Text-guided segmentation that knows whether the **visible** (modal) or the **complete** (amodal, hidden parts included)
-shape is meant (R2SM, arXiv 2506.01795). Given an image and a sentence it gives the probability that the amodal shape is
-meant, the modal, occluded and amodal mask, and up to {slots} instances.
-
-## Use
-
-```python
-import r2sm_jax
-
-predictor = r2sm_jax.load("{title}")  # this folder, or OWNER/NAME on the hub
-predictor.set_image("photo.jpg")
-for p in predictor.predict(["the red mug", "the red mug as if nothing stood in front of it"]):
-    print(p.mask_type, p.amodal_probability, p.mask.shape)
-```
-
-`model.stablehlo` holds the same model as three functions that need JAX alone; docs/export.md of r2sm_jax shows them.
-
-## Figures
-
-{figures}
-
-## Trained on
-
-{data}
-
-## Limits
-
-- It sees {size} x {size} pixels, whatever the image's size; masks come back at its own resolution, no sharper.
-- It reads the first {tokens} tokens of an English sentence.
-{limits}- Hidden parts are a guess at what is usual, not a measurement: rest no decision about people or safety on it.
-- Probabilities are calibrated (temperature {temperature:.3f}) on data like the training data, and on no other.
-
-## Licences
-
-| weights | from | licence |
-|---|---|---|
-| `model.safetensors` | {origin} | {licence} |
-| {where} | {language_model}, sha256 `{language_sha256}` | {language_licence} |
-
-Weights sha256 `{weights_sha256}`.
-"""
-
-LICENCES = {MINILM: "Apache-2.0"}
-"""Of language models."""
+METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
+LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
+DRAWN_ONLY = "- It was trained on drawn or composed scenes only: expect much lower figures on photographs.\n"
 
 
 def model_card(title: str, written: Mapping[str, Any], config: Config, report: Mapping[str, Any] | None) -> str:
-    """The card as Markdown. `written` is the export's `config.json`; `report` the run's `report.json`, or None where
-    it has none about these weights."""
+    """The card as Markdown.
+
+    `written` is the export's `config.json`, `config` its configuration without local folders, `report` the run's
+    `report.json`, or None where there is none about these weights.
+    """
     language, name = written["language_model"], config.model.text.name
+    is_published = "/" in name
+    began_as = [encoder for encoder in (config.model.vision.init, config.model.vision.name) if encoder]
     front = ModelCardData(
         language="en",
-        license="other" if _encoders(config) else "apache-2.0",
+        license="other" if began_as else "apache-2.0",
         library_name="r2sm_jax",
         pipeline_tag="image-segmentation",
         tags=["jax", "flax", "stablehlo", "amodal-segmentation", "referring-expression-segmentation"],
-        base_model=name if "/" in name and not name.startswith(("/", ".", "~")) else None,
+        base_model=name if is_published else None,
         model_name=title,
         eval_results=_eval_results(report) if report else None,
     )
-    embedded = f"`{written['language_model']['folder']}/`" if language["embedded"] else "not in this folder"
-    return TEXT.format(
+    origin = f"trained by r2sm_jax {written['r2sm_jax_version']}, step {written['step']}"
+    return Template((files("r2sm_jax.tools") / "card.md").read_text()).substitute(
         front=front.to_yaml(),
         title=title,
         slots=config.model.decoder.slots,
@@ -85,26 +42,16 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         data=_data(config),
         size=config.model.vision.image_size,
         tokens=config.model.text.max_tokens,
-        limits=_limits(config),
-        temperature=written["type_temperature"],
-        origin=f"trained by r2sm_jax {written['r2sm_jax_version']}, step {written['step']}{_began_as(config)}",
-        licence="as the publisher of what it began as says" if _encoders(config) else "Apache-2.0",
-        where=embedded,
-        language_model=name if front.base_model else "a local language model",
+        limits=DRAWN_ONLY if is_procedural(config.data.source) else "",
+        temperature=f"{written['type_temperature']:.3f}",
+        origin=origin + (f", image encoder from {' and '.join(began_as)}" if began_as else ""),
+        licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
+        place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
+        language_model=name if is_published else "a local language model",
         language_sha256=language["sha256"],
-        language_licence=LICENCES.get(name, "as its publisher says"),
+        language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),
         weights_sha256=written["weights_sha256"],
     )
-
-
-def _began_as(config: Config) -> str:
-    """Published weights of the image encoder."""
-    names = [Path(n).name if Path(n).is_dir() else n for n in _encoders(config)]
-    return f", its image encoder from {' and '.join(names)}" if names else ""
-
-
-def _encoders(config: Config) -> list[str]:
-    return [name for name in (config.model.vision.init, config.model.vision.name) if name]
 
 
 def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
@@ -115,7 +62,7 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
             dataset_split=split, metric_type=metric, metric_name=name, metric_value=figures["all"][metric],
         )
         for split, figures in report["splits"].items()
-        for metric, name in FIGURES.items()
+        for metric, name in METRICS.items()
         if figures["all"][metric] is not None
     ]  # fmt: skip
 
@@ -124,27 +71,20 @@ def _figures(report: Mapping[str, Any]) -> str:
     rows = ["| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy | data sha256 |"]
     rows.append("|---|---|---|---|---|---|---|---|---|")
     for split, figures in report["splits"].items():
-        every = figures["all"]
-        values = [every["giou"], figures["modal"]["giou"], figures["amodal"]["giou"], every["ciou"]]
-        values += [every["occluded_iou"], figures["mask_type"].get("accuracy")]
-        shown = " | ".join("-" if value is None else f"{value:.3f}" for value in values)
-        digest = report["meta"]["data_sha256"][split]
-        rows.append(f"| `{split}` | {every['queries']} | {shown} | `{digest}` |")
-    said = "Free-running, at the images' own resolution: the predicted type picks the mask; every query is counted."
-    return "\n".join([*rows, "", said])
+        both = figures["all"]
+        values = [both["giou"], figures["modal"]["giou"], figures["amodal"]["giou"], both["ciou"]]
+        values += [both["occluded_iou"], figures["mask_type"].get("accuracy")]
+        columns = " | ".join("-" if value is None else f"{value:.3f}" for value in values)
+        rows.append(f"| `{split}` | {both['queries']} | {columns} | `{report['meta']['data_sha256'][split]}` |")
+    rows += ["", "At the images' own resolution, over all queries; the predicted mask type picks the mask."]
+    return "\n".join(rows)
 
 
 def _data(config: Config) -> str:
     data = config.data
-    if data.source == "scenes":
-        return (
-            f"{data.scenes:,} procedural scenes (seed {data.seed}): drawn everyday objects that hide one another, with "
-            "exact masks, and queries from a grammar. No photograph and no sentence by a person."
-        )
-    return f"`{data.source}`. Its licence is its publisher's; say it here before you pass these weights on."
-
-
-def _limits(config: Config) -> str:
-    if is_procedural(config.data.source):
-        return "- It was trained on drawn or composed scenes alone: on photographs expect far less than the figures.\n"
-    return ""
+    if data.source != "scenes":
+        return f"`{data.source}`. Its publisher sets its licence; state it here before you pass these weights on."
+    return (
+        f"{data.scenes:,} procedural scenes (seed {data.seed}): drawn everyday objects that hide one another, with "
+        "exact masks, and queries from a grammar. No photographs, and no sentences written by people."
+    )

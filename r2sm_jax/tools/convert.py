@@ -18,8 +18,8 @@ from r2sm_jax.query import MaskType
 from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
 from r2sm_jax.tools.coco import PRESETS, Oversize, Preset, read_coco_like
 from r2sm_jax.tools.conversion import Conversion
-from r2sm_jax.tools.query_template import add_template_queries
 from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
+from r2sm_jax.tools.template import add_template_queries
 
 app = SubcommandApp()
 NOTES_SHOWN = 20

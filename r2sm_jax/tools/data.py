@@ -13,10 +13,9 @@ from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.convert import app as convert
-from r2sm_jax.tools.query_answers import parse
-from r2sm_jax.tools.query_requests import requests
-from r2sm_jax.tools.query_template import template
+from r2sm_jax.tools.llm_queries import parse, requests
 from r2sm_jax.tools.stats import stats
+from r2sm_jax.tools.template import template
 
 app = SubcommandApp()
 app.command(convert, name="convert")

@@ -1,7 +1,7 @@
-"""What stands behind the page of `demo.py`: a photo and a sentence -> decision, masks to look at, files to take away.
+"""What the page of `demo.py` shows, without gradio: from a photo and a sentence to a decision, pictures and files.
 
-Nothing here knows of gradio. An answer is kept as the JSON objects of `predict --json`, one for each mask type, so that
-the threshold and the view can change without asking the model again.
+An answer holds what `predict --json` prints for each mask type, so that the threshold and the view can change without
+another run of the model.
 """
 
 import io
@@ -12,51 +12,49 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import frames, open_image
-from r2sm_jax.data.samples import Sample
 from r2sm_jax.data.sheet import overlay
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.predict import MASKS, to_json
+from r2sm_jax.predict import to_json
+from r2sm_jax.prediction import MASKS
 from r2sm_jax.predictor import EncodedImage, Predictor, check_query
 from r2sm_jax.query import MaskType
 from r2sm_jax.scenes.scenes import SceneSource
 
-VIEW_SIDE = 960
-"""Pixels of the longer side of what the page shows, whatever the photo has."""
+View = Literal["modal", "amodal", "occluded"]
+PREVIEW_SIDE = 960
+"""Pixels of the longer side of every picture on the page."""
 MAX_CHARACTERS, MAX_WORDS = 100_000, 80
 EXAMPLES, EXAMPLE_SIDE = 5, 480
-HIDDEN = 0.3, 0.65
-"""Share that is hidden of the object that an example asks for: much, but not beyond recognition."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """A drawn scene and sentences about its most hidden object."""
-
-    image: UInt8[np.ndarray, "H W 3"]
-    sentences: tuple[str, ...]
+HIDDEN_SHARE = 0.3, 0.65
+"""Hidden share of the object that an example is about: much, but the object can still be recognised."""
+DECISION = Template((files("r2sm_jax.tools") / "demo_decision.html").read_text())
+MEANINGS = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}
 
 
 @dataclass(frozen=True)
 class Photo:
-    """An image that somebody chose. Its pixels are read again when they are needed: a session stays small."""
+    """An image that a visitor chose. Only its preview is kept, so that sessions stay small."""
 
-    file: Path
+    name: str
+    preview: UInt8[np.ndarray, "h w 3"]
     encoded: EncodedImage
     seconds: float
-    """That encoding took."""
+    """Time to encode it."""
     frames: int
-    """Of an animation, whose first one is looked at."""
+    """More than 1 in an animation, of which the first frame is used."""
 
 
 @dataclass(frozen=True)
@@ -65,68 +63,49 @@ class Answer:
 
     query: str
     by_type: dict[MaskType, dict[str, Any]]
-    """What `predict --json` prints with that `--mask-type`."""
+    """What `predict --json` prints with this `--mask-type`."""
     words: Sequence[tuple[str, float]]
-    """The sentence's words with what they add to the decision: above 0 for amodal, below for modal."""
+    """The words that were read, and what each adds to the decision: above 0 for amodal, below for modal."""
     unread: str
-    """The end of the sentence that was too long to be read."""
+    """The end of a sentence that is too long."""
     seconds: float
 
     @property
     def probability(self) -> float:
-        """That the complete shape is meant."""
+        """That the sentence asks for the complete shape."""
         return self.by_type["modal"]["amodal_probability"]
 
     def decision(self, threshold: float) -> MaskType:
-        """Amodal where the probability exceeds the threshold."""
+        """Amodal where the probability is above the threshold."""
         return "amodal" if self.probability > threshold else "modal"
 
 
-def make_examples(seed: int = 0) -> list[Example]:
-    """Scenes of the validation split, which no run was trained on, with a plain, a complete and a harder wording."""
-    found: list[Example] = []
-    source = SceneSource("val", 1000, seed=seed, size=EXAMPLE_SIDE)
-    for index in range(len(source)):
-        sample = source[index]
-        if sentences := _sentences(sample):
-            found.append(Example(sample.image, sentences))
+def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
+    """Scenes of the validation split, each with sentences about its most hidden object: plain, complete, harder."""
+    found, source = [], SceneSource("val", 1000, size=EXAMPLE_SIDE)
+    for sample in map(source.__getitem__, range(len(source))):
+        hidden = [1 - masks.area(i.modal) / masks.area(i.complete) for i in sample.instances]
+        if HIDDEN_SHARE[0] <= max(hidden) <= HIDDEN_SHARE[1]:
+            target = sample.instances[int(np.argmax(hidden))]
+            name = f"the {target.attributes['colour']} {target.category}"
+            harder = [q.text for q in sample.queries if q.instance_ids == (target.id,) and q.kind.get("hard")]
+            found.append((sample.image, [name, f"the complete shape of {name}, hidden parts included", *harder[:1]]))
         if len(found) == EXAMPLES:
             break
     return found
 
 
-def _sentences(sample: Sample) -> tuple[str, ...]:
-    hidden = {i.id: 1 - masks.area(i.modal) / masks.area(i.amodal) for i in sample.instances if i.amodal is not None}
-    most = max(hidden, key=lambda number: hidden[number])
-    if not HIDDEN[0] <= hidden[most] <= HIDDEN[1]:
-        return ()
-    target = next(i for i in sample.instances if i.id == most)
-    name = f"{target.attributes['colour']} {target.category}"
-    harder = [q.text for q in sample.queries if q.instance_ids == (most,) and q.kind.get("hard")]
-    return (f"the {name}", f"the complete shape of the {name}, hidden parts included", *harder[:1])
-
-
 def open_photo(predictor: Predictor, file: Path) -> Photo:
-    """Looks at a photo once. Raises InputError that names the file and not the folder where the server keeps it."""
-    pixels = read_photo(file)
+    """Reads and encodes a photo. Raises InputError, which names the file but not its folder on the server."""
+    content = file.read_bytes()
+    pixels = open_image(file.name, content)
     started = time.perf_counter()
     encoded = jax.block_until_ready(predictor.encode(pixels))
-    return Photo(file, encoded, time.perf_counter() - started, frames(file))
-
-
-def read_photo(file: Path) -> UInt8[np.ndarray, "H W 3"]:
-    """The pixels of an uploaded photo. Raises InputError like `open_photo`."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        raise InputError(f"{file.name}: the server no longer has this image; choose it again") from None
-    return open_image(file.name, content)
-
-
-def warm_up(predictor: Predictor) -> None:
-    """Compiles all that an answer needs."""
-    predictor.warm_up()
-    _words(predictor, "the red mug")
+    seconds = time.perf_counter() - started
+    scale = PREVIEW_SIDE / max(pixels.shape)
+    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+    preview = np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    return Photo(file.name, preview, encoded, seconds, frames(file.name, content))
 
 
 def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
@@ -137,128 +116,108 @@ def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     started = time.perf_counter()
     modal, amodal = (predictor.predict([query], kind, photo.encoded)[0] for kind in ("modal", "amodal"))
     seconds = time.perf_counter() - started
-    by_type: dict[MaskType, dict[str, Any]] = {"modal": to_json(modal), "amodal": to_json(amodal)}
-    return Answer(query, by_type, _words(predictor, query.removesuffix(modal.unread)), modal.unread, seconds)
+    words = explain(predictor, query.removesuffix(modal.unread))
+    return Answer(query, {"modal": to_json(modal), "amodal": to_json(amodal)}, words, modal.unread, seconds)
 
 
-def _words(predictor: Predictor, read: str) -> Sequence[tuple[str, float]]:
-    if predictor.config.head in heads.LEARNED and read.strip():
-        return predictor.explain(read)
-    return [(word, 0.0) for word in read.split()]
+def explain(predictor: Predictor, query: str) -> Sequence[tuple[str, float]]:
+    """The words of a query and what each adds to the decision; 0 where the run's head does not learn from words."""
+    if predictor.config.head in heads.LEARNED and query.strip():
+        return predictor.explain(query)
+    return [(word, 0.0) for word in query.split()]
 
 
-def view(
-    pixels: UInt8[np.ndarray, "H W 3"], answer: Answer | None, shown: str = "", instance: int | None = None
-) -> UInt8[np.ndarray, "h w 3"]:
-    """The photo at `VIEW_SIDE` with the "modal", "amodal" or "occluded" mask of everything, or of one instance."""
-    height, width = pixels.shape[:2]
-    scale = VIEW_SIDE / max(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    small = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
-    if answer is None:
-        return small
-    entry = answer.by_type["amodal"]
-    entry = entry if instance is None else entry["instances"][instance]
-    modal, amodal = (_resized(masks.expand(entry[name]), size) for name in ("modal", "amodal"))
-    nothing = np.zeros_like(modal)
-    if shown == "modal":
-        return overlay(small, modal, nothing, "modal")
-    if shown == "occluded":
-        return overlay(small, nothing, amodal & ~modal, None)
-    return overlay(small, modal, amodal & ~modal, "amodal")
+def draw(photo: Photo, answer: Answer, shown: View, instance: int = -1) -> UInt8[np.ndarray, "h w 3"]:
+    """The preview with the "modal", "amodal" or "occluded" mask of one instance, or of all of them for -1."""
+    both = answer.by_type["amodal"]
+    entry = both if instance < 0 else both["instances"][instance]
+    size = photo.preview.shape[1::-1]
+    modal, amodal = (
+        np.array(Image.fromarray(masks.expand(entry[name])).resize(size, Image.Resampling.NEAREST))
+        for name in ("modal", "amodal")
+    )
+    visible = modal & (shown != "occluded")
+    occluded = amodal & ~modal & (shown != "modal")
+    return overlay(photo.preview, visible, occluded, None if shown == "occluded" else shown)
 
 
-def _resized(mask: Bool[np.ndarray, "H W"], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    return np.array(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-
-
-def write_files(
-    folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answer, threshold: float
-) -> tuple[Path, Path]:
-    """Writes `masks.zip` (masks at the photo's own resolution, `picture` as overlay) and `prediction.json`."""
-    decided = answer.decision(threshold)
-    text = json.dumps(answer.by_type[decided] | {"threshold": threshold}) + "\n"
-    pictures = {name: np.where(masks.expand(answer.by_type[decided][name]), 255, 0).astype(np.uint8) for name in MASKS}
-    pictures["overlay"] = picture
+def write_files(folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answer, threshold: float) -> tuple[str, str]:
+    """Writes `masks.zip` (masks of the photo's own size, `picture` as overlay) and `prediction.json`; their paths."""
+    entry = answer.by_type[answer.decision(threshold)]
+    text = json.dumps(entry | {"threshold": threshold}) + "\n"
+    pictures = {name: np.where(masks.expand(entry[name]), 255, 0).astype(np.uint8) for name in MASKS}
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
-        for name, picture in pictures.items():
-            buffer = io.BytesIO()
-            Image.fromarray(picture).save(buffer, "PNG")
-            archive.writestr(f"{name}.png", buffer.getvalue())
+        for name, pixels in (pictures | {"overlay": picture}).items():
+            png = io.BytesIO()
+            Image.fromarray(pixels).save(png, "PNG")
+            archive.writestr(f"{name}.png", png.getvalue())
         archive.writestr("prediction.json", text)
     (folder / "prediction.json").write_text(text)
-    return folder / "masks.zip", folder / "prediction.json"
+    return str(folder / "masks.zip"), str(folder / "prediction.json")
 
 
-def forget_answers(folder: Path, seconds: float) -> None:
-    """Removes files of answers that were written longer ago."""
+def remove_old_answers(folder: Path, seconds: float) -> None:
+    """Removes the files of answers that were written longer ago."""
     for old in folder.glob("answer-*"):
         if time.time() - old.stat().st_mtime > seconds:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def decision_html(answer: Answer, threshold: float) -> str:
-    """The decision with its probability and the words that drove it. Everything from outside is escaped."""
-    decided, p = answer.decision(threshold), answer.probability
-    meaning = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}[decided]
-    most = max((1.0, *(abs(share) for _, share in answer.words)))  # less than a logit is no loud word
-    words = " ".join(
-        f'<span class="word {"for-amodal" if share > 0 else "for-modal"}" style="--share:{abs(share) / most:.2f}">'
-        f"{escape(_short(word, 40))}</span>"
+    """The decision with its probability and the words that drove it. Everything that visitors wrote is escaped."""
+    decided, probability = answer.decision(threshold), answer.probability
+    strongest = max((1.0, *(abs(share) for _, share in answer.words)))  # a logit below 1 is not shown as strong
+    words = [
+        f'<span class="word {"for-amodal" if share > 0 else "for-modal"}" style="--share:{abs(share) / strongest:.2f}">'
+        f"{escape(_shorten(word, 40))}</span>"
         for word, share in answer.words[:MAX_WORDS]
-    )
-    words += " …" if len(answer.words) > MAX_WORDS else ""
-    unread = f'<p class="note">Too long; not read: “{escape(_short(answer.unread, 80))}”</p>' if answer.unread else ""
-    return (
-        f'<section class="decision {decided}" aria-live="polite"><p class="verdict"><strong>{decided.capitalize()}'
-        f"</strong> <span>{meaning}</span> <b>{p if decided == 'amodal' else 1 - p:.0%}</b></p>"
-        f'<div class="scale" role="img" aria-label="probability of amodal {p:.2f}, threshold {threshold:.2f}">'
-        f'<i class="fill" style="width:{p:.1%}"></i><i class="tick" style="left:{threshold:.1%}"></i></div>'
-        f'<p class="ends"><span>modal</span><span>P(amodal) {p:.3f}</span><span>amodal</span></p>'
-        f'<p class="words">{words}</p>{unread}</section>'
+    ]
+    unread = f'<p class="note">Too long; not read: “{escape(_shorten(answer.unread, 80))}”</p>' if answer.unread else ""
+    return DECISION.substitute(
+        decided=decided,
+        verdict=decided.capitalize(),
+        meaning=MEANINGS[decided],
+        certainty=f"{probability if decided == 'amodal' else 1 - probability:.0%}",
+        probability=f"{probability:.3f}",
+        threshold=f"{threshold:.2f}",
+        fill=f"{probability:.1%}",
+        tick=f"{threshold:.1%}",
+        words=" ".join(words) + (" …" if len(answer.words) > MAX_WORDS else ""),
+        unread=unread,
     )
 
 
 def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
-    """Legend, and one quiet line: how much, how sure, how many, how large, how long."""
+    """A legend, and one line about the mask, the instances, the image and the time."""
     entry = answer.by_type[answer.decision(threshold)]
     count, (height, width) = len(entry["instances"]), entry["size"]
-    covered = masks.areas([entry["mask"]])[0] / (height * width)
-    said = [
-        f"{covered:.1%} of the image" if covered else "nothing was found",
+    share = masks.areas([entry["mask"]])[0] / (height * width)
+    facts = [
+        f"{share:.1%} of the image" if share else "nothing was found",
         f"predicted IoU {entry['score']:.2f}",
         f"{count} instance{'' if count == 1 else 's'}",
         f"{width} × {height} px",
         f"image {1000 * photo.seconds:.0f} ms, sentence {1000 * answer.seconds:.0f} ms",
     ]
     legend = '<i class="visible"></i>visible <i class="hidden"></i>hidden'
-    return f'<p class="facts legend">{legend}</p><p class="facts">{" · ".join(said)}</p>'
+    return f'<p class="facts legend">{legend}</p><p class="facts">{" · ".join(facts)}</p>'
 
 
-def error_html(error: InputError) -> str:
-    """The sentence of an error, where the decision would stand."""
-    return f'<section class="decision error" role="alert"><p>{escape(str(error))}.</p></section>'
-
-
-def hint_html(text: str) -> str:
-    """What to do next, where the decision will stand."""
+def message_html(text: str | InputError) -> str:
+    """A hint or an error, shown in the place of the decision."""
+    if isinstance(text, InputError):
+        return f'<section class="decision error" role="alert"><p>{escape(str(text))}.</p></section>'
     return f'<section class="decision hint" aria-live="polite"><p>{escape(text)}</p></section>'
 
 
-def alt_text(answer: Answer, shown: str) -> str:
-    """What the picture shows, for those who do not see it."""
+def alt_text(answer: Answer, shown: View) -> str:
+    """The picture in words, for visitors who do not see it."""
     entry = answer.by_type["amodal"]
     height, width = entry["size"]
     share = masks.areas([entry[shown]])[0] / (height * width)
-    return f"The {shown} mask of “{_short(answer.query, 80)}” over the image: {share:.1%} of it"
+    return f"The {shown} mask of “{_shorten(answer.query, 80)}” over the image: {share:.1%} of it"
 
 
-def instance_choices(answer: Answer) -> list[tuple[str, int]]:
-    """Labels of the instances with their presence, most certain first; -1 is everything."""
-    found = enumerate(answer.by_type["amodal"]["instances"])
-    return [("All", -1), *((f"{number + 1} · {instance['score']:.2f}", number) for number, instance in found)]
-
-
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,389 @@
+"""Queries written by a vision-language model: requests to send to it, and what it answered read back.
+
+Requests have the form of the OpenAI-compatible batch interfaces, one line of JSON for each image and mask type. Answers
+have the form of R2SM, `<Q>…</Q><A>instance id is [3], class name is [mug]; …</A>`, or of LISA++ ("label name is").
+Reading them is lenient; then unusable queries are left out. Prompts and reasons are in llm_queries.toml.
+"""
+
+import base64
+import io
+import json
+import re
+import shutil
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from string import Template
+from typing import Any, Literal, NamedTuple
+
+from PIL import Image
+from tyro.conf import Positional
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.images import open_image
+from r2sm_jax.data.polygons import outline
+from r2sm_jax.data.records import read_records
+from r2sm_jax.data.samples import (
+    Instance,
+    category_names,
+    find_image,
+    group_by_image,
+    image_folders,
+    read_instances,
+    write_json,
+)
+from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.queries.objects import HIDDEN
+from r2sm_jax.query import MaskType
+from r2sm_jax.tools.class_names import same_class, says_name, words_of
+
+TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
+REASONS: dict[str, str] = TEXTS["reasons"]
+MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
+SIMILAR = 0.8
+"""Two questions are near-duplicates from this share on: words in common, of the words in either."""
+
+# Requests
+
+
+def requests(
+    dataset: Positional[Path],
+    /,
+    out: Path,
+    images: Path | None = None,
+    image: Literal["reference", "embed"] = "reference",
+    model: str | None = None,
+    queries: int = 5,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Writes requests for queries to a vision-language model: one line for each image and mask type.
+
+    Send the lines to a batch interface, or to any chat model, and give the answers to `queries parse`.
+
+    Args:
+        dataset: The dataset file.
+        out: The JSON Lines file to write, such as requests.jsonl.
+        images: Folder of the images to embed; by default they are beside the dataset file.
+        image: Name the image by its file name, or embed it as a JPEG in base64.
+        model: Name of the model to put into every request; by default the field is left out.
+        queries: How many questions to ask for in a request.
+        resume: Keep the lines of an unfinished or older file and add the missing requests.
+        overwrite: Replace the file if it exists.
+    """
+    if queries < 1:
+        raise InputError("queries requests: --queries must be 1 or more")
+    if resume and overwrite:
+        raise InputError("queries requests: --resume keeps the file and --overwrite replaces it; give one of them")
+    if images is not None and image == "reference":
+        raise InputError("queries requests: --images is read only to embed images; add --image embed or leave it out")
+    if out.resolve() == dataset.resolve():
+        raise InputError(f"--out {out}: this is the dataset file itself; give another name")
+    refuse_overwrite(out, overwrite or resume)
+    records = read_records(dataset)
+    folders = image_folders(dataset, images) if image == "embed" else None
+    with writing(out) as part:
+        kept = _keep_requests(out, part) if resume else set()
+        written = dict.fromkeys(MASK_TYPES, 0)
+        with part.open("ab" if resume else "wb") as file:
+            for mask_type, request in _requests(dataset, records, folders, queries, model, kept):
+                file.write(_json_line(request))
+                written[mask_type] += 1
+    counts = f"{sum(written.values())} requests ({written['modal']} modal, {written['amodal']} amodal)"
+    print(f"wrote {out}: {counts}{f', {len(kept)} were there' if resume else ''}, prompts version {TEXTS['version']}")
+
+
+def _keep_requests(out: Path, part: Path) -> set[str]:
+    """Makes `part` the complete lines of `out`, or of what an interrupted command left in `part`; gives their ids."""
+    if out.exists():
+        shutil.copyfile(out, part)
+    elif not part.exists():
+        return set()
+    kept, end = set(), 0
+    with part.open("rb+") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                kept.add(json.loads(line)["custom_id"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise InputError(f"{out}: line {number} is no request; remove it or use --overwrite") from None
+            end += len(line)
+        file.truncate(end)
+    return kept
+
+
+def _requests(
+    path: Path,
+    records: Mapping[str, Any],
+    folders: tuple[Path, ...] | None,
+    count: int,
+    model: str | None,
+    kept: set[str],
+) -> Iterator[tuple[MaskType, dict[str, Any]]]:
+    """The missing requests. Only one image's masks are in memory at a time; `folders` are those of images to embed."""
+    names, by_image = category_names(records), group_by_image(records, "annotations")
+    for image in records["images"]:
+        missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(image["id"], t) not in kept]
+        annotations = [a for a in by_image[image["id"]] if missing and _can_be_asked_for(a, "modal")]
+        instances = read_instances(path, image, annotations, names)
+        tables: dict[MaskType, str] = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
+        url = _data_url(path, image, folders) if tables and folders is not None else image["file_name"]
+        for mask_type, table in tables.items():
+            user = Template(TEXTS["user"]).substitute(image, table=table, count=count)
+            content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
+            system = {"role": "system", "content": system_prompt(mask_type, count)}
+            body = ({"model": model} if model else {}) | {"messages": [system, {"role": "user", "content": content}]}
+            custom_id = _request_id(image["id"], mask_type)
+            yield mask_type, {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def system_prompt(mask_type: MaskType, count: int) -> str:
+    """The rules for `count` queries of a mask type, the form of the answers, and an example."""
+    return Template(TEXTS["system"]).substitute(TEXTS[mask_type], count=count)
+
+
+def _request_id(image_id: int, mask_type: MaskType) -> str:
+    return f"img{image_id}-{mask_type}"
+
+
+def _can_be_asked_for(annotation: Mapping[str, Any], mask_type: MaskType) -> bool:
+    """Whether an annotation is not ignored and its mask of this type is known."""
+    return not annotation.get("ignore") and (mask_type == "modal" or annotation.get("segmentation") is not None)
+
+
+def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
+    """One line of JSON about each instance that has pixels in its mask of this type."""
+    for instance in instances:
+        mask = instance.modal if mask_type == "modal" else instance.amodal
+        if mask is None or not mask.any():
+            continue
+        occluded = None
+        if instance.amodal is not None:
+            occluded = masks.area(instance.modal) <= (1 - HIDDEN) * masks.area(instance.amodal)
+        row = {"id": instance.id, "class_name": instance.category, "box": masks.coco_box(mask)}
+        yield json.dumps(row | {"polygon": outline(mask), "is_occluded": occluded}, ensure_ascii=False)
+
+
+def _data_url(path: Path, image: Mapping[str, Any], folders: tuple[Path, ...]) -> str:
+    """An image as a JPEG in a data URL. Raises InputError for one that is missing or not of the stated size."""
+    if (file := find_image(folders, image["file_name"])) is None:
+        places = " or ".join(map(str, folders))
+        raise InputError(f"{path}: image {image['file_name']} is not in {places}; give its folder with --images DIR")
+    pixels = open_image(file)
+    found, stated = " x ".join(map(str, pixels.shape[:2])), f"{image['height']} x {image['width']}"
+    if found != stated:
+        raise InputError(f"{file}: the image is {found} but {path} says {stated}; give the image that was annotated")
+    jpeg = io.BytesIO()
+    Image.fromarray(pixels).save(jpeg, "JPEG", quality=90)
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode("ascii")
+
+
+def _json_line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+# Answers
+
+
+def parse(
+    dataset: Positional[Path],
+    answers: Positional[tuple[Path, ...]],
+    /,
+    out: Path,
+    rejected: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Adds the queries in a model's answers to a copy of a dataset file, and leaves out unusable ones.
+
+    Args:
+        dataset: The dataset file that the requests were made from.
+        answers: JSON Lines files: the output of a batch interface, or lines with custom_id and text.
+        out: The dataset file to write.
+        rejected: JSON Lines file to write with what was left out, and why.
+        overwrite: Replace these files if they exist.
+    """
+    if not answers:
+        raise InputError("queries parse: there are no answers; give the files with the model's answers")
+    for flag, path, taken in (("--out", out, answers), ("--rejected", rejected, (*answers, dataset, out))):
+        if path is not None and path.resolve() in {other.resolve() for other in taken}:
+            raise InputError(f"{flag} {path}: this file is used for something else; give another name")
+        if path is not None:
+            refuse_overwrite(path, overwrite)
+    records = read_records(dataset)
+    before = len(records["queries"])
+    left_out = list(_add_queries(records, answers))
+    if rejected is not None:
+        with writing(rejected, overwrite) as part:
+            part.write_bytes(b"".join(map(_json_line, left_out)))
+    write_json(out, records, overwrite)
+    added = Counter(query["mask_type"] for query in records["queries"][before:])
+    reasons = Counter(row["reason"] for row in left_out)
+    for mask_type in MASK_TYPES:
+        print(f"{f'added, {mask_type}':<16}{added[mask_type]:>8}")
+    for reason, meaning in REASONS.items():
+        print(f"{reason:<16}{reasons[reason]:>8}  {meaning}")
+    print(f"{'left out':<16}{len(left_out):>8}")
+    print(f"wrote {out}: {len(records['queries'])} queries, {added.total()} of them new")
+
+
+def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[dict[str, Any]]:
+    """Appends the usable queries to the records and yields the others, each with its reason."""
+    names, by_image = category_names(records), group_by_image(records, "annotations")
+    requested: dict[str, tuple[int, MaskType]] = {_request_id(i, t): (i, t) for i in by_image for t in MASK_TYPES}
+    earlier: dict[Any, list[frozenset[str]]] = {place: [] for place in requested.values()}
+    for query in records["queries"]:
+        earlier[query["image_id"], query["mask_type"]].append(_content_words(query["text"]))
+    number = max((query["id"] for query in records["queries"]), default=0)
+    for where, line in _lines(paths):
+        custom_id, text, reason = _read_line(line)
+        where |= {"custom_id": custom_id}
+        if not reason and custom_id not in requested:
+            reason = "unknown request"
+        if reason:
+            yield where | {"reason": reason, "question": "", "answer": text}
+            continue
+        image_id, mask_type = place = requested[custom_id]
+        offered = {a["id"]: names[a["category_id"]] for a in by_image[image_id] if _can_be_asked_for(a, mask_type)}
+        for found in read_answer(text):
+            if reason := _fault(found, offered, earlier[place]):
+                yield where | {"reason": reason, "question": found.question, "answer": found.answer}
+                continue
+            number += 1
+            earlier[place].append(_content_words(found.question))
+            ids = list(dict.fromkeys(instance_id for instance_id, _ in found.named))
+            records["queries"].append(
+                {"id": number, "image_id": image_id, "text": found.question, "mask_type": mask_type}
+                | {"instance_ids": ids, "kind": {"task": "reasoning", "multi": len(ids) > 1, "source": "llm"}}
+                | {"answer": found.answer}
+            )
+
+
+def _lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The lines of all files that are not blank, with file and number."""
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot read the answers ({error.strerror}); check the path") from error
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if line.strip():
+                yield {"file": str(path), "line": number}, line
+
+
+def _read_line(line: bytes) -> tuple[str, str, str]:
+    """The custom_id and the text in a line, and why there is none ("" if there is)."""
+    record: Any = None
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+    custom_id = record.get("custom_id") if isinstance(record, dict) else None
+    if not isinstance(custom_id, str):
+        return "", line.decode("utf-8", "replace").strip(), "bad line"
+    content = record.get("text")
+    with suppress(KeyError, IndexError, TypeError):
+        content = content if content is not None else record["response"]["body"]["choices"][0]["message"]["content"]
+    if isinstance(content, list):  # some services give a message in parts
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    if not isinstance(content, str) or not content.strip():
+        return custom_id, json.dumps(record["error"]) if record.get("error") else "", "no answer"
+    return custom_id, content.encode("utf-8", "replace").decode("utf-8"), ""  # half characters cannot be written
+
+
+def _tag(pattern: str) -> re.Pattern[str]:
+    """A tag such as <Q>, </Q> or <Q1>. Repetitions are bounded, so that long rubbish is read in linear time."""
+    return re.compile(rf"<\s{{0,3}}{pattern}\s{{0,3}}\d{{0,2}}\s{{0,3}}>", re.IGNORECASE)
+
+
+_QUESTION, _ANSWER = _tag("q"), _tag("a")
+_QUESTION_END, _ANY_TAG = _tag(r"(?:/\s{0,3}q|a)"), _tag(r"/?\s{0,3}[qa]")
+_INSTANCE = re.compile(r"\binstance[\s_]{1,3}id", re.IGNORECASE)
+_ID_AND_NAME = re.compile(
+    r"instance[\s_]{1,3}id\s{0,3}(?:is|:|=)?[\s\[(\"'#*]{0,6}(-?\d{1,18})(?!\d)[\s\])\"',;:.*]{0,6}"
+    r"(?:and\s{1,3})?(?:the\s{1,3})?(?:class|label)[\s_]{1,3}name\s{0,3}(?:is|:|=)?\s*(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"
+_NUMBERING = re.compile(r"^(?:question\s?)?(?:\(?\d{1,2}\s?[.):]\s|question\s?:\s?)", re.IGNORECASE)
+_NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
+_COORDINATES = re.compile(
+    rf"[\[(]\s?{_NUMBER}\s?[,;]\s?{_NUMBER}|{_NUMBER}\s?,\s{_NUMBER}|\b[xy]\s?[=:]\s?-?\d"
+    r"|\bcoordinates\b|\bbounding[\s-]box|\bbbox|\bpolygons?\b",
+    re.IGNORECASE,
+)
+
+
+class QuestionAndAnswer(NamedTuple):
+    """As a model wrote them. `named` holds ids and class names; it is empty where the answer cannot be read."""
+
+    question: str
+    answer: str
+    named: tuple[tuple[int, str], ...]
+
+
+def read_answer(text: str) -> list[QuestionAndAnswer]:
+    """The questions and answers in what a model wrote, one for each `<Q>`; never fails.
+
+    Closing tags, and the one that opens the answer, may be missing. Numbering, brackets, case and text around the tags
+    do not matter. Text without any `<Q>` counts as one question that cannot be read.
+    """
+    _, *parts = _QUESTION.split(text)
+    return [_read_one(part) for part in parts] or [QuestionAndAnswer("", text.strip(), ())]
+
+
+def _read_one(text: str) -> QuestionAndAnswer:
+    """A question and its answer from the text between one `<Q>` and the next."""
+    end = _QUESTION_END.search(text) or _INSTANCE.search(text)
+    question = _ANY_TAG.sub(" ", text if end is None else text[: end.start()])
+    question = _NUMBERING.sub("", " ".join(question.split()).strip(_AROUND_QUESTION)).strip(_AROUND_QUESTION)
+    answer = "" if end is None else text[end.start() :]
+    opened = _ANSWER.search(answer) or _QUESTION_END.search(answer)
+    answer = (answer if opened is None else answer[opened.end() :]).lstrip()
+    answer = _ANY_TAG.split(answer, maxsplit=1)[0].strip()
+    starts = [match.start() for match in _INSTANCE.finditer(answer)]
+    named = [_id_and_name(answer[start:end]) for start, end in pairwise([*starts, len(answer)])]
+    good = tuple(pair for pair in named if pair is not None)
+    is_readable = bool(words_of(question)) and len(good) == len(named)
+    return QuestionAndAnswer(question, answer, good if is_readable else ())
+
+
+def _id_and_name(text: str) -> tuple[int, str] | None:
+    """The id and the class name in "instance id is [3], class name is [mug];"."""
+    found = _ID_AND_NAME.match(text)
+    if found is None:
+        return None
+    if bracketed := re.match(r"\[([^\]\n]+)\]", found[2]):
+        name = bracketed[1]
+    else:
+        name = re.split(r"[;\n]", found[2], maxsplit=1)[0]
+        name = re.sub(r"\s\d{1,2}[.)]\s?$", "", name)  # the number of the next question
+        name = re.sub(r"\sand$", "", name.strip(_AROUND_NAME))
+    name = name.strip(_AROUND_NAME)
+    return (int(found[1]), name) if name else None
+
+
+def _fault(found: QuestionAndAnswer, offered: Mapping[int, str], earlier: list[frozenset[str]]) -> str:
+    """The reason to leave a query out, or "". `offered` has class names by instance id."""
+    words = _content_words(found.question)
+    if not found.named:
+        return "bad format"
+    if any(number not in offered for number, _ in found.named):
+        return "unknown instance"
+    if not all(same_class(name, offered[number]) for number, name in found.named):
+        return "wrong class"
+    if any(says_name(found.question, offered[number]) for number, _ in found.named):
+        return "class name"
+    if _COORDINATES.search(found.question):
+        return "coordinates"
+    if any(len(words & other) >= SIMILAR * len(words | other) for other in earlier):
+        return "near-duplicate"
+    return ""
+
+
+def _content_words(question: str) -> frozenset[str]:
+    """The words that can tell a question from another one, without a final s."""
+    words, common = words_of(question), TEXTS["common_words"].split()
+    return frozenset(word.removesuffix("s") for word in words if word not in common) or frozenset(words)
