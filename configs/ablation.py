@@ -1,6 +1,6 @@
-"""A seventh of the default's training, for comparing mask-type heads on whole runs with masks.
+"""A seventh of the default's training, to compare mask-type heads in whole runs with masks.
 
-Sentences are encoded once for all runs. Set JAX_COMPILATION_CACHE_DIR, and a head is compiled once for all its seeds.
+Sentences are encoded once for all runs. If JAX_COMPILATION_CACHE_DIR is set, a head is compiled once for all its seeds.
 
     python scripts/ablate_heads.py --config configs/ablation.py
 """

@@ -5,9 +5,9 @@ Paper: R2SM, arXiv 2506.01795; SmolLM2, arXiv 2502.02737. Data, protocol, batch 
 
     python -m r2sm_jax.train configs/r2sm_cocoa_cls_lm.py --data.images IMAGES
 
-The language model is frozen and encodes each sentence once, before training; its 135 M weights stay in bfloat16. Any
-model of the layouts in docs/weights.md goes: `--model.text.name Qwen/Qwen3-0.6B --model.text.dim 1024
---model.text.layers 9 18 28`. Memory and cost as there, and 0.27 GB of language model (135 M numbers of 2 bytes).
+The language model is frozen and encodes each sentence once, before training; its 135 M weights stay in bfloat16. Other
+models with a layout of docs/weights.md work too: `--model.text.name Qwen/Qwen3-0.6B --model.text.dim 1024
+--model.text.layers 9 18 28`. Memory and cost are those of r2sm_cocoa_cls.py, plus 0.27 GB for the language model.
 """
 
 from dataclasses import replace

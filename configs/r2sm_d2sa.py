@@ -9,17 +9,18 @@ Data (2,000 images to train, 3,600 to validate, up to ten queries each), convert
     python -m r2sm_jax.train configs/r2sm_d2sa.py --data.images IMAGES
     python -m r2sm_jax.evaluate runs/latest --data json:d2sa --split val
 
-Ten epochs, selected by gIoU as in the paper, but on a tenth of the *training* images held out by image, so that val is
-seen once. As in the paper, selected on the reported split: `--data.source json:d2sa`.
+The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on a tenth of the
+*training* images, which is held out, so that val is used only once. To select on the reported split, as the paper does,
+give `--data.source json:d2sa`.
 
-The image encoder starts from SAM (`init`; `--model.vision.init FOLDER` for a local copy; the sizes are SAM's, so that
-estimate.py needs no download). `--model.decoder.kind sam` takes SAM's decoder too.
+The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
+that estimate.py needs no download. `--model.decoder.kind sam` also takes SAM's decoder.
 
-Batch: 8 images with ten queries each, in 4 parts of 2. Rates: AdamW, peak 1e-4, linear to zero; all but the language
-model is trained. Memory by
+Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to
+zero. Everything except the language model is trained. Memory, by
 `python scripts/estimate.py configs/r2sm_d2sa.py`: 9.1 GB a device for a step of 2 images (at 12 instances each).
-Cost: 3.7e12 FLOPs an image, 6.7e16 in all: by arithmetic 3.7 hours at 5e12 FLOPs a second (a third of a V100's float32
-peak). On A100 and newer add `--model.dtype bfloat16`.
+Cost: 3.7e12 FLOPs per image, 6.7e16 in all. At 5e12 FLOPs per second, a third of a V100's float32 peak, that is 3.7
+hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ Task: R2SM, arXiv 2506.01795.
 
     python -m r2sm_jax.train configs/scenes.py
 
-It is what `python -m r2sm_jax.train` runs without a file.
+`python -m r2sm_jax.train` without a file runs the same.
 """
 
 from r2sm_jax.config import Config

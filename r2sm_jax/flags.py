@@ -8,7 +8,6 @@ import difflib
 import importlib.util
 import json
 import sys
-import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,18 +103,16 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     Raises:
         InputError: a field is unknown, as after an incompatible version.
     """
-    known = {f.name: kind for f, kind in _typed_fields(cls)}
-    if unknown := sorted(set(values) - set(known)):
+    kinds = {f.name: kind for f, kind in _typed_fields(cls)}
+    if unknown := sorted(set(values) - set(kinds)):
         raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
-    return cls(**{name: _decode(known[name], value, f"{where}: {name}") for name, value in values.items()})
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return from_json(typing.cast(type, kind), value, where)
-    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
-        return tuple(value)
-    return value
+    decoded = dict(values)
+    for name, value in values.items():
+        if dataclasses.is_dataclass(kinds[name]):
+            decoded[name] = from_json(typing.cast(type, kinds[name]), value, f"{where}: {name}")
+        elif typing.get_origin(kinds[name]) is tuple:
+            decoded[name] = tuple(value)
+    return cls(**decoded)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

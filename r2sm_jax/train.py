@@ -58,20 +58,16 @@ class Data(NamedTuple):
     """Kept image features (`--data.cache-features`), to be computed before the first batch."""
 
 
+def source_options(config: Config) -> dict[str, Any]:
+    """Options of `open_source` that all splits share."""
+    data, size = config.data, config.model.vision.image_size
+    return {"seed": data.seed, "size": size, "images_dir": data.images, "backgrounds": data.backgrounds}
+
+
 def open_data(config: Config, split: str, count: int) -> Source:
     """One split of the run's data source. Training scenes get as many queries as a step asks of them."""
-    data, size = config.data, config.model.vision.image_size
-    queries = data.queries if split == "train" else 8
-    return open_source(
-        data.source,
-        split,
-        count=count,
-        seed=data.seed,
-        size=size,
-        queries=queries,
-        images_dir=data.images,
-        backgrounds=data.backgrounds,
-    )
+    queries = config.data.queries if split == "train" else 8
+    return open_source(config.data.source, split, count=count, queries=queries, **source_options(config))
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
@@ -109,45 +105,30 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
         else:
             frozen = FrozenImages(Path(data.cache_features), prepared)
     assemble = Assemble(
-        text_states=texts,
-        tokens=tokens,
-        queries=data.queries,
-        instances=data.instances,
-        slots=model.decoder.slots,
-        mirror=data.mirror,
-        token_drop=data.token_drop,
-        colour_jitter=data.colour_jitter,
-        from_words=from_words,
-        free=[sentence for sentence in free if sentence.text not in too_long],
-        too_long=too_long,
-        frozen=frozen,
-    )
+        text_states=texts, tokens=tokens, queries=data.queries, instances=data.instances, slots=model.decoder.slots,
+        mirror=data.mirror, token_drop=data.token_drop, colour_jitter=data.colour_jitter, from_words=from_words,
+        free=[s for s in free if s.text not in too_long], too_long=too_long, frozen=frozen,
+    )  # fmt: skip
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     return Data(batches, texts, names, frozen)
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
-    """The table of what is trained and what is frozen."""
+    """Prints how many parameters each module has, and which are frozen."""
     table = Table("module", "parameters", title="parameters", title_justify="left")
-
-    def count(tree: Any) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-    for name, part in params.items():
-        table.add_row(str(name), f"{count(part):,}")
-    table.add_section()
-    table.add_row("trainable", f"{count(params):,}")
-    if frozen := count(constants.get("vision", {})):
-        table.add_row("frozen: vision", f"{frozen:,}")
-    table.add_row(f"frozen: {texts.folder.name}", f"{count(texts.weights):,}")
+    rows = {str(name): part for name, part in params.items()} | {"trainable": params}
+    rows |= {"frozen: vision": constants.get("vision", {}), f"frozen: {texts.folder.name}": texts.weights}
+    for name, part in rows.items():
+        if count := sum(leaf.size for leaf in jax.tree.leaves(part)):
+            table.add_row(name, f"{count:,}", end_section=name == list(params)[-1])
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
 def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder: Path) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
-    What became of each published key is said, and written to `published_weights.txt` in the run folder.
+    Prints where each published key went, and writes it to `published_weights.txt` in the run folder.
 
     Raises:
         InputError: the run has another architecture, or the published weights do not fit.
@@ -156,15 +137,12 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
         params, constants, reports = load_published(config.model, params, constants)
         for report in reports:
             print(report, flush=True)
-        if reports:
-            lines = [line for report in reports for line in (f"# {report.name}", *report.lines())]
+        lines = [line for report in reports for line in (f"# {report.name}", *report.lines())]
+        if lines:
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
         return params, constants
-    other = read_config(Path(config.init))
-    if other.model != config.model:
-        raise InputError(
-            f"--init {config.init}: its model differs from this configuration's; use the same --model flags"
-        )
+    if read_config(Path(config.init)).model != config.model:
+        raise InputError(f"--init {config.init}: its model differs from the configuration; use the same --model flags")
     stored = restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
     return stored.params, stored.constants
@@ -222,7 +200,7 @@ def train(config: Config) -> Path:
     rows = NamedSharding(mesh, PartitionSpec("data"))
     weights = nnx.merge_state(state.params, constants)
     if data.frozen is not None:
-        count = data.frozen.compute(graphdef, weights, config, batch_size=config.train.batch_size, sharding=rows)
+        count = data.frozen.compute(graphdef, weights, config, sharding=rows)
         say(f"features of {count:,} images computed")
     train_step = jit_train_step(graphdef, optimizer, config)
     predictor = Predictor(config.model, graphdef, weights, data.texts)
@@ -299,10 +277,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best, data, loop = restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
-    sources = open_splits(
-        data.source, "all", count=loop.report_samples, seed=data.seed, size=config.model.vision.image_size,
-        images_dir=data.images, backgrounds=data.backgrounds,
-    )  # fmt: skip
+    sources = open_splits(data.source, "all", count=loop.report_samples, **source_options(config))
     report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step)
     report["meta"] |= {name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")}
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)

@@ -1,10 +1,9 @@
 """Mask-type heads compared: `python scripts/ablate_heads.py [--text-only] [--heads attention layers] [--seeds 3]`.
 
-`--text-only` trains the heads alone on cached token states, some seconds each; without it every cell is a whole
-training run with masks, which is a job for the background (`--config configs/ablation.py`: some minutes each). A cell
-that is finished is not run again. Writes
-`table.md`, `table.csv` and `plot.png` into `--out`; `--leave-one-out` also trains the first head once without each
-family of wordings and tests it on that family.
+`--text-only` trains the heads alone on cached token states, for some seconds each. Without it every cell of the table
+is a whole training run with masks (`--config configs/ablation.py`: some minutes each). A finished cell is not run
+again. Writes the table as .md, .csv and .png into `--out`. `--leave-one-out` also trains the first head once without
+each family of wordings and tests it on that family.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Speed of every stage on this machine: `python scripts/benchmark.py [CONFIG.py] [--flags]`, as for training.
 
-Nothing else should run beside it. Scenes and queries are made on one core; the rest uses whatever JAX finds. Figures
-are medians.
+Run nothing else at the same time. Scenes and queries are made on one core; the rest uses all devices that JAX finds.
+Figures are medians.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """What a training step of a configuration needs: `python scripts/estimate.py [CONFIG.py] [--flags] [--devices N]`.
 
-Parameters, memory a device and FLOPs, as XLA says of the compiled step (`compile().memory_analysis()`,
-`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data opened. It compiles for the
-processor at hand, or with --devices for a CPU that imitates so many. A GPU's compiler fuses differently and a CPU's
-widens bfloat16, so take the memory as a guide. Compiling SAM-B takes minutes.
+Prints parameters, memory per device and FLOPs. XLA gives them for the compiled step (`compile().memory_analysis()`,
+`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data is opened. The step is
+compiled for this machine, or with --devices N for a CPU that imitates N devices. A GPU's compiler fuses other
+operations, and a CPU's widens bfloat16, so the memory is only a guide. Compiling SAM-B takes minutes.
 """
 
 import sys
@@ -27,11 +27,11 @@ from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import jit_train_step, make_mesh
 
 CATEGORIES = 100
-"""Names of categories that pixels are compared with; the data has them, and their number hardly matters."""
+"""Number of category names that pixels are compared with. The data defines it; it hardly changes the figures."""
 
 KEEP_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""XLA's CPU back end drops the barriers around what is computed anew early on, and then computes it once after all;
-other back ends keep them longer."""
+"""XLA's CPU back end removes early the barriers around what is computed again, and then computes it only once; other
+back ends keep them longer."""
 
 
 def batch_shapes(config: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A mask-type head trained alone, on token states of sentences.
+"""Trains a mask-type head alone, on token states of sentences.
 
-The language model is frozen and the head reads nothing but its states, so heads can be compared in seconds, without
-images; `train.py` trains the same head with the same loss and optimizer beside the masks.
+The language model is frozen and the head reads only its states. So heads can be compared in seconds, without images.
+`train.py` trains the same head with the same loss and optimizer, together with the masks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from r2sm_jax.training.optimizer import make_optimizer
 
 BATCH = 128
 LENGTHS = (12, 16, 22, 42)
-"""Sentences are padded to one of these numbers of tokens, or cut to the last."""
+"""Sentences are padded to one of these numbers of tokens; longer ones are cut to the last."""
 
 
 class Sentences(NamedTuple):
@@ -58,7 +58,7 @@ class Sentences(NamedTuple):
 
 
 def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0) -> Sentences:
-    """What the grammar writes about the first scenes of a split; no sentence twice."""
+    """The different queries about the first scenes of a split."""
     source = SceneSource(split, scenes, seed=seed, queries=queries)
     found = {q.text: q for index in range(scenes) for q in source.queries_at(index)}
     families = tuple(f"{q.mask_type}: {q.kind['wording']}" for q in found.values())
@@ -86,7 +86,7 @@ class Padded(NamedTuple):
     """Sentences of similar length, as a head reads them."""
 
     rows: Int[np.ndarray, " n"]
-    """Their places among all."""
+    """Their positions among all sentences."""
     states: Float16[np.ndarray, "n t l e"]
     mask: Bool[np.ndarray, "n t"]
 
@@ -113,7 +113,7 @@ class TrainedHead(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Number of trained numbers."""
+        """Number of trained parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     def logits(self, groups: Sequence[Padded]) -> Float[np.ndarray, " n"]:
@@ -128,7 +128,7 @@ class TrainedHead(NamedTuple):
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """A last batch filled up, so that nothing is compiled for it."""
+    """A batch filled up to full size, so that nothing more is compiled."""
     return np.concatenate([values, np.repeat(values[:1], BATCH - len(values), axis=0)])
 
 
@@ -154,8 +154,8 @@ def train_head(
     return TrainedHead(graphdef, params)
 
 
-# Compiling takes as long as training. So both halves of a step are compiled once for all seeds, and the update, the
-# larger half, once for all lengths.
+# Compiling takes as long as training. So both halves of a step are compiled once for all seeds. The update, the larger
+# half, is compiled once for all lengths.
 
 
 @partial(jax.jit, static_argnums=0)

@@ -9,8 +9,9 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grain
 import jax
@@ -51,12 +52,8 @@ class Checkpoints:
     def __init__(self, run: Path):
         self.folder = run / "checkpoints"
         logging.getLogger("absl").setLevel(logging.ERROR)
-        keep = policies.AnyPreservationPolicy(
-            [
-                policies.LatestN(2),
-                policies.BestN(get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False),
-            ]
-        )
+        best = policies.BestN(get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False)
+        keep = policies.AnyPreservationPolicy([policies.LatestN(2), best])
         options: Any = {"directory": self.folder.absolute(), "preservation_policy": keep}
         self._orbax = ocp.training.Checkpointer(**options)
 
@@ -84,15 +81,9 @@ class Checkpoints:
         arrays = flatten({"state": state, "constants": constants})
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
         metrics: Any = None if giou is None else {"giou": giou}
-        self._guard(
-            lambda: self._orbax.save_checkpointables_async(
-                step,
-                {"arrays": arrays, "data": batches},
-                metrics=metrics,
-                custom_metadata={"digest": digest(arrays)},
-                force=True,
-            )
-        )
+        content, metadata = {"arrays": arrays, "data": batches}, cast(Any, {"digest": digest(arrays)})
+        save = partial(self._orbax.save_checkpointables_async, metrics=metrics, custom_metadata=metadata, force=True)
+        self._guard(lambda: save(step, content))
 
     def close(self) -> None:
         """Waits for the last save."""
@@ -110,13 +101,9 @@ class Checkpoints:
             ) from error
 
     def restore(
-        self,
-        state: TrainState,
-        constants: nnx.State,
-        batches: grain.DatasetIterator | None = None,
-        *,
+        self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator | None = None, *,
         step: int | None = None,
-    ) -> tuple[TrainState, nnx.State]:
+    ) -> tuple[TrainState, nnx.State]:  # fmt: skip
         """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and an earlier one is taken.
 
         `state` and `constants` give structure and shapes; `batches` is set to the saved position.
@@ -124,19 +111,15 @@ class Checkpoints:
         Raises:
             InputError: there is no readable checkpoint.
         """
-        wanted = flatten({"state": state, "constants": constants})
-        candidates = [s for s in reversed(self.steps) if s != step]
-        if step is not None:
-            candidates.insert(0, step)
-        for number in candidates:
+        tree = {"state": state, "constants": constants}
+        for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
-                arrays = self._load(number, wanted, batches)
+                tree = unflatten(tree, self._load(number, flatten(tree), batches))
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 problem = f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one"
                 print(problem, file=sys.stderr, flush=True)
                 continue
-            tree = unflatten({"state": state, "constants": constants}, arrays)
             return tree["state"], tree["constants"]
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
 

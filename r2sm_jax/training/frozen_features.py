@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, UInt8
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.batches import Prepared, PreparedSource
+from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.flags import to_json
 from r2sm_jax.models.feature_cache import Arrays, FeatureCache, digest
 from r2sm_jax.models.r2sm import R2SM
@@ -42,24 +42,18 @@ class FrozenImages:
         return {f"frozen_{n}": x for n, x in zip(self._names, self._cache[self._keys[index]], strict=True)}
 
     def compute(
-        self,
-        graphdef: nnx.GraphDef,
-        weights: nnx.State,
-        config: Config,
-        *,
-        batch_size: int,
-        sharding: jax.sharding.Sharding,
+        self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config, *, sharding: jax.sharding.Sharding
     ) -> int:
         """Computes the features that are not in the cache; returns of how many images.
 
         Raises:
             InputError: the disk has too little space, or a feature does not fit into float16.
         """
-        vision = config.model.vision
+        vision, batch_size = config.model.vision, config.train.batch_size
         frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
         sizes = to_json(vision) | {"init": vision.init is not None, "name": vision.name is not None}
         cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
-        self._keys = [_key(self.prepared[i]) for i in range(len(self.prepared))]
+        self._keys = [digest(p.image, p.valid) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
         new = {key: i for i, key in enumerate(self._keys) if key not in cache}
 
         @jax.jit
@@ -87,7 +81,3 @@ class FrozenImages:
             cache.add(batches())
         self._cache = cache
         return len(new)
-
-
-def _key(prepared: Prepared) -> str:
-    return digest(prepared.image, prepared.valid)

@@ -20,19 +20,18 @@ class Logs:
     """Averages the losses of an interval and writes them to all three."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
-        self.every = config.train.log_every
-        self.steps = config.train.steps
-        self.images = config.train.batch_size
-        self.queries = config.train.batch_size * config.data.queries
+        self.every, self.steps = config.train.log_every, config.train.steps
+        self.images, self.queries = config.train.batch_size, config.train.batch_size * config.data.queries
         try:
             self._file = (folder / "metrics.jsonl").open("a")
             self._events = SummaryWriter(str(folder))
         except OSError as error:
             raise InputError(f"{folder}: logs cannot be written ({error.strerror}); give another --run") from None
-        self._pending: list[Values] = []
-        self._since = time.monotonic()
-        self._first: int | None = None
+        self._interval: list[Values] = []
+        self._unchecked: list[tuple[int, Values]] = []
         self._start = start
+        self._clock = time.monotonic(), start
+        """Time and number of the step from which the speed is measured."""
 
     def add(self, step: int, values: Values, *, settle: bool) -> int | None:
         """Adds the losses of a step. Returns the number of this step, or of the one before, if its loss or gradient is
@@ -40,25 +39,25 @@ class Logs:
 
         The losses of a step are read one step late, so that the device never waits. `settle` reads them at once.
         """
-        self._pending.append(values)
+        self._interval.append(values)
+        self._unchecked.append((step, values))
         write = step % self.every == 0 or step == self.steps
-        for number in (step - 1, step) if write or settle else (step - 1,):
-            known = self._pending[number - step - 1 :][:1] if step - number < len(self._pending) else []
-            if not all(math.isfinite(float(v["loss"]) + float(v["gradient_norm"])) for v in known):
+        while len(self._unchecked) > (0 if write or settle else 1):
+            number, known = self._unchecked.pop(0)
+            if not math.isfinite(float(known["loss"]) + float(known["gradient_norm"])):
                 return number
         if step == self._start + 1:  # compilation is not part of the speed
             jax.block_until_ready(values)
-            self._since, self._first = time.monotonic(), step
+            self._clock = time.monotonic(), step
         if write:
             self._write(step)
         return None
 
     def _write(self, step: int) -> None:
-        means = {k: sum(float(v[k]) for v in self._pending) / len(self._pending) for k in self._pending[0]}
-        taken = len(self._pending) - (1 if self._first is not None and self._first > step - len(self._pending) else 0)
-        seconds = (time.monotonic() - self._since) / max(1, taken)
+        means = {k: sum(float(v[k]) for v in self._interval) / len(self._interval) for k in self._interval[0]}
+        seconds = (time.monotonic() - self._clock[0]) / max(1, step - self._clock[1])
         left = seconds * (self.steps - step)
-        self._pending, self._since = [], time.monotonic()
+        self._interval, self._clock = [], (time.monotonic(), step)
         losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
         print(
             f"step {step}/{self.steps}  {losses}  {self.images / seconds:.1f} images/s  "
@@ -68,7 +67,7 @@ class Logs:
         self._record(step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds})
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:
-        """A quick evaluation's figures."""
+        """Writes the figures of a quick evaluation."""
         shown = {
             "giou": figures["all"]["giou"], "modal": figures["modal"]["giou"], "amodal": figures["amodal"]["giou"],
             "occluded_iou": figures["all"]["occluded_iou"], "type_accuracy": figures["mask_type"]["accuracy"],
@@ -76,7 +75,7 @@ class Logs:
         known = {k: v for k, v in shown.items() if v is not None}
         print(f"step {step}  dev: " + "  ".join(f"{k} {v:.3f}" for k, v in known.items()), flush=True)
         self._record(step, {f"dev/{k}": v for k, v in known.items()})
-        self._since = time.monotonic()
+        self._clock = time.monotonic(), step
 
     def _record(self, step: int, values: dict[str, float]) -> None:
         try:

@@ -50,19 +50,14 @@ def make_targets(batch: Batch) -> Targets:
     def scale(coverage: Array) -> Array:
         return coverage.astype(jnp.float32) / 255
 
+    unchanged = ("amodal_known", "members", "slots", "wants_amodal", "query_valid", "labels", "boxes")
     return Targets(
         modal=scale(batch["modal"]),
         amodal=scale(batch["amodal"]),
-        amodal_known=batch["amodal_known"],
-        members=batch["members"],
-        slots=batch["slots"],
-        wants_amodal=batch["wants_amodal"],
-        query_valid=batch["query_valid"],
         valid=scale(batch["loss_valid"]),
-        labels=batch["labels"],
-        boxes=batch["boxes"],
         type_amodal=batch.get("type_amodal", batch["wants_amodal"]),
         type_valid=batch.get("type_valid", batch["query_valid"]),
+        **{name: batch[name] for name in unchanged},
     )
 
 
