@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from r2sm_jax.scenes.paint import COLOURS, PATTERNS
+from r2sm_jax.scenes.drawings import read_drawings
+from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
+from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite
 from r2sm_jax.scenes.scenes import CATEGORIES, Scene, SceneObject, draw_scene
 
 SCENES = 150
@@ -138,3 +141,40 @@ def test_layout_does_not_depend_on_size() -> None:
             reduced = b.amodal.reshape(96, 2, 96, 2).mean((1, 3)) >= 0.5
             ious.append((a.amodal & reduced).sum() / (a.amodal | reduced).sum())
     assert np.mean(ious) > 0.85 and min(ious) > 0.7
+
+
+def test_the_notation_of_drawings() -> None:
+    text = """# A comment.
+sign
+    w = 0.5..0.6, tall = chance 1, tint = detail 0 rose
+    main box -w,-1 w,1
+    if tall both tint polygon 0,0 w,0
+        w,1 flipped
+    unless tall ink ellipse 0,0 w
+"""
+    parts = read_drawings(text)["sign"](np.random.default_rng(0))
+    assert [role for role, _ in parts] == ["main", "rose", "rose"]
+    w = parts[0][1].max(0)[0]
+    assert 0.5 <= w <= 0.6
+    assert np.array_equal(parts[1][1], [(0, 0), (-w, 0), (-w, 1)])
+    assert np.array_equal(parts[2][1], [(0, 0), (w, 0), (w, 1)])
+
+
+def test_a_layout_hides_a_region_that_was_there_before() -> None:
+    """As a photo has them: not square, with regions that no sprite was made for."""
+
+    def square(side: int) -> Sprite:
+        mask = np.ones((side, side), bool)
+        return Sprite(Image.fromarray(mask.astype(np.uint8)).convert("RGBA"), mask, -side // 2, -side // 2, side)
+
+    rules = Rules((0.05, 0.7), 0.05, directions=6, whole=True, smallest_area=20, smallest_share=0.3)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        layout = Layout((60, 120), rules)
+        layout.put(Placed(Item("sofa", {}, "hidden"), square(30), 40, 30))
+        layout.put(Placed(Item("lamp", {}, "free"), square(20), 80, 30))
+        share = rng.uniform(*rules.target)
+        place = layout.find_over(rng, square(24), 0, share)
+        assert place is not None
+        layout.put(Placed(Item("box", {}), square(24), *place))
+        assert abs(layout.hidden(0) - share) < 0.12 and layout.hidden(0) <= 0.7 and layout.hidden(1) == 0
