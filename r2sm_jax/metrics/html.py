@@ -64,17 +64,17 @@ def first_of_images(scored: Scored, count: int) -> list[QueryResult]:
 
 def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> list[list[Panel]]:
     """Image, truth and answer of each query. A missing image is left blank."""
-    return [_row(source, scored, result) for result in results]
-
-
-def _row(source: Source, scored: Scored, result: QueryResult) -> list[Panel]:
-    drawing = scored.drawings[result.query_id]
-    truth = next(t for t in truths_at(source, drawing.index) if t.query.id == result.query_id)
-    modal, amodal, visible, whole = map(masks.decode, (truth.modal, truth.amodal, drawing.modal, drawing.amodal))
-    return prediction_row(
-        _image(source, truth), truth.query.text, result.mask_type, (modal, amodal & ~modal),
-        result.decision, result.probability, (visible, whole & ~visible),
-    )  # fmt: skip
+    rows = []
+    for result in results:
+        drawing = scored.drawings[result.query_id]
+        truth = next(t for t in truths_at(source, drawing.index) if t.query.id == result.query_id)
+        modal, amodal, visible, whole = map(masks.decode, (truth.modal, truth.amodal, drawing.modal, drawing.amodal))
+        row = prediction_row(
+            _image(source, truth), truth.query.text, result.mask_type, (modal, amodal & ~modal),
+            result.decision, result.probability, (visible, whole & ~visible),
+        )  # fmt: skip
+        rows.append(row)
+    return rows
 
 
 def _image(source: Source, truth: QueryTruth) -> np.ndarray:

@@ -17,10 +17,7 @@ FIGURES = {
     },
 }  # fmt: skip
 """Tables with a row for each split and type of query."""
-TABLE_3_COLUMNS = {
-    "AP": "ap", "AP50": "ap50", "AP75": "ap75", "APs": "ap_small", "APm": "ap_medium", "APl": "ap_large", "AR": "ar",
-}  # fmt: skip
-
+TABLE_3_COLUMNS = {name: key for name, key in FIGURES["Instances"].items() if "@" not in name}
 HASHES = {"weights": "weights_sha256", "predictions": "predictions_sha256", "language model": "language_model_sha256"}
 DETAILS = 4
 """Number of tables at the end of a page that a brief page leaves out."""
@@ -29,6 +26,10 @@ DETAILS = 4
 def percent(value: float | None) -> str:
     """A fraction as percent with two decimals; a dash where it is undefined."""
     return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -74,20 +75,11 @@ def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple
     for title, columns in FIGURES.items():
         known = {label: key for label, key in columns.items() if any(key in figures for _, figures in groups)}
         if known:
-            count = {"queries": "queries"} if title == "Masks" else {"detections a query": "detections"}
-            header = ["", *count, *known]
+            key, label = ("queries", "queries") if title == "Masks" else ("detections", "detections a query")
             rows = [
-                [
-                    name,
-                    *(
-                        f"{f[key]:.1f}" if key == "detections" and f[key] is not None else str(f[key])
-                        for key in count.values()
-                    ),
-                    *(with_interval(f, key) for key in known.values()),
-                ]
-                for name, f in groups
+                [name, _count(f[key]), *(with_interval(f, column) for column in known.values())] for name, f in groups
             ]
-            yield title, header, rows
+            yield title, ["", label, *known], rows
     decided = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["accuracy"] is not None}
     if decided:
         header, keys = ["", "accuracy", "F1", "MCC", "ECE"], ("accuracy", "f1", "mcc", "ece")

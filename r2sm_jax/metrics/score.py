@@ -227,10 +227,12 @@ class Scored:
             self.missing.append(query.id)
             answer = Answer()
         fused = answer.mask(truth.height, truth.width)
-        given = [fused] if answer.other is None else [fused, answer.other]
-        counts = [ignored.count(mask, modal, amodal) for mask in given]
-        order = (1, 0) if answer.decision == "amodal" else (0, 1)  # places of the modal and the amodal mask
-        by_type = [counts[i] for i in order] if len(given) == 2 else [None, None]
+        chosen = ignored.count(fused, modal, amodal)
+        drawings, counts = (fused, fused), (None, None)
+        if answer.other is not None:
+            drawings, counts = (fused, answer.other), (chosen, ignored.count(answer.other, modal, amodal))
+        if answer.decision == "amodal":
+            drawings, counts = drawings[::-1], counts[::-1]
         areas = masks.areas([ignored.remove(modal), ignored.remove(amodal)])
         self.results.append(
             QueryResult(
@@ -238,17 +240,17 @@ class Scored:
                 image_id=truth.image_id,
                 mask_type=query.mask_type,
                 truth=TruthAreas(areas[0], areas[1] if truth.known else None),
-                chosen=counts[0],
+                chosen=chosen,
                 decision=answer.decision,
                 probability=answer.probability,
-                modal=by_type[0],
-                amodal=by_type[1],
+                modal=counts[0],
+                amodal=counts[1],
                 boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored.mask),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,
             )
         )
-        self.drawings[query.id] = Drawing(truth.index, *(given[i % len(given)] for i in order))
+        self.drawings[query.id] = Drawing(truth.index, *drawings)
         wanted = [_complete(i) if query.mask_type == "amodal" else i.modal for i in truth.instances]
         crowd = [] if truth.ignored is None else [truth.ignored]
         flags = [False] * len(wanted) + [True] * len(crowd)
