@@ -133,7 +133,7 @@ def test_another_architecture_or_activation_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
         ({"model_type": "t5"}, "model_type 't5' is not a language model .*: bert, roberta, .*qwen3"),
-        ({"model_type": None}, "model_type None is not a language model"),
+        ({"model_type": None}, "model_type 'None' is not an architecture"),
         ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not one that bert can be loaded with: gelu"),
         ({"hidden_size": "wide"}, "not a readable configuration of bert"),
     ):

@@ -96,7 +96,7 @@ def test_shards_are_read_as_one_and_hashed_together(tmp_path, tensors):
 def test_a_missing_shard_is_named(tmp_path, tensors):
     shard(tensors, tmp_path)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model-00002-of-00003\.safetensors: missing; of the 3 shards"):
+    with pytest.raises(InputError, match=r"model-00002-of-00003\.safetensors: missing; .* must be there"):
         read_tensors(tmp_path)
 
 
@@ -179,13 +179,13 @@ def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tensors, abstract):
     np.testing.assert_array_equal(model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...])
 
 
-def test_a_value_may_be_changed_to_fit(tmp_path, tensors, abstract):
+def test_a_value_may_be_changed_to_fit(tensors, abstract):
     tensors["words.weight"] = np.arange(14 * 4, dtype=np.float32).reshape(14, 4)
 
     def change(path, value, shape):
         return value[::2] if path == "words.embedding" and value.shape != shape else value
 
-    filled = fill(abstract[1], tensors, TABLE, where=tmp_path, change=change)
+    filled = place(abstract[1], match(abstract[1], tensors, TABLE, change=change).loaded)
     np.testing.assert_array_equal(nnx.merge(abstract[0], filled).words.embedding[...], tensors["words.weight"][::2])
 
 

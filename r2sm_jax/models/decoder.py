@@ -115,7 +115,7 @@ class DecoderBlock(nnx.Module):
         seen = jnp.concatenate([jnp.ones((b, k, q), bool), text_mask], axis=2)
         tokens = tokens + self.prompt(normed, prompt, prompt, seen)
         merged = rearrange(self.norms[1](tokens), "b k q d -> b (k q) d")
-        bias = None if focus is None else rearrange(focus, "b k q n -> b (k q) n")
+        bias = None if focus is None else rearrange(focus, "b k q n -> b 1 (k q) n")
         attended = self.image(merged, image + positions, image, bias=bias)
         tokens = tokens + rearrange(attended, "b (k q) d -> b k q d", k=k)
         return tokens + self.mlp(self.norms[2](tokens))

@@ -115,7 +115,7 @@ class Attention(nnx.Module):
         key: Float[Array, "... s d"],
         value: Float[Array, "... s d"],
         mask: Bool[Array, "... s"] | None = None,
-        bias: Float[Array, "... q s"] | None = None,
+        bias: Float[Array, "*_leading q s"] | None = None,
     ) -> Float[Array, "... q d"]:
         query, key, value = self.query(x), self.key(key), self.value(value)
         return self.out(attend(query, key, value, heads=self.heads, mask=mask, bias=bias))
@@ -128,18 +128,18 @@ def attend(
     *,
     heads: int,
     mask: Bool[Array, "... s"] | None = None,
-    bias: Float[Array, "... q s"] | None = None,
+    bias: Float[Array, "*_leading q s"] | None = None,
 ) -> Float[Array, "... q d"]:
     """Multi-head scaled dot-product attention; softmax in float32.
 
     Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends to all evenly.
-    `bias` is added to the scores of all heads.
+    `bias` is added to the scores [... h q s].
     """
     query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))
     scores = jnp.einsum("...qd,...sd->...qs", query, key) * query.shape[-1] ** -0.5
     scores = scores.astype(jnp.float32)
     if bias is not None:
-        scores = scores + bias[..., None, :, :]
+        scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask[..., None, None, :], scores, -1e9)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

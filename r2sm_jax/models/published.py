@@ -5,6 +5,7 @@ repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and 
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -28,7 +29,7 @@ from r2sm_jax.models.weights import (
     key_table,
     match,
     place,
-    read_config,
+    read_published_config,
     read_tensors,
 )
 
@@ -59,11 +60,8 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         counts = f"{len(self.loaded)} loaded, {len(self.copied)} copied, {len(self.initialised)} initialised"
         lines = [f"{self.name}: {counts}, {len(self.unused)} unused"]
-        for what, names in (("copied", self.copied), ("initialised", self.initialised), ("unused", self.unused)):
-            groups: dict[str, int] = {}
-            for name in names:
-                group = ".".join(name.split(".")[:2])
-                groups[group] = groups.get(group, 0) + 1
+        for what in ("copied", "initialised", "unused"):
+            groups = Counter(".".join(name.split(".")[:2]) for name in getattr(self, what))
             if groups:
                 lines.append(f"  {what}: " + ", ".join(f"{group} ({n})" for group, n in groups.items()))
         return "\n".join(lines)
@@ -136,28 +134,13 @@ def _folder(name: str, flag: str) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def _published_config(folder: Path) -> Any:
-    """The configuration of `transformers`, which fills in what the file leaves out."""
-    from transformers import CONFIG_MAPPING
-
-    raw = read_config(folder)
-    kind = str(raw.get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        raise InputError(f"{folder / 'config.json'}: model_type {kind!r} is not an architecture that can be loaded")
-    try:
-        return CONFIG_MAPPING[kind].from_dict(raw)
-    except Exception as error:  # validation errors of several libraries
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{folder / 'config.json'}: not a configuration of {kind} ({reason})") from None
-
-
 def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sizes of SAM's image encoder and mask decoder in a folder, as fields of `VisionConfig` and `DecoderConfig`.
 
     Raises:
         InputError: it is not SAM, or a SAM with parts that the published ones do not have.
     """
-    published, file = _published_config(folder), folder / "config.json"
+    published, file = read_published_config(folder), folder / "config.json"
     if published.model_type not in ("sam", "sam_vision_model"):
         hint = "; pass DINOv2, CLIP and SigLIP as --model.vision.name"
         raise InputError(f"{file}: --model.vision.init needs SAM, not model_type {published.model_type!r}{hint}")
@@ -190,7 +173,7 @@ def plain_sizes(folder: Path) -> PlainViTConfig:
     Raises:
         InputError: it is another architecture.
     """
-    published = _published_config(folder)
+    published = read_published_config(folder)
     kind, vision = published.model_type, getattr(published, "vision_config", published)
     family, activation = FAMILIES.get(kind), getattr(vision, "hidden_act", None)
     if family is None:
@@ -251,7 +234,7 @@ def load_encoder(
     Raises:
         InputError: as `load_published`.
     """
-    published = _published_config(_folder(name, "--model.vision.init"))
+    published = read_published_config(_folder(name, "--model.vision.init"))
     size = image_size or getattr(published, "vision_config", published).image_size
     config = with_published_sizes(ModelConfig(vision=VisionConfig(init=name, image_size=size, frozen=frozen)))
     encoder = VisionEncoder(config.vision, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))

@@ -20,11 +20,10 @@ import numpy as np
 from einops import rearrange, repeat
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float16, Int
-from transformers import AutoConfig
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.weights import Tensor, fill, key_table, read_config, read_tensors
+from r2sm_jax.models.weights import Tensor, fill, key_table, read_published_config, read_tensors
 
 
 @dataclass(frozen=True)
@@ -274,23 +273,20 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
     Raises:
         InputError: the file is missing or unreadable, or the architecture is another one.
     """
-    path, name = folder / "config.json", read_config(folder).get("model_type")
+    config, path = read_published_config(folder), folder / "config.json"
+    name = config.model_type
     if name not in LAYOUTS:
         known = ", ".join(LAYOUTS)
         raise InputError(f"{path}: model_type {name!r} is not a language model that can be loaded; these are: {known}")
     sizes_of, activations = LAYOUTS[name]
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         sizes = sizes_of(getattr(config, "text_config", config))
-        if sizes.activation not in activations:
-            known = ", ".join(activations)
-            raise InputError(f"activation {sizes.activation!r} is not one that {name} can be loaded with: {known}")
-        return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except Exception as error:  # whatever `transformers` or strange values raise
-        line = (str(error).strip().splitlines() or [""])[0]
-        raise InputError(f"{path}: not a readable configuration of {name} ({type(error).__name__}: {line})") from None
+    if sizes.activation not in activations:
+        known = ", ".join(activations)
+        raise InputError(f"{path}: activation {sizes.activation!r} is not one that {name} can be loaded with: {known}")
+    return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
 
 
 def load_text_encoder(folder: Path) -> TextEncoder:

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, freeze
+from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, attend, freeze
 from r2sm_jax.models.lora import add_lora
 from r2sm_jax.models.plain_vit import PlainViT, resize
 
@@ -108,19 +108,18 @@ class GridAttention(nnx.Module):
         self.rel_pos_w = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
-        height, width = x.shape[1:3]
-        q, k, v = rearrange(self.qkv(x), "b h w (three g d) -> three b g (h w) d", three=3, g=self.heads)
-        scores = jnp.einsum("bgqd,bgsd->bgqs", q, k) * q.shape[-1] ** -0.5
-        if self.rel_pos_h is not None and self.rel_pos_w is not None:
-            grid_q = rearrange(q, "b g (h w) d -> b g h w d", h=height)
-            rel_h = jnp.einsum("bghwd,hkd->bghwk", grid_q, _relative(self.rel_pos_h[...], height).astype(q.dtype))
-            rel_w = jnp.einsum("bghwd,wkd->bghwk", grid_q, _relative(self.rel_pos_w[...], width).astype(q.dtype))
-            scores = rearrange(scores, "b g (h w) (y x) -> b g h w y x", h=height, y=height)
-            scores = scores + rel_h[..., :, None] + rel_w[..., None, :]
-            scores = rearrange(scores, "b g h w y x -> b g (h w) (y x)")
-        weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(v.dtype)
-        attended = jnp.einsum("bgqs,bgsd->bgqd", weights, v)
-        return self.out(rearrange(attended, "b g (h w) d -> b h w (g d)", h=height))
+        query, key, value = jnp.split(rearrange(self.qkv(x), "b h w d -> b (h w) d"), 3, axis=-1)
+        bias = self._position_bias(query, *x.shape[1:3])
+        return self.out(attend(query, key, value, heads=self.heads, bias=bias).reshape(x.shape))
+
+    def _position_bias(self, query: Float[Array, "b n d"], h: int, w: int) -> Float[Array, "b g n n"] | None:
+        """The scores of SAM's decomposed relative positions: one of rows plus one of columns, for each head."""
+        if self.rel_pos_h is None or self.rel_pos_w is None:
+            return None
+        query = rearrange(query, "b (h w) (g d) -> b g h w d", h=h, g=self.heads)
+        rows = jnp.einsum("bghwd,hkd->bghwk", query, _relative(self.rel_pos_h[...], h).astype(query.dtype))
+        columns = jnp.einsum("bghwd,wkd->bghwk", query, _relative(self.rel_pos_w[...], w).astype(query.dtype))
+        return rearrange(rows[..., :, None] + columns[..., None, :], "b g h w y x -> b g (h w) (y x)")
 
 
 def _relative(table: Float[Array, "_n d"], size: int) -> Float[Array, "_size _size d"]:

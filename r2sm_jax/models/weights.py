@@ -8,7 +8,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,6 +177,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def read_published_config(folder: Path) -> Any:
+    """The configuration of a model folder as `transformers` reads it, which fills in what the file leaves out.
+
+    Raises:
+        InputError: it is missing, unreadable or of an unknown architecture.
+    """
+    from transformers import CONFIG_MAPPING
+
+    raw, path = read_config(folder), folder / "config.json"
+    kind = str(raw.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        raise InputError(f"{path}: model_type {kind!r} is not an architecture that can be loaded")
+    try:
+        return CONFIG_MAPPING[kind].from_dict(raw)
+    except Exception as error:  # validation errors of several libraries
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: not a readable configuration of {kind} ({reason})") from None
+
+
 def weight_files(source: Path) -> list[Path]:
     """The safetensors file of a model folder, or its shards; a file stands for itself. They need not exist.
 
@@ -208,12 +227,9 @@ def read_tensors(source: Path) -> dict[str, np.ndarray]:
     """
     tensors: dict[str, np.ndarray] = {}
     files = weight_files(source)
-    missing = [file for file in files if not file.exists()]
-    if missing and len(files) > 1:
+    if missing := [file for file in files if not file.exists()]:
         names = ", ".join(file.name for file in missing)
-        raise InputError(f"{missing[0]}: missing; of the {len(files)} shards in {INDEX} the folder lacks {names}")
-    if missing:
-        raise InputError(f"{missing[0]}: missing; only safetensors weights are read")
+        raise InputError(f"{missing[0]}: missing; {names} must be there, since only safetensors weights are read")
     for file in files:
         try:
             tensors |= load_file(file)
@@ -225,10 +241,7 @@ def read_tensors(source: Path) -> dict[str, np.ndarray]:
 def file_sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
-        digest = sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def weights_sha256(source: Path) -> str:
@@ -363,7 +376,6 @@ def fill(
     table: KeyTable,
     *,
     where: Path,
-    change: Change | None = None,
     keep_types: bool = False,
 ) -> nnx.State:
     """An abstract state with every leaf loaded. `where`: the folder or file of the tensors, for messages.
@@ -371,6 +383,6 @@ def fill(
     Raises:
         InputError: as `check_match`.
     """
-    found = match(state, tensors, table, change=change)
+    found = match(state, tensors, table)
     check_match(found, where)
     return place(state, found.loaded, keep_types=keep_types)
