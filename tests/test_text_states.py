@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -138,6 +139,27 @@ def test_a_token_that_is_all_in_one_channel_stays_finite(folders, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     states, mask = TextStates(str(folder), layers=(0, 1, 2), max_tokens=8)(["the red mug"])
     assert np.isfinite(states).all() and np.abs(states[mask]).max() <= WIDTH**0.5 + 1e-2
+
+
+def test_no_setting_of_jax_changes_the_states(folders):
+    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
+    expected = TextStates(str(folders["bert"]), layers=(1, LAYERS), max_tokens=20)(SENTENCES)[0]
+    texts = TextStates(str(folders["bert"]), layers=(1, LAYERS), max_tokens=20)
+    with jax.default_matmul_precision("bfloat16"):
+        np.testing.assert_array_equal(texts(SENTENCES)[0], expected)
+
+
+def test_products_are_part_of_what_is_compiled(folders):
+    """States that training encodes in bfloat16 differ, and do not change what is encoded after them."""
+    texts = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
+    exact = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
+    texts.encode(SENTENCES[:1], kind="bfloat16")
+    exact.encode(SENTENCES[:1])
+    assert 0 < np.abs(texts.states_of(SENTENCES[0]) - exact.states_of(SENTENCES[0])).max() < 0.1
+    same_shape = SENTENCES[0].replace("red", "blue")
+    texts.encode([same_shape])
+    exact.encode([same_shape])
+    np.testing.assert_array_equal(texts.states_of(same_shape), exact.states_of(same_shape))
 
 
 # Bad input.

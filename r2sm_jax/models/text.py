@@ -281,12 +281,15 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
     sizes_of, activations = LAYOUTS[name]
     try:
         sizes = sizes_of(getattr(config, "text_config", config))
+        if sizes.activation not in activations:
+            known = ", ".join(activations)
+            raise InputError(f"activation {sizes.activation!r} is not one that {name} can be loaded with: {known}")
+        return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    if sizes.activation not in activations:
-        known = ", ".join(activations)
-        raise InputError(f"{path}: activation {sizes.activation!r} is not one that {name} can be loaded with: {known}")
-    return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
+    except Exception as error:  # whatever strange values raise
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(f"{path}: not a readable configuration of {name} ({type(error).__name__}: {line})") from None
 
 
 def load_text_encoder(folder: Path) -> TextEncoder:
