@@ -211,6 +211,16 @@ def test_lisa_plus_plus_shares_instances_between_questions(tmp_path):
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
 
 
+@pytest.mark.parametrize("shape", [[points(2, 2, 12, 12)], [square(2, 2, 12, 12)], masks.encode(FRONT)])
+def test_masks_are_polygons_of_points_or_numbers_or_rle(shape, tmp_path):
+    photo(tmp_path / "1.jpg")
+    record = {"English Question": "What?", "English Answer": "it", "ID": [1], "img_path": "1.jpg"}
+    record["points"] = {"1": {"label name": "cup", "points": shape}}
+    (tmp_path / "d.jsonl").write_text(json.dumps(record))
+    found = read_lisa_plus_plus([tmp_path / "d.jsonl"])
+    assert (masks.decode(found.annotations[0]["visible_mask"]) == FRONT).all()
+
+
 def refs(**changes: Any) -> list[dict[str, Any]]:
     ref = {
         "ref_id": 1,

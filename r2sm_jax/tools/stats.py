@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -83,7 +83,7 @@ def stats(
     if not data or scenes < 1:
         raise InputError("stats: nothing to count; give scenes, json:FILE or json:FOLDER, and --scenes 1 or more")
     chosen = {spec: _choose_splits(spec, splits) for spec in data}
-    files = [path for found in chosen.values() for path in {part.path.resolve() for part in found.values() if part}]
+    files = [path for found in chosen.values() for path in {part[0].resolve() for part in found.values() if part}]
     if len(chosen) < len(data) or len(set(files)) < len(files):
         raise InputError(f"stats: {' '.join(data)} would count the same data twice; give it once")
     if compare and not any({"train", "val"} & found.keys() for found in chosen.values()):
@@ -114,26 +114,19 @@ def stats(
         print(f"wrote {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
 
 
-class Part(NamedTuple):
-    """A dataset file, and which of its images are counted: "all", or those of "train" or "val"."""
-
-    path: Path
-    split: str = "all"
-
-
-def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, Part | None]:
-    """The splits of a source with their files, None for scenes: those `wanted`, or all."""
+def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, str] | None]:
+    """The splits of a source that are `wanted`, or all: each with a file and the file's split; None for scenes."""
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
-        found: dict[str, Part | None] = dict.fromkeys(SPLITS)
+        found: dict[str, tuple[Path, str] | None] = dict.fromkeys(SPLITS)
     elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
-        found = {file.stem: Part(file) for file in sorted(path.glob("*.json"))}
+        found = {file.stem: (file, "all") for file in sorted(path.glob("*.json"))}
         if not found:
             raise InputError(f"{path}: there is no .json file in this folder; give one with train.json, val.json, ...")
     else:
-        found = {split: Part(path, split) for split in ("all", "train", "val")}
+        found = {split: (path, split) for split in ("all", "train", "val")}
         if "all" in wanted and len(wanted) > 1:
             raise InputError(f"--splits {' '.join(wanted)}: all of {spec} are train and val together; give either")
         wanted = wanted or ("all",)
