@@ -88,17 +88,12 @@ def test_sheets_of_any_image_shape(size, tmp_path):
     visible, occluded = np.zeros(size, bool), np.zeros(size, bool)
     visible[: size[0] // 2] = True
     panel = Panel(picture(*size), "a query that is long " * 12 + "W" * 300, "c", visible, occluded, "amodal")
-    page = draw_sheet([[panel, Panel(picture(*size))], [panel]], title="a title " * 40, scale=1)
+    page = draw_sheet([[panel, Panel(picture(*size))], [panel]], title="a title " * 40)
     assert page.dtype == np.uint8 and page.ndim == 3
     assert (page[:4] == 255).all() and (page[:, -4:] == 255).all()  # nothing runs over the margin
     save_sheet(tmp_path / "sheet.png", [[panel]])
     with Image.open(tmp_path / "sheet.png") as saved:
         assert saved.format == "PNG"
-
-
-def test_scale_makes_the_same_sheet_larger():
-    one, two = (draw_sheet([sample_row(sample())], "title", scale) for scale in (1, 2))
-    assert abs(2 * one.shape[0] - two.shape[0]) <= 4 and 2 * one.shape[1] == two.shape[1]
 
 
 def test_tiny_masks_stay_visible():

@@ -1,7 +1,8 @@
 """From image files to the square frame that the model sees, and from its masks back to the image."""
 
 import warnings
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -17,12 +18,11 @@ from scipy.sparse import csr_array
 from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
+PAD_COLOUR = (124, 116, 104)
+"""Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero."""
 
 ImageLike = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A file, the content of one, a Pillow image, or an RGB array `uint8 [H W 3]`."""
-
-# What fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero.
-PAD_COLOUR = (124, 116, 104)
 
 
 def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8[np.ndarray, "H W 3"]:
@@ -32,21 +32,14 @@ def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8
     animation the first frame is taken. Raises InputError for a file that is missing, unreadable, no image,
     truncated, zero-sized, or larger than `MAX_MEGAPIXELS` (judged from the header, before decoding).
     """
-    return np.array(_to_rgb(decode(Path(path), content)))
+    return np.array(_to_rgb(decode(path, content)))
 
 
-def decode(path: Path, content: bytes | None = None) -> Image.Image:
+def decode(path: str | PathLike[str], content: bytes | None = None) -> Image.Image:
     """The first frame of an image file, upright, in the mode that it is stored in. Raises InputError like
     `open_image`."""
-    with closing(_open(path, content)) as image:
-        try:
-            image.seek(0)
-            image.load()
-            return ImageOps.exif_transpose(image)
-        except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
-            raise InputError(
-                f"{path}: the image is damaged or cut short ({_one_line(error)}); download or export it again"
-            ) from error
+    with _opened(path, content) as image:
+        return _upright(path, image)
 
 
 def as_rgb(image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
@@ -61,10 +54,7 @@ def as_rgb(image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
         return open_image(image)
     if isinstance(image, Image.Image):
         _check_size("the image", *image.size)
-        try:
-            return np.array(_to_rgb(ImageOps.exif_transpose(image)))
-        except Exception as error:  # files are decoded only now, see `open_image`
-            raise InputError(f"the image is damaged or cut short ({_one_line(error)}); load it again") from error
+        return np.array(_to_rgb(_upright("the image", image)))
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
@@ -73,10 +63,8 @@ def as_rgb(image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
-    """Height and width of what `open_image` would return, read from the header alone. Raises InputError like
-    it."""
-    path = Path(path)
-    with closing(_open(path)) as image:
+    """Height and width of what `open_image` would return, read from the header alone. Raises InputError like it."""
+    with _opened(path) as image:
         try:
             sideways = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
         except Exception:  # damaged EXIF; decoding will tell
@@ -88,8 +76,7 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
 def frames(path: str | PathLike[str], content: bytes | None = None) -> int:
     """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a plain image.
     Raises InputError like it."""
-    path = Path(path)
-    with closing(_open(path, content)) as image:
+    with _opened(path, content) as image:
         try:
             return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # cameras put previews into MPO
         except Exception:  # damaged; decoding will tell
@@ -225,40 +212,49 @@ def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
     return matrix
 
 
-def _open(path: Path, content: bytes | None = None) -> Image.Image:
-    """Opens the file and reads its header. Raises InputError, see `open_image`."""
+@contextmanager
+def _opened(path: str | PathLike[str], content: bytes | None = None) -> Iterator[Image.Image]:
+    """An image of which only the header was read. Raises InputError, see `open_image`."""
     try:
-        if (path.stat().st_size if content is None else len(content)) == 0:
+        if (Path(path).stat().st_size if content is None else len(content)) == 0:
             raise InputError(f"{path}: the image file is empty (0 bytes); download or export it again")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # Pillow's warning about large images; `_check_size` refuses them
             image = Image.open(path if content is None else BytesIO(content))
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such image; check the path") from error
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise InputError(_too_large(path, "far")) from error
+    except Image.DecompressionBombError as error:
+        raise InputError(
+            f"{path}: the image is far more than {MAX_MEGAPIXELS} megapixels; scale it down first"
+        ) from error
     except UnidentifiedImageError as error:
         raise InputError(f"{path}: this is not an image; give a JPEG, PNG or WebP file") from error
     except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or _one_line(error)
+        reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot read the image ({reason}); give a readable image file") from error
-    try:
+    with closing(image):
         _check_size(path, *image.size)
-    except InputError:
-        image.close()
-        raise
-    return image
+        yield image
 
 
-def _check_size(path: Path | str, width: int, height: int) -> None:
+def _check_size(path: str | PathLike[str], width: int, height: int) -> None:
     if min(width, height) < 1:
         raise InputError(f"{path}: the image has no pixels ({width} x {height}); give one with content")
     if width * height > MAX_MEGAPIXELS * 1_000_000:
-        raise InputError(_too_large(path, f"{width} x {height} pixels,"))
+        raise InputError(
+            f"{path}: the image is {width} x {height}, more than {MAX_MEGAPIXELS} megapixels; scale it down first"
+        )
 
 
-def _too_large(path: Path | str, how: str) -> str:
-    return f"{path}: the image is {how} more than {MAX_MEGAPIXELS} megapixels; scale it down first"
+def _upright(path: str | PathLike[str], image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
+        reason = str(error) or type(error).__name__
+        raise InputError(
+            f"{path}: the image is damaged or cut short ({reason}); download or export it again"
+        ) from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -272,7 +268,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
