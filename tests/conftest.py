@@ -1,6 +1,7 @@
 # ruff: noqa: E402
 """What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
 
+import gc
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -46,6 +48,14 @@ WIDTH, LAYERS = 32, 2
 
 def pytest_configure(config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_memory():
+    """Compiled programs of a test module leave memory with it; otherwise a worker grows to several gigabytes."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 class Exit(NamedTuple):

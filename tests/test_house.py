@@ -92,9 +92,8 @@ def test_there_is_no_import_circle():
 
 def test_the_test_of_the_law_sees_imports(tmp_path):
     file = tmp_path / "file.py"
-    file.write_text(
-        "import r2sm_jax.cpu\ndef f():\n    from r2sm_jax.data import masks\n    from r2sm_jax.data.masks import encode\n"
-    )
+    lines = ("import r2sm_jax.cpu", "def f():", "    from r2sm_jax.data import masks")
+    file.write_text("\n".join(lines))
     assert imports(file, {"cpu", "data", "data.masks"}) == {"cpu", "data.masks"}
 
 
