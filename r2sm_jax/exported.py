@@ -1,14 +1,4 @@
-"""Exports: which files they hold, where to find one, and how to read it back.
-
-config.json                 format version, language model, and the configuration of the run
-model.safetensors           all weights except those of the language model, by dotted path
-language_model/             the language model in Hugging Face's layout; only with --lm embed
-tokenizer.json, ...         the tokenizer of the language model
-preprocessor_config.json    how an image becomes the frame that the model takes
-model.stablehlo             three functions that need only JAX, see tools/export_functions.py
-README.md                   the model card; users may edit it
-SHA256SUMS                  checksums of all files except the card
-"""
+"""Exports: how to find one and read it back. docs/export.md lists the files of the folder."""
 
 import json
 import re
@@ -17,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import jax
-import jax.numpy as jnp
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import from_json
-from r2sm_jax.models.r2sm import build_model
+from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.weights import file_sha256
+from r2sm_jax.models.weights import KeyTable, Tensor, file_sha256, fill, read_tensors
 
 FORMAT_VERSION = 1
 MODEL_TYPE = "r2sm"
@@ -36,15 +22,23 @@ CONFIG, WEIGHTS, FUNCTIONS, SUMS = "config.json", "model.safetensors", "model.st
 LANGUAGE_MODEL = "language_model"
 CARD = "README.md"
 REMEDY = "export the run again or download the export again"
+SAME_NAMES = KeyTable({"**": "**"})
+"""Files hold our weights under our own dotted paths."""
 
 
 def is_export(folder: Path) -> bool:
     """Whether a folder holds an export (a damaged one included) and not a run."""
+    config = _read_config(folder)
+    return config.get("model_type") == MODEL_TYPE if config else (folder / SUMS).exists()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder; empty where it is missing or damaged."""
     try:
         config = json.loads((folder / CONFIG).read_text())
-        return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+        return config if isinstance(config, dict) else {}
     except (OSError, ValueError):
-        return (folder / SUMS).exists()
+        return {}
 
 
 def find_export(name: str | Path) -> Path:
@@ -73,17 +67,13 @@ def write_sums(folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines))
 
 
-def read_export(folder: Path) -> dict[str, Any]:
-    """Checks all files of an export and returns its `config.json`.
+def check_export(folder: Path) -> None:
+    """Checks that this version can read an export, and all its files against their checksums.
 
     Raises:
         InputError: a later version wrote it, or a file is missing or differs from its checksum.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-        version = config.get("format_version", FORMAT_VERSION)
-    except (OSError, ValueError, AttributeError):
-        config, version = {}, FORMAT_VERSION  # the checksum below tells what is wrong
+    version = _read_config(folder).get("format_version", FORMAT_VERSION)
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise InputError(
             f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to {FORMAT_VERSION}; "
@@ -98,34 +88,23 @@ def read_export(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder / SUMS}: missing or not readable; {REMEDY}")
     for name, digest in sums.items():
         path = folder / name
-        if not path.is_file():
-            raise InputError(f"{path}: missing (sha256 {digest}); {REMEDY}")
-        if (found := file_sha256(path)) != digest:
-            raise InputError(f"{path}: changed or damaged, its sha256 is {found}, not {digest}; {REMEDY}")
-    return config
+        found = file_sha256(path) if path.is_file() else "missing"
+        if found != digest:
+            problem = "missing" if found == "missing" else f"changed or damaged, with sha256 {found}"
+            raise InputError(f"{path}: {problem}; its sha256 must be {digest}; {REMEDY}")
 
 
 def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.State, int]:
     """Configuration, graph, parameters, constants and step of an export.
 
     Raises:
-        InputError: as `read_export`, or the weights do not fit the configuration.
+        InputError: as `check_export`, or the weights do not fit the configuration.
     """
-    written = read_export(folder)
+    check_export(folder)
+    written, path = _read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
-    graphdef, state = abstract_model(config.model)
-    path = folder / WEIGHTS
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a safetensors file ({error}); {REMEDY}") from None
-    wanted = {name: leaf.shape for name, leaf in by_dotted_path(state).items()}
-    found = {name: array.shape for name, array in tensors.items()}
-    if different := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        raise InputError(f"{path}: {different[0]} does not fit {CONFIG}; {REMEDY}")
-    model = nnx.merge(graphdef, with_values(state, jax.tree.map(jnp.asarray, tensors)))
-    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
-    return config, graphdef, params, constants, int(written["step"])
+    model = with_weights(config.model, read_tensors(path), path)
+    return config, *nnx.split(model, nnx.Param, ...), int(written["step"])
 
 
 def open_texts(folder: Path, config: Config) -> TextStates:
@@ -134,7 +113,7 @@ def open_texts(folder: Path, config: Config) -> TextStates:
     Raises:
         InputError: it cannot be loaded, or it is not the one that the weights were trained with.
     """
-    text, written = config.model.text, json.loads((folder / CONFIG).read_text())["language_model"]
+    text, written = config.model.text, _read_config(folder)["language_model"]
     name = str(folder / LANGUAGE_MODEL) if written["embedded"] else text.name
     texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
     if texts.sha256 != written["sha256"]:
@@ -145,17 +124,16 @@ def open_texts(folder: Path, config: Config) -> TextStates:
     return texts
 
 
-def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """Structure of a segmenter, and a state that holds shapes in place of values; computes nothing."""
-    return nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:
+    """A segmenter with weights by dotted path; nothing is computed but for them. `path` is their file, for messages.
+
+    Raises:
+        InputError: a weight is missing, unknown or of another shape.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+    return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, where=path))
 
 
 def by_dotted_path(state: nnx.State) -> dict[str, Any]:
-    """The variables of a state by dotted path, such as "decoder.blocks.0.mlp.layers.0.kernel"."""
-    return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
-
-
-def with_values(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
-    """A state with other values; `values` holds one for every dotted path."""
-    flat = [(path, variable.replace(values[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(state)]
-    return nnx.from_flat_state(flat)
+    """The values of a state by dotted path, such as "decoder.blocks.0.mlp.layers.0.kernel"."""
+    return {".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)}

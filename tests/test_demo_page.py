@@ -59,12 +59,21 @@ def test_only_loopback_listens(server):
     assert listening == {"0100007F"}
 
 
-def test_no_file_of_the_server_is_served(server, tmp_path, tiny_run):
+def test_only_files_of_the_temporary_folder_are_served(server, tmp_path, tiny_run):
+    code, answer = upload(server, "note.txt", b"mine")
+    (uploaded,) = json.loads(answer)
+    assert code == 200 and status(f"{server}/gradio_api/file={uploaded}") == (200, "mine")
     (tmp_path / "secret.txt").write_text(SECRET)
+    assert status(f"{server}/gradio_api/file={tmp_path / 'secret.txt'}")[0] == 403
     for file in (tmp_path / "secret.txt", tiny_run / "config.json", "/etc/passwd", Path(__file__), "pyproject.toml"):
         for path in (f"file={file}", f"file=../{file}", f"file/{file}"):
             code, text = status(f"{server}/gradio_api/{path}")
             assert code in (403, 404) and SECRET not in text, (path, code)
+
+
+def test_no_function_of_the_page_is_offered_as_an_api(server):
+    code, offered = status(f"{server}/gradio_api/info")
+    assert code == 200 and json.loads(offered) == {"named_endpoints": {}, "unnamed_endpoints": {}}
 
 
 def test_uploads_are_limited(server):

@@ -23,8 +23,8 @@ from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import open_source
-from r2sm_jax.tools import card, export, export_functions
-from r2sm_jax.tools.verify import verify
+from r2sm_jax.tools import export, export_functions
+from r2sm_jax.tools.export_functions import verify
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
@@ -144,7 +144,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
 
     folder = run.predictor.texts.folder
     tensors = load_file(folder / "model.safetensors")
-    weights = {name: leaf[...] for name, leaf in by_dotted_path(run.predictor.weights).items()}
+    weights = by_dotted_path(run.predictor.weights)
     with monkeypatch.context() as patch:
         patch.setattr(R2SM, "answer", wrong)
         spoilt = export_functions.export_functions(run.config.model, weights, folder, tensors)
@@ -181,7 +181,7 @@ def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
         assert f"| `{split}` |" in loaded.text and digest in loaded.text
     assert run.predictor.texts.sha256 in loaded.text and "procedural scenes" in loaded.text
     written = json.loads((exported / "config.json").read_text())
-    without = card.model_card("mugs", written, export.portable(run.config), None)
+    without = export.model_card("mugs", written, export.portable(run.config), None)
     assert "There is no report about these weights." in without and "model-index" not in without
 
 
@@ -232,7 +232,7 @@ def test_weights_and_sums_that_do_not_fit_are_one_sentence(copy):
     weights = load_file(copy / "model.safetensors")
     save_file({name: x for name, x in weights.items() if name != "decoder.positions"}, copy / "model.safetensors")
     write_sums(copy)
-    with pytest.raises(InputError, match=r"decoder\.positions does not fit config\.json"):
+    with pytest.raises(InputError, match=r"safetensors does not fit its config\.json: missing decoder\.positions"):
         r2sm_jax.load(copy)
     (copy / "SHA256SUMS").write_text("nothing here\n")
     with pytest.raises(InputError, match="SHA256SUMS: missing or not readable"):

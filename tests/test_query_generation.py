@@ -13,7 +13,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.polygons import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.class_names import same_class, says_name
+from r2sm_jax.queries.nouns import same_class, says_name
 from r2sm_jax.tools.llm_queries import REASONS, parse, read_answer, requests, system_prompt
 from r2sm_jax.tools.template import template
 

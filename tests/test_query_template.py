@@ -11,7 +11,7 @@ from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, s
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import category_names, read_instances, read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.class_names import display_name, same_class, says_name
+from r2sm_jax.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.tools.template import background_ids, describe_objects, template
 
 # Class names

@@ -156,7 +156,8 @@ class Dataset:
         name = self._images[index]["file_name"]
         if (path := find_image(self._image_dirs, name)) is None:
             places = " or ".join(map(str, self._image_dirs))
-            raise InputError(f"{self.path}: image {name} is not in {places}; give its folder with --data.images DIR")
+            remedy = "give its folder with --images DIR, in training with --data.images DIR"
+            raise InputError(f"{self.path}: image {name} is not in {places}; {remedy}")
         return path
 
     def subset(self, indices: Sequence[int]) -> "Dataset":

@@ -1,4 +1,4 @@
-"""Nouns: what objects are called (lexicon.toml), plurals, and which objects a noun could mean."""
+"""Nouns: what objects are called (lexicon.toml), plurals, which objects a noun could mean, and names of classes."""
 
 import re
 import tomllib
@@ -11,6 +11,7 @@ from typing import Any
 from r2sm_jax.errors import InputError
 
 _PREPOSITION = re.compile(r"\s+(?:of|in|on|with|behind|at|from|for|under|by|near|to|and)\s+")
+_WORD = re.compile(r"[^\W_]+")
 _SINGULAR_ENDINGS = ("ss", "us", "is", "'s", "lens", "canvas")
 
 
@@ -109,3 +110,39 @@ def could_mean(noun: str, category: str) -> bool:
     heads = {noun.split()[-1], category.split()[-1] if category else ""}
     anyone = words.nouns["anyone"]
     return heads.issubset((*anyone, *words.nouns["people"])) and not heads.isdisjoint(anyone)
+
+
+def display_name(name: str) -> str:
+    """A class name without underscores and without trailing numbers: "coffee_mug_075" → "coffee mug"."""
+    words = name.replace("_", " ").split()
+    while len(words) > 1 and words[-1].isdigit():
+        words.pop()
+    return " ".join(words)
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words and numbers of a text, without case and punctuation."""
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def same_class(said: str, name: str) -> bool:
+    """Whether `said` is the class `name`, as it is written or as it is displayed."""
+    return words_of(said) in (words_of(name), words_of(display_name(name)))
+
+
+def says_name(text: str, name: str) -> bool:
+    """Whether a text says a class name or its plural, in one word, in several or with hyphens."""
+    pattern = _name_pattern(name)
+    return pattern is not None and pattern.search(text.casefold()) is not None
+
+
+@cache
+def _name_pattern(name: str) -> re.Pattern[str] | None:
+    *first, last = words_of(display_name(name)) or ("",)
+    if not last:
+        return None
+    # More spellings than English has do no harm: nobody writes "mouses" but for mice.
+    lasts = {last, last + "s", last + "es", plural(last)}
+    lasts |= {re.sub(ending, several, last) for ending, several in (("y$", "ies"), ("fe?$", "ves"))}
+    spellings = "|".join(r"[\s_-]*".join(map(re.escape, (*first, word))) for word in sorted(lasts))
+    return re.compile(rf"(?<![^\W_])(?:{spellings})(?![^\W\d_])")

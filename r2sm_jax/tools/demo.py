@@ -23,7 +23,7 @@ from r2sm_jax.flags import parse_flags
 from r2sm_jax.predictor import CutQuery, Predictor
 from r2sm_jax.runs import open_run
 from r2sm_jax.tools import demo_answers as answers
-from r2sm_jax.tools.demo_answers import Answer, Photo, View, alt_text, message_html
+from r2sm_jax.tools.demo_answers import Answer, Photo, View, message_html
 
 Changes = dict[Any, Any]
 """New values of components of the page; the others stay."""
@@ -178,7 +178,7 @@ class Page:
             self.decision: answers.decision_html(answer, threshold),
             self.shown: gr.update(value=decided, visible=True),
             self.instance: gr.update(choices=choices, value=-1, visible=len(choices) > 2),
-            self.stage: gr.update(value=picture, visible=True, alt_text=alt_text(answer, decided)),
+            self.stage: gr.update(value=picture, visible=True, alt_text=answers.alt_text(answer, decided)),
             self.after: gr.update(visible=True),
             self.facts: answers.facts_html(photo, answer, threshold),
             self.archive: archive,
@@ -190,22 +190,19 @@ class Page:
         if photo is None or answer is None:
             return {}
         picture = answers.draw(photo, answer, shown, instance)
-        return {self.stage: self.gr.update(value=picture, alt_text=alt_text(answer, shown))}
-
-    def _without_answer(self, message: str | InputError) -> Changes:
-        hidden = self.gr.update(visible=False)
-        return {self.answer: None, self.decision: message_html(message), self.shown: hidden, self.after: hidden}
-
-    def _without_photo(self, message: str | InputError) -> Changes:
-        hidden = self.gr.update(visible=False)
-        return self._without_answer(message) | {self.photo: None, self.suggestions: hidden, self.stage: hidden}
+        return {self.stage: self.gr.update(value=picture, alt_text=answers.alt_text(answer, shown))}
 
     def _with_photo(self, file: Path) -> Changes:
         photo = answers.open_photo(self.predictor, file)
         note = f"It has {photo.frames} frames; the first one is used. " if photo.frames > 1 else ""
         picture = self.gr.update(value=photo.preview, visible=True, alt_text=f"The image {photo.name}")
-        changes = {self.photo: photo, self.suggestions: self.gr.update(visible=False), self.stage: picture}
-        return self._without_answer(f"{note}Now say what you want, in a few words.") | changes
+        start = self._without_photo(f"{note}Now say what you want, in a few words.")
+        return start | {self.photo: photo, self.stage: picture}
+
+    def _without_photo(self, message: str | InputError) -> Changes:
+        hidden = self.gr.update(visible=False)
+        hide = dict.fromkeys((self.suggestions, self.stage, self.shown, self.after), hidden)
+        return hide | {self.photo: None, self.answer: None, self.decision: message_html(message)}
 
 
 def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
@@ -221,16 +218,15 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
     warnings.simplefilter("ignore", CutQuery)  # the page shows what was not read
     predictor.warm_up()
-    answers.explain(predictor, "the red mug")  # compiles the rest
-    page = Page(predictor, folder).build()
-    page.queue(max_size=32, api_open=False)
-    grey = gr.themes.colors.neutral
+    page = Page(predictor, folder)
+    answers.ask(predictor, answers.open_photo(predictor, page.examples[0][0]), "the red mug")  # compiles the rest
+    blocks, grey = page.build().queue(max_size=32, api_open=False), gr.themes.colors.neutral
     fonts = {
         "font": ["system-ui", "-apple-system", "Segoe UI", "Helvetica", "Arial", "sans-serif"],
         "font_mono": ["ui-monospace", "Consolas", "monospace"],
     }
     try:
-        page.launch(
+        blocks.launch(
             server_name=args.host, server_port=args.port or None, allowed_paths=[], quiet=True,
             max_file_size=f"{args.max_upload_mb}mb", state_session_capacity=SESSIONS, prevent_thread_lock=True,
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
@@ -239,10 +235,10 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None
-    print(f"http://{args.host}:{page.server_port}", flush=True)
+    print(f"http://{args.host}:{blocks.server_port}", flush=True)
     if block:
-        page.block_thread()
-    return page
+        blocks.block_thread()
+    return blocks
 
 
 def main() -> None:

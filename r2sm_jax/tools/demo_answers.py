@@ -6,6 +6,7 @@ another run of the model.
 
 import io
 import json
+import math
 import shutil
 import time
 import zipfile
@@ -38,8 +39,6 @@ PREVIEW_SIDE = 960
 """Pixels of the longer side of every picture on the page."""
 MAX_CHARACTERS, MAX_WORDS = 100_000, 80
 EXAMPLES, EXAMPLE_SIDE = 5, 480
-HIDDEN_SHARE = 0.3, 0.65
-"""Hidden share of the object that an example is about: much, but the object can still be recognised."""
 DECISION = Template((files("r2sm_jax.tools") / "demo_decision.html").read_text())
 MEANINGS = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}
 
@@ -85,7 +84,7 @@ def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
     found, source = [], SceneSource("val", 1000, size=EXAMPLE_SIDE)
     for sample in map(source.__getitem__, range(len(source))):
         hidden = [1 - masks.area(i.modal) / masks.area(i.complete) for i in sample.instances]
-        if HIDDEN_SHARE[0] <= max(hidden) <= HIDDEN_SHARE[1]:
+        if 0.3 <= max(hidden) <= 0.65:  # much is hidden, but the object can still be recognised
             target = sample.instances[int(np.argmax(hidden))]
             name = f"the {target.attributes['colour']} {target.category}"
             harder = [q.text for q in sample.queries if q.instance_ids == (target.id,) and q.kind.get("hard")]
@@ -116,15 +115,10 @@ def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     started = time.perf_counter()
     modal, amodal = (predictor.predict([query], kind, photo.encoded)[0] for kind in ("modal", "amodal"))
     seconds = time.perf_counter() - started
-    words = explain(predictor, query.removesuffix(modal.unread))
+    read = query.removesuffix(modal.unread)
+    explained = predictor.config.head in heads.LEARNED and read.strip()
+    words = predictor.explain(read) if explained else [(word, 0.0) for word in read.split()]
     return Answer(query, {"modal": to_json(modal), "amodal": to_json(amodal)}, words, modal.unread, seconds)
-
-
-def explain(predictor: Predictor, query: str) -> Sequence[tuple[str, float]]:
-    """The words of a query and what each adds to the decision; 0 where the run's head does not learn from words."""
-    if predictor.config.head in heads.LEARNED and query.strip():
-        return predictor.explain(query)
-    return [(word, 0.0) for word in query.split()]
 
 
 def draw(photo: Photo, answer: Answer, shown: View, instance: int = -1) -> UInt8[np.ndarray, "h w 3"]:
@@ -173,7 +167,7 @@ def decision_html(answer: Answer, threshold: float) -> str:
         f"{escape(_shorten(word, 40))}</span>"
         for word, share in answer.words[:MAX_WORDS]
     ]
-    unread = f'<p class="note">Too long; not read: “{escape(_shorten(answer.unread, 80))}”</p>' if answer.unread else ""
+    unread = f'<p class="note">Too long; not read: “{escape(_shorten(answer.unread))}”</p>' if answer.unread else ""
     return DECISION.substitute(
         decided=decided,
         verdict=decided.capitalize(),
@@ -192,7 +186,7 @@ def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
     """A legend, and one line about the mask, the instances, the image and the time."""
     entry = answer.by_type[answer.decision(threshold)]
     count, (height, width) = len(entry["instances"]), entry["size"]
-    share = masks.areas([entry["mask"]])[0] / (height * width)
+    share = _share_of_image(entry, "mask")
     facts = [
         f"{share:.1%} of the image" if share else "nothing was found",
         f"predicted IoU {entry['score']:.2f}",
@@ -213,11 +207,13 @@ def message_html(text: str | InputError) -> str:
 
 def alt_text(answer: Answer, shown: View) -> str:
     """The picture in words, for visitors who do not see it."""
-    entry = answer.by_type["amodal"]
-    height, width = entry["size"]
-    share = masks.areas([entry[shown]])[0] / (height * width)
-    return f"The {shown} mask of “{_shorten(answer.query, 80)}” over the image: {share:.1%} of it"
+    share = _share_of_image(answer.by_type["amodal"], shown)
+    return f"The {shown} mask of “{_shorten(answer.query)}” over the image: {share:.1%} of it"
 
 
-def _shorten(text: str, most: int) -> str:
+def _share_of_image(entry: dict[str, Any], name: str) -> float:
+    return masks.areas([entry[name]])[0] / math.prod(entry["size"])
+
+
+def _shorten(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,14 +1,11 @@
-"""`python -m r2sm_jax.export RUN --out DIR`: writes a run as a folder for other programs, servers and the hub.
-
-r2sm_jax/exported.py lists the files of the folder, docs/export.md describes them.
-"""
+"""`python -m r2sm_jax.export RUN --out DIR`: writes a run as the folder that docs/export.md describes."""
 
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,23 +13,27 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
+from flax import nnx
+from huggingface_hub import EvalResult, ModelCardData
 from safetensors.numpy import save
 
 import r2sm_jax
 from r2sm_jax import exported
-from r2sm_jax.config import Config
+from r2sm_jax.config import MINILM, Config, DataConfig, is_procedural
 from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS
+from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.flags import parse_flags, to_json
 from r2sm_jax.models.lora import merge_lora
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run
-from r2sm_jax.tools.card import model_card
-from r2sm_jax.tools.export_functions import export_functions, write_functions
-from r2sm_jax.tools.verify import verify
+from r2sm_jax.tools.export_functions import export_functions, verify, write_functions
+
+METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
+LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
+DRAWN_ONLY = "- It was trained on drawn or composed scenes only: expect much lower figures on photographs.\n"
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def export(run: Run, out: Path, *, lm: str = "embed") -> None:
 def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     report, run = report_of(run), _without_adapters(run)
     texts, config = run.predictor.texts, portable(run.config)
-    weights = {name: variable[...] for name, variable in exported.by_dotted_path(run.predictor.weights).items()}
+    weights = exported.by_dotted_path(run.predictor.weights)
     written = {
         "architectures": ["R2SM"],
         "model_type": exported.MODEL_TYPE,
@@ -120,8 +121,7 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
-    arrays = {name: np.asarray(value) for name, value in weights.items()}
-    (folder / exported.WEIGHTS).write_bytes(save(arrays, {"format": "np"}))
+    (folder / WEIGHTS).write_bytes(save({name: np.asarray(x) for name, x in weights.items()}, {"format": "np"}))
     _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
         (folder / LANGUAGE_MODEL).mkdir()
@@ -163,10 +163,11 @@ def report_of(run: Run) -> dict[str, Any] | None:
 
 def _without_adapters(run: Run) -> Run:
     """The run with its LoRA adapters merged into the weights."""
-    graphdef, _ = exported.abstract_model(run.config.model)
-    model, graphdef, weights = merge_lora(run.config.model, graphdef, run.predictor.weights)
-    if model == run.config.model:
+    if not run.config.model.vision.lora_rank:
         return run
+    weights = exported.by_dotted_path(run.predictor.weights)
+    adapted = exported.with_weights(run.config.model, weights, run.folder)
+    model, graphdef, weights = merge_lora(run.config.model, *nnx.split(adapted))
     predictor = Predictor(model, graphdef, weights, run.predictor.texts)
     return replace(run, config=replace(run.config, model=model), predictor=predictor)
 
@@ -198,3 +199,77 @@ def preprocessing(config: Config) -> dict[str, Any]:
         "image_std": PIXEL_STD.tolist(),
         "max_tokens": config.model.text.max_tokens,
     }
+
+
+def model_card(title: str, written: Mapping[str, Any], config: Config, report: Mapping[str, Any] | None) -> str:
+    """The model card as Markdown: card.md filled in. The Hugging Face hub reads its front matter.
+
+    `written` is the export's `config.json`, `config` its configuration without local folders, `report` the run's
+    `report.json`, or None where there is none about these weights.
+    """
+    language, name = written["language_model"], config.model.text.name
+    is_published = "/" in name
+    began_as = [encoder for encoder in (config.model.vision.init, config.model.vision.name) if encoder]
+    front = ModelCardData(
+        language="en",
+        license="other" if began_as else "apache-2.0",
+        library_name="r2sm_jax",
+        pipeline_tag="image-segmentation",
+        tags=["jax", "flax", "stablehlo", "amodal-segmentation", "referring-expression-segmentation"],
+        base_model=name if is_published else None,
+        model_name=title,
+        eval_results=_eval_results(report) if report else None,
+    )
+    return (
+        (files("r2sm_jax.tools") / "card.md")
+        .read_text()
+        .format(
+            front=front.to_yaml(),
+            title=title,
+            config=config,
+            written=written,
+            figures=_figures(report) if report else "There is no report about these weights.",
+            data=_describe_data(config.data),
+            limits=DRAWN_ONLY if is_procedural(config.data.source) else "",
+            encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
+            licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
+            place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
+            language_model=name if is_published else "a local language model",
+            language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),
+        )
+    )
+
+
+def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
+    source = report["meta"]["source"].split(":")[0]
+    return [
+        EvalResult(
+            task_type="image-segmentation", dataset_type=source, dataset_name=f"{source} {split}",
+            dataset_split=split, metric_type=metric, metric_name=name, metric_value=figures["all"][metric],
+        )
+        for split, figures in report["splits"].items()
+        for metric, name in METRICS.items()
+        if figures["all"][metric] is not None
+    ]  # fmt: skip
+
+
+def _figures(report: Mapping[str, Any]) -> str:
+    rows = ["| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy | data sha256 |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|")
+    for split, figures in report["splits"].items():
+        both = figures["all"]
+        values = [both["giou"], figures["modal"]["giou"], figures["amodal"]["giou"], both["ciou"]]
+        values += [both["occluded_iou"], figures["mask_type"].get("accuracy")]
+        columns = " | ".join("-" if value is None else f"{value:.3f}" for value in values)
+        rows.append(f"| `{split}` | {both['queries']} | {columns} | `{report['meta']['data_sha256'][split]}` |")
+    rows += ["", "At the images' own resolution, over all queries; the predicted mask type picks the mask."]
+    return "\n".join(rows)
+
+
+def _describe_data(data: DataConfig) -> str:
+    if data.source != "scenes":
+        return f"`{data.source}`. Its publisher sets its licence; state it here before you pass these weights on."
+    return (
+        f"{data.scenes:,} procedural scenes (seed {data.seed}): drawn everyday objects that hide one another, with "
+        "exact masks, and queries from a grammar. No photographs, and no sentences written by people."
+    )

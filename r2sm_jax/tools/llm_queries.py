@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
@@ -20,26 +20,26 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import open_image
 from r2sm_jax.data.polygons import outline
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import (
+    Dataset,
     Instance,
     category_names,
-    find_image,
     group_by_image,
     image_folders,
     read_instances,
     write_json,
 )
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.class_names import same_class, says_name, words_of
 
 TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
 REASONS: dict[str, str] = TEXTS["reasons"]
@@ -75,24 +75,30 @@ def requests(
         resume: Keep the lines of an unfinished or older file and add the missing requests.
         overwrite: Replace the file if it exists.
     """
-    if queries < 1:
-        raise InputError("queries requests: --queries must be 1 or more")
-    if resume and overwrite:
-        raise InputError("queries requests: --resume keeps the file and --overwrite replaces it; give one of them")
-    if images is not None and image == "reference":
-        raise InputError("queries requests: --images is read only to embed images; add --image embed or leave it out")
+    if queries < 1 or (images is not None and image == "reference") or (resume and overwrite):
+        raise InputError(
+            "queries requests: --queries must be 1 or more, --images is read only to embed images (--image embed), and "
+            "--resume keeps the file but --overwrite replaces it: give one of them"
+        )
     if out.resolve() == dataset.resolve():
         raise InputError(f"--out {out}: this is the dataset file itself; give another name")
     refuse_overwrite(out, overwrite or resume)
     records = read_records(dataset)
-    folders = image_folders(dataset, images) if image == "embed" else None
+    names, by_image = category_names(records), group_by_image(records, "annotations")
+    embedded = Dataset(dataset, "", records, image_folders(dataset, images)) if image == "embed" else None
+    written = dict.fromkeys(MASK_TYPES, 0)
     with writing(out) as part:
         kept = _keep_requests(out, part) if resume else set()
-        written = dict.fromkeys(MASK_TYPES, 0)
         with part.open("ab" if resume else "wb") as file:
-            for mask_type, request in _requests(dataset, records, folders, queries, model, kept):
-                file.write(_json_line(request))
-                written[mask_type] += 1
+            for index, entry in enumerate(records["images"]):  # only one image's masks are in memory at a time
+                missing = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
+                annotations = [a for a in by_image[entry["id"]] if missing and _can_be_asked_for(a, "modal")]
+                instances = read_instances(dataset, entry, annotations, names)
+                tables = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
+                url = _data_url(embedded[index].image) if tables and embedded is not None else entry["file_name"]
+                for mask_type, table in tables.items():
+                    file.write(_json_line(_request(entry, mask_type, table, url, queries, model)))
+                    written[mask_type] += 1
     counts = f"{sum(written.values())} requests ({written['modal']} modal, {written['amodal']} amodal)"
     print(f"wrote {out}: {counts}{f', {len(kept)} were there' if resume else ''}, prompts version {TEXTS['version']}")
 
@@ -101,10 +107,9 @@ def _keep_requests(out: Path, part: Path) -> set[str]:
     """Makes `part` the complete lines of `out`, or of what an interrupted command left in `part`; gives their ids."""
     if out.exists():
         shutil.copyfile(out, part)
-    elif not part.exists():
-        return set()
     kept, end = set(), 0
-    with part.open("rb+") as file:
+    with part.open("ab+") as file:
+        file.seek(0)
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 break
@@ -117,29 +122,15 @@ def _keep_requests(out: Path, part: Path) -> set[str]:
     return kept
 
 
-def _requests(
-    path: Path,
-    records: Mapping[str, Any],
-    folders: tuple[Path, ...] | None,
-    count: int,
-    model: str | None,
-    kept: set[str],
-) -> Iterator[tuple[MaskType, dict[str, Any]]]:
-    """The missing requests. Only one image's masks are in memory at a time; `folders` are those of images to embed."""
-    names, by_image = category_names(records), group_by_image(records, "annotations")
-    for image in records["images"]:
-        missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(image["id"], t) not in kept]
-        annotations = [a for a in by_image[image["id"]] if missing and _can_be_asked_for(a, "modal")]
-        instances = read_instances(path, image, annotations, names)
-        tables: dict[MaskType, str] = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
-        url = _data_url(path, image, folders) if tables and folders is not None else image["file_name"]
-        for mask_type, table in tables.items():
-            user = Template(TEXTS["user"]).substitute(image, table=table, count=count)
-            content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
-            system = {"role": "system", "content": system_prompt(mask_type, count)}
-            body = ({"model": model} if model else {}) | {"messages": [system, {"role": "user", "content": content}]}
-            custom_id = _request_id(image["id"], mask_type)
-            yield mask_type, {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+def _request(
+    image: Mapping[str, Any], mask_type: MaskType, table: str, url: str, count: int, model: str | None
+) -> dict[str, Any]:
+    user = Template(TEXTS["user"]).substitute(image, table=table, count=count)
+    content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
+    system = {"role": "system", "content": system_prompt(mask_type, count)}
+    body = ({"model": model} if model else {}) | {"messages": [system, {"role": "user", "content": content}]}
+    custom_id = _request_id(image["id"], mask_type)
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def system_prompt(mask_type: MaskType, count: int) -> str:
@@ -169,17 +160,9 @@ def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
         yield json.dumps(row | {"polygon": outline(mask), "is_occluded": occluded}, ensure_ascii=False)
 
 
-def _data_url(path: Path, image: Mapping[str, Any], folders: tuple[Path, ...]) -> str:
-    """An image as a JPEG in a data URL. Raises InputError for one that is missing or not of the stated size."""
-    if (file := find_image(folders, image["file_name"])) is None:
-        places = " or ".join(map(str, folders))
-        raise InputError(f"{path}: image {image['file_name']} is not in {places}; give its folder with --images DIR")
-    pixels = open_image(file)
-    found, stated = " x ".join(map(str, pixels.shape[:2])), f"{image['height']} x {image['width']}"
-    if found != stated:
-        raise InputError(f"{file}: the image is {found} but {path} says {stated}; give the image that was annotated")
+def _data_url(image: np.ndarray) -> str:
     jpeg = io.BytesIO()
-    Image.fromarray(pixels).save(jpeg, "JPEG", quality=90)
+    Image.fromarray(image).save(jpeg, "JPEG", quality=90)
     return "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode("ascii")
 
 
@@ -235,17 +218,13 @@ def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[d
     """Appends the usable queries to the records and yields the others, each with its reason."""
     names, by_image = category_names(records), group_by_image(records, "annotations")
     requested: dict[str, tuple[int, MaskType]] = {_request_id(i, t): (i, t) for i in by_image for t in MASK_TYPES}
-    earlier: dict[Any, list[frozenset[str]]] = {place: [] for place in requested.values()}
+    earlier: dict[Any, list[frozenset[str]]] = defaultdict(list)
     for query in records["queries"]:
         earlier[query["image_id"], query["mask_type"]].append(_content_words(query["text"]))
     number = max((query["id"] for query in records["queries"]), default=0)
-    for where, line in _lines(paths):
-        custom_id, text, reason = _read_line(line)
-        where |= {"custom_id": custom_id}
-        if not reason and custom_id not in requested:
-            reason = "unknown request"
-        if reason:
-            yield where | {"reason": reason, "question": "", "answer": text}
+    for where, custom_id, text, reason in _read_lines(paths):
+        if reason or custom_id not in requested:
+            yield where | {"reason": reason or "unknown request", "question": "", "answer": text}
             continue
         image_id, mask_type = place = requested[custom_id]
         offered = {a["id"]: names[a["category_id"]] for a in by_image[image_id] if _can_be_asked_for(a, mask_type)}
@@ -263,8 +242,8 @@ def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[d
             )
 
 
-def _lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The lines of all files that are not blank, with file and number."""
+def _read_lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], str, str, str]]:
+    """For each line that is not blank: its place, its custom_id, its text, and why that is none ("" if it is one)."""
     for path in paths:
         try:
             content = path.read_bytes()
@@ -272,11 +251,11 @@ def _lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], bytes]]:
             raise InputError(f"{path}: cannot read the answers ({error.strerror}); check the path") from error
         for number, line in enumerate(content.split(b"\n"), start=1):
             if line.strip():
-                yield {"file": str(path), "line": number}, line
+                custom_id, text, reason = _read_line(line)
+                yield {"file": str(path), "line": number, "custom_id": custom_id}, custom_id, text, reason
 
 
 def _read_line(line: bytes) -> tuple[str, str, str]:
-    """The custom_id and the text in a line, and why there is none ("" if there is)."""
     record: Any = None
     with suppress(ValueError, RecursionError):
         record = json.loads(line)
@@ -303,9 +282,12 @@ _QUESTION_END, _ANY_TAG = _tag(r"(?:/\s{0,3}q|a)"), _tag(r"/?\s{0,3}[qa]")
 _INSTANCE = re.compile(r"\binstance[\s_]{1,3}id", re.IGNORECASE)
 _ID_AND_NAME = re.compile(
     r"instance[\s_]{1,3}id\s{0,3}(?:is|:|=)?[\s\[(\"'#*]{0,6}(-?\d{1,18})(?!\d)[\s\])\"',;:.*]{0,6}"
-    r"(?:and\s{1,3})?(?:the\s{1,3})?(?:class|label)[\s_]{1,3}name\s{0,3}(?:is|:|=)?\s*(.*)",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:and\s{1,3})?(?:the\s{1,3})?(?:class|label)[\s_]{1,3}name\s{0,3}(?:is|:|=)?\s*"
+    r"(?:\[([^\]\n]+)\]|([^;\n]*))",
+    re.IGNORECASE,
 )
+_AFTER_NAME = re.compile(r"\s(?:\d{1,2}[.)]|and)\s?$")
+"""The number of the next question, or the "and" before the next instance."""
 _AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"
 _NUMBERING = re.compile(r"^(?:question\s?)?(?:\(?\d{1,2}\s?[.):]\s|question\s?:\s?)", re.IGNORECASE)
 _NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
@@ -355,13 +337,7 @@ def _id_and_name(text: str) -> tuple[int, str] | None:
     found = _ID_AND_NAME.match(text)
     if found is None:
         return None
-    if bracketed := re.match(r"\[([^\]\n]+)\]", found[2]):
-        name = bracketed[1]
-    else:
-        name = re.split(r"[;\n]", found[2], maxsplit=1)[0]
-        name = re.sub(r"\s\d{1,2}[.)]\s?$", "", name)  # the number of the next question
-        name = re.sub(r"\sand$", "", name.strip(_AROUND_NAME))
-    name = name.strip(_AROUND_NAME)
+    name = (found[2] or _AFTER_NAME.sub("", found[3])).strip(_AROUND_NAME)
     return (int(found[1]), name) if name else None
 
 

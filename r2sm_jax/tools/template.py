@@ -12,15 +12,13 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instances, write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import Query
-from r2sm_jax.tools.class_names import display_name
 
 HIDING_SHARE = 0.01
 """One object hides another from this share of the other's complete mask on."""
-MOST_TIMES = 8
-"""Where some queries cannot be used, up to this many times as many are written to choose from."""
 
 
 def template(
@@ -96,50 +94,37 @@ def _write_queries(instances: list[Instance], background: set[int], count: int, 
         return []
     excluded = {"modal": background, "amodal": background | {i.id for i in instances if i.amodal is None}}
     usable: list[Query] = []
-    wanted = count
-    while wanted <= MOST_TIMES * count:
+    for wanted in (count, 2 * count, 4 * count, 8 * count):  # more to choose from, where some cannot be used
         written = write_queries(objects, rng=np.random.default_rng(seed), count=wanted)
         usable = [query for query in written if excluded[query.mask_type].isdisjoint(query.instance_ids)]
         if len(usable) >= count or len(written) < wanted:
             break
-        wanted *= 2
     return usable[:count]
 
 
 def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
     """What the grammar is told about every instance that is visible."""
-    return [
-        ObjectFacts(
-            id=instance.id,
-            category=display_name(instance.category),
-            box=masks.box(instance.complete),
-            area=masks.area(instance.complete),
-            occlusion=_occlusion(instance),
-            hidden_by=_hidden_by(instance, instances),
-            colour=instance.attributes.get("colour"),
-            pattern=instance.attributes.get("pattern"),
-            visible_box=masks.box(instance.modal),
-        )
-        for instance in instances
-        if instance.modal.any()
-    ]
+    return [_describe(instance, instances) for instance in instances if instance.modal.any()]
 
 
-def _occlusion(instance: Instance) -> float:
-    """Hidden share of the complete mask; not a number where that mask is not known, so that no query relies on it."""
-    if instance.amodal is None:
-        return float("nan")
-    return 1 - masks.area(instance.modal) / masks.area(instance.amodal)
-
-
-def _hidden_by(instance: Instance, instances: Sequence[Instance]) -> tuple[int, ...]:
-    """The instances whose visible masks cover enough of the hidden part of another one."""
-    hidden = instance.complete & ~instance.modal
-    least = max(1.0, HIDING_SHARE * masks.area(instance.complete))
+def _describe(instance: Instance, instances: Sequence[Instance]) -> ObjectFacts:
+    """The hidden share is not a number where the amodal mask is not known, so that no query relies on it."""
+    area, hidden = masks.area(instance.complete), instance.complete & ~instance.modal
     x0, y0, x1, y1 = masks.box(hidden)
     window = np.s_[y0:y1, x0:x1]
-    return tuple(
-        other.id
-        for other in instances
-        if other is not instance and masks.area(hidden[window] & other.modal[window]) >= least
+    least = max(1.0, HIDING_SHARE * area)
+    return ObjectFacts(
+        id=instance.id,
+        category=display_name(instance.category),
+        box=masks.box(instance.complete),
+        area=area,
+        occlusion=float("nan") if instance.amodal is None else 1 - masks.area(instance.modal) / area,
+        hidden_by=tuple(
+            other.id
+            for other in instances
+            if other is not instance and masks.area(hidden[window] & other.modal[window]) >= least
+        ),
+        colour=instance.attributes.get("colour"),
+        pattern=instance.attributes.get("pattern"),
+        visible_box=masks.box(instance.modal),
     )

@@ -1,100 +1,68 @@
-"""Compares an export with its run on the same images and queries.
+"""Compares an export with its run. This program needs JAX but not r2sm_jax; tools/export_functions.py starts it.
 
-Three programs answer: the run from its checkpoint, the export loaded by `r2sm_jax.load`, and the export's StableHLO in
-a new process that does not import this package (alone.py).
+python -I verify.py EXPORT GIVEN.safetensors LANGUAGE_MODEL.safetensors [more shards]
+
+GIVEN holds images, tokens and token states, and the answers of the run (`run.*`) and of the export loaded by
+`r2sm_jax.load` (`export.*`). The export's StableHLO answers here, from the given token states and from its own.
 """
 
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import zipfile
+from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from jax import export
+from safetensors.numpy import load_file
 
-from r2sm_jax.data.images import Letterbox
-from r2sm_jax.errors import InputError
-from r2sm_jax.exported import FUNCTIONS
-from r2sm_jax.models.weights import weight_files
-from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import Run, open_run
-from r2sm_jax.sources import open_source
-from r2sm_jax.tools import alone
-
-IMAGES, QUERIES = 3, 4
 TOLERANCE = 1e-4
 """Largest difference of mask logits and probabilities that float32 rounding explains, from the same token states."""
 STATES_TOLERANCE = 2**-10
 """Largest relative difference of token states: one step of float16, to which they are rounded."""
 LOGITS = ("modal", "amodal", "slot_modal", "slot_amodal")
+FIELDS = (*LOGITS, "probability")
 
 
-def verify(run: Run, folder: Path) -> str:
-    """The largest differences between an export and its run, in a few lines.
+def main(folder: str, given_file: str, *language_model: str) -> None:
+    """Prints the differences. Exits with code 1 and one sentence if they are too large."""
+    weights, given = load_file(f"{folder}/model.safetensors"), load_file(given_file)
+    with zipfile.ZipFile(f"{folder}/model.stablehlo") as file:
+        encode_text, encode_image, answer = (
+            export.deserialize(bytearray(file.read(name))).call for name in ("encode_text", "encode_image", "answer")
+        )
+    text_weights = {name: value for shard in language_model for name, value in load_file(shard).items()}
+    features = encode_image(weights, given["image"], given["valid"])
+    states = np.asarray(encode_text(text_weights, given["ids"], given["mask"]))
 
-    Raises:
-        InputError: they are larger than rounding explains, or the StableHLO does not run.
-    """
-    loaded = open_run(folder).predictor
-    frames, valid, sentences = _inputs(run.predictor)
-    expected = run.predictor.answer(frames, valid, sentences)._asdict()
-    reloaded = loaded.answer(frames, valid, sentences)._asdict()
-    all_sentences = [sentence for of_image in sentences for sentence in of_image]
-    ids, mask = loaded.texts.tokens(all_sentences)
-    states = np.ascontiguousarray(loaded.texts(all_sentences)[0][:, : ids.shape[1]])
-    given = {"image": frames, "valid": valid, "ids": ids, "mask": mask, "states": states}
-    outputs = _run_alone(folder, given, weight_files(loaded.texts.folder))
-    lines = [f"verified on {IMAGES} images x {QUERIES} queries; largest differences from the run:"]
-    for name, found, tolerance in (
-        ("safetensors", reloaded, TOLERANCE),
-        ("StableHLO in a process without r2sm_jax, the run's token states", _answers(outputs, "given."), TOLERANCE),
-        ("StableHLO in a process without r2sm_jax, its own token states", _answers(outputs, "own."), None),
-    ):
-        apart = {field: np.abs(expected[field] - found[field]).max() for field in (*LOGITS, "probability")}
-        pixels = sum(((expected[field] > 0) != (found[field] > 0)).sum() for field in LOGITS[:2])
-        logits, probability = max(apart[field] for field in LOGITS), apart["probability"]
-        measured = f"{logits:.2g} in mask logits, {probability:.2g} in the probability of amodal, {pixels} mask pixels"
-        if tolerance and not max(logits, probability) <= tolerance:
-            raise InputError(f"{folder}: {name}, differs from the run: {measured}; {tolerance:g} is allowed")
-        lines.append(f"  {name}: {measured}")
-    expected_states = states.astype(np.float32)
-    relative = np.abs(outputs["states"].astype(np.float32) - expected_states) / np.maximum(
-        np.abs(expected_states), 2**-4
-    )
-    if not (apart := relative[mask].max()) <= STATES_TOLERANCE:
-        raise InputError(f"{folder}: the token states of StableHLO differ by {apart:.2g}, more than float16 rounds")
-    lines.append(f"  token states: {apart:.2g} of their size; one step of float16 is {STATES_TOLERANCE:.2g}")
-    return "\n".join(lines)
+    def answers(states: np.ndarray) -> dict[str, np.ndarray]:
+        text, mask = (x.reshape(len(given["image"]), -1, *x.shape[1:]) for x in (states, given["mask"]))
+        found: Any = answer(weights, features, text, mask)
+        probability = 1 / (1 + np.exp(-np.asarray(found["type_logit"], np.float64)))
+        return {name: np.asarray(found[name]) for name in LOGITS} | {"probability": probability}
+
+    stablehlo = "StableHLO in a process without r2sm_jax"
+    run, loaded = ({name: given[f"{program}.{name}"] for name in FIELDS} for program in ("run", "export"))
+    compare("safetensors", run, loaded, TOLERANCE)
+    compare(f"{stablehlo}, the run's token states", run, answers(given["states"]), TOLERANCE)
+    compare(f"{stablehlo}, its own token states", run, answers(states), np.inf)
+    expected = given["states"].astype(np.float32)
+    apart = np.abs(states.astype(np.float32) - expected) / np.maximum(np.abs(expected), 2**-4)
+    largest = apart[given["mask"]].max()
+    if not largest <= STATES_TOLERANCE:
+        sys.exit(f"the token states of StableHLO differ by {largest:.2g}, more than float16 rounds")
+    print(f"  token states: {largest:.2g} of their size; one step of float16 is {STATES_TOLERANCE:.2g}")
+    assert not {"r2sm_jax", "flax", "transformers"} & set(sys.modules)
 
 
-def _inputs(predictor: Predictor) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:
-    """Frames [b S S 3] of the first scenes of `val`, cropped to several shapes, their valid pixels, and k sentences
-    about each."""
-    size = predictor.config.vision.image_size
-    source = open_source("scenes", "val", count=IMAGES, size=size)
-    samples = [source[i] for i in range(IMAGES)]
-    images = [sample.image[: size - 7 * i] for i, sample in enumerate(samples)]
-    boxes = [Letterbox(image.shape[0], image.shape[1], size) for image in images]
-    frames = [box.image(image) for box, image in zip(boxes, images, strict=True)]
-    sentences = [[query.text for query in sample.queries[:QUERIES]] for sample in samples]
-    return np.stack(frames), np.stack([box.valid() for box in boxes]), sentences
+def compare(name: str, run: dict[str, np.ndarray], found: dict[str, np.ndarray], tolerance: float) -> None:
+    """Prints the largest differences of a program's answers from those of the run."""
+    apart = {field: np.abs(run[field] - found[field]).max() for field in run}
+    pixels = sum(((run[field] > 0) != (found[field] > 0)).sum() for field in ("modal", "amodal"))
+    logits, probability = max(apart[field] for field in LOGITS), apart["probability"]
+    measured = f"{logits:.2g} in mask logits, {probability:.2g} in the probability of amodal, {pixels} mask pixels"
+    if not max(logits, probability) <= tolerance:
+        sys.exit(f"{name}, differs from the run: {measured}; {tolerance:g} is allowed")
+    print(f"  {name}: {measured}")
 
 
-def _run_alone(folder: Path, given: dict[str, np.ndarray], language_model: Sequence[Path]) -> dict[str, np.ndarray]:
-    """The outputs of alone.py in a new process. Raises InputError where it fails."""
-    with tempfile.TemporaryDirectory() as work:
-        inputs, outputs = f"{work}/inputs.safetensors", f"{work}/outputs.safetensors"
-        save_file(given, inputs)
-        command = [sys.executable, "-I", alone.__file__, folder, inputs, outputs, *language_model]
-        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        if ended.returncode:
-            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-            raise InputError(f"{folder / FUNCTIONS}: it does not run without r2sm_jax ({last})")
-        return load_file(outputs)
-
-
-def _answers(outputs: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The outputs with a prefix, and the probability of amodal."""
-    found = {name.removeprefix(prefix): value for name, value in outputs.items() if name.startswith(prefix)}
-    return found | {"probability": 1 / (1 + np.exp(-found["type_logit"].astype(np.float64)))}
+if __name__ == "__main__":
+    main(*sys.argv[1:])
