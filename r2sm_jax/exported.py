@@ -104,7 +104,8 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
     written, path = _read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
     model = with_weights(config.model, read_tensors(path), path)
-    return config, *nnx.split(model, nnx.Param, ...), int(written["step"])
+    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
+    return config, graphdef, params, constants, int(written["step"])
 
 
 def open_texts(folder: Path, config: Config) -> TextStates:

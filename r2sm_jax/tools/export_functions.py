@@ -62,7 +62,9 @@ def export_functions(
         tokens, pixels = with_weights(config, tensors, Path(WEIGHTS)).encode_image(image, valid)
         return {"tokens": tokens, **pixels._asdict()}
 
-    def answer(tensors: Tensors, features: Tensors, text: jax.Array, text_mask: jax.Array) -> dict[str, jax.Array]:
+    def answer(
+        tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array
+    ) -> dict[str, jax.Array]:
         pixels = PixelFeatures(**{name: features[name] for name in PixelFeatures._fields})
         model = with_weights(config, tensors, Path(WEIGHTS))
         return model.answer(features["tokens"], pixels, text, text_mask)._asdict()

@@ -91,10 +91,10 @@ def requests(
         kept = _keep_requests(out, part) if resume else set()
         with part.open("ab" if resume else "wb") as file:
             for index, entry in enumerate(records["images"]):  # only one image's masks are in memory at a time
-                missing = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
+                missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
                 annotations = [a for a in by_image[entry["id"]] if missing and _can_be_asked_for(a, "modal")]
                 instances = read_instances(dataset, entry, annotations, names)
-                tables = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
+                tables: dict[MaskType, str] = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
                 url = _data_url(embedded[index].image) if tables and embedded is not None else entry["file_name"]
                 for mask_type, table in tables.items():
                     file.write(_json_line(_request(entry, mask_type, table, url, queries, model)))
