@@ -7,8 +7,7 @@ from pathlib import Path
 
 from r2sm_jax.data.samples import Source, load_json_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.free_sentences import write_free_sentences
-from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import SPLITS as SPLITS
 from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.cutouts import CutoutSource

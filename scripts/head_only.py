@@ -19,8 +19,7 @@ from r2sm_jax.config import DataConfig, LossConfig, OptimizerConfig
 from r2sm_jax.data.batches import drop_tokens
 from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.free_sentences import write_free_sentences
-from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.optimizer import make_optimizer
@@ -66,14 +65,14 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
 
 
 def free_sentences(count: int, *, seed: int = 0) -> Sentences:
-    """Sentences about anything (queries/free_sentences.py)."""
+    """Sentences about anything (queries/sentences.py)."""
     found = write_free_sentences(count, seed=seed)
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
 
 
 def intent_list(purpose: Literal["development", "test"]) -> Sentences:
-    """The sentences written by hand (queries/intent.py)."""
+    """The sentences written by hand (queries/sentences.py)."""
     rows = intent_sentences(purpose)
     return Sentences(
         tuple(row.text for row in rows),

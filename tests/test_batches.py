@@ -5,7 +5,7 @@ import pytest
 
 from r2sm_jax.data.batches import Assemble, Prepared, PreparedSource, prepare, training_batches
 from r2sm_jax.data.samples import Instance, Sample
-from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.queries.sentences import write_free_sentences
 from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source
 

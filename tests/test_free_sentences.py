@@ -4,8 +4,7 @@ import re
 
 import numpy as np
 
-from r2sm_jax.queries.free_sentences import free_templates, write_free_sentences
-from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
 from r2sm_jax.query import keyword_mask_type
 
 

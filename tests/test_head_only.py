@@ -14,7 +14,7 @@ from head_only import Sentences, free_sentences, intent_list, pad, scene_sentenc
 from r2sm_jax.models import heads
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.intent import intent_sentences
+from r2sm_jax.queries.sentences import intent_sentences
 from r2sm_jax.query import keyword_mask_type
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablate_heads.py"

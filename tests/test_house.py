@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
 MOST_LINES, MOST_FILES, LONGEST_FILE = 12_500, 75, 400
 
 ROOMS = {
-    "ground": "errors query config flags cpu", "data": "data", "models": "models", "training": "training",
+    "ground": "errors query config flags cpu random_choice", "data": "data", "models": "models", "training": "training",
     "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools", "sources": "sources",
     "predictor": "predictor prediction explain", "runs": "runs exported",
     "commands": "train evaluate predict predict_many predict_tasks",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from r2sm_jax.errors import InputError
 from r2sm_jax.scenes.drawings import read_drawings
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
 from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite
@@ -160,6 +161,33 @@ sign
     assert np.array_equal(parts[2][1], [(0, 0), (w, 0), (w, 1)])
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("main elipse 0,0 w", "there is no shape 'elipse'"),
+        ("mian ellipse 0,0 w", "name 'mian' is not defined"),
+        ("w ellipse 0,0 w", "not a role"),
+        ("main w", "not a role and a shape"),
+        ("main ellipse 0,0 v", "name 'v' is not defined"),
+        ("main ellipse 0,0 w*", "invalid syntax"),
+        ("main ellipse 0,0 (w", "'(' was never closed"),
+        ("main ellipse 0,0 w color=3", "unexpected keyword argument 'color'"),
+        ("main ellipse 0,0 w truned=3", "unexpected keyword argument 'truned'"),
+        ("main ellipse 0,0", "missing 1 required positional argument: 'radii'"),
+        ("if tall main box -w,-1 w,1", "name 'tall' is not defined"),
+        ("if w>9 main elipse 0,0 w", "there is no shape 'elipse'"),
+        ("h = chance often", "name 'often' is not defined"),
+        ("h = __import__('os')", "name '__import__' is not defined"),
+        ("main", "expected"),
+    ],
+)
+def test_a_mistake_in_a_drawing_is_named_when_it_is_read(line: str, problem: str) -> None:
+    text = f"# A comment.\nsign\n    w = 0.5..0.6\n    main polygon 0,0\n        w,0 w,1\n    {line}\n"
+    with pytest.raises(InputError) as error:
+        read_drawings(text)
+    assert str(error.value).startswith("drawings.txt, line 6 (sign): ") and problem in str(error.value)
+
+
 def test_a_layout_hides_a_region_that_was_there_before() -> None:
     """As a photo has them: not square, with regions that no sprite was made for."""
 
@@ -173,7 +201,7 @@ def test_a_layout_hides_a_region_that_was_there_before() -> None:
         layout = Layout((60, 120), rules)
         layout.put(Placed(Item("sofa", {}, "hidden"), square(30), 40, 30))
         layout.put(Placed(Item("lamp", {}, "free"), square(20), 80, 30))
-        share = rng.uniform(*rules.target)
+        share = rng.uniform(*rules.hidden)
         place = layout.find_over(rng, square(24), 0, share)
         assert place is not None
         layout.put(Placed(Item("box", {}), square(24), *place))

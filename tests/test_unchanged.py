@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from r2sm_jax.config import Config
-from r2sm_jax.queries.free_sentences import write_free_sentences
+from r2sm_jax.queries.sentences import write_free_sentences
 from r2sm_jax.sources import open_source
 from r2sm_jax.train import train
 

@@ -1,29 +1,20 @@
 """Templates and the wordings that they stand for. The notation is explained at the top of wordings.txt."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import lexicon
 from r2sm_jax.query import MaskType, keyword_mask_type
 
-T = TypeVar("T")
-
 FIELDS = frozenset(["x", "n", "ns", "poss", "y", "pl", "it", "they", "its", "itself", "is", "was", "does", "s", "es"])
 """What a wording can have in braces, as wordings.txt explains it."""
 
 _CHOICE, _SHARED = re.compile(r"\[([^\[\]]*)\]"), re.compile(r"<([\w ]+)>")
-
-
-def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
-    """One of some items, each as likely."""
-    return items[int(rng.random() * len(items))]
 
 
 def agreement(pronoun: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The content of lexicon.toml, which explains it."""
+    """The classes that the grammar knows, and nouns in general. lexicon.toml explains the entries."""
 
     classes: Mapping[str, Meaning]
     groups: Mapping[str, Meaning]
@@ -50,10 +50,7 @@ def read_toml(file_name: str) -> dict[str, Any]:
 
 @cache
 def lexicon() -> Lexicon:
-    """The classes that the grammar knows, and nouns in general.
-
-    Raises InputError where lexicon.toml lacks something or has something unknown.
-    """
+    """The content of lexicon.toml. Raises InputError if it lacks something or has something unknown."""
     content = dict(read_toml("lexicon.toml"))
     try:
         for kind in ("classes", "groups"):
@@ -92,10 +89,8 @@ def plural(noun: str) -> str:
         word = irregular[word]
     elif re.search(r"[^aeiou]y$", word):
         word = word[:-1] + "ies"
-    elif re.search(r"(?:s|x|z|ch|sh)$", word):
-        word += "es"
     else:
-        word += "s"
+        word += "es" if word.endswith(("s", "x", "z", "ch", "sh")) else "s"
     return f"{start} {word}".strip() + "".join(rest)
 
 
@@ -105,7 +100,7 @@ def could_mean(noun: str, category: str) -> bool:
     words = lexicon()
     if category in words.classes:
         return noun in (*words.classes[category].nouns, *words.classes[category].held_out_nouns)
-    if any(category == word or category.endswith(" " + word) for word in (noun, plural(noun))):
+    if f" {category}".endswith((f" {noun}", f" {plural(noun)}")):
         return True
     heads = {noun.split()[-1], category.split()[-1] if category else ""}
     anyone = words.nouns["anyone"]

@@ -1,17 +1,18 @@
 """Targets, and phrases that pick exactly those: "the red mug", "the mug behind the book", "what you would drink from".
 
-A phrase is used only when its meaning, evaluated on every object in the image, gives the target and nothing else.
-Positions and sizes need a clear margin.
+A phrase is used only if its literal meaning fits its targets and no other object of the image. Positions and sizes need
+a clear margin.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import pick
 from r2sm_jax.queries.nouns import Meaning, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts, Objects, clearly_larger
+from r2sm_jax.random_choice import pick
 
 CLEAR = 0.20  # margin of a position, in extents of all objects together
 BETWEEN = 0.12  # margin of a place between two objects
@@ -21,8 +22,7 @@ BETWEEN = 0.12  # margin of a place between two objects
 class Phrase:
     """Words that pick exactly the objects `ids`.
 
-    `plural` phrases take "are", `bare` is the text after "the", `lead` is a sentence before the query, and a phrase for
-    `reasoning` names no class.
+    `plural`: takes "are". `bare`: the text after "the". `lead`: a sentence before it. `reasoning`: names no class.
     """
 
     text: str
@@ -43,18 +43,13 @@ class PhraseWriter:
         self._anchors: dict[int, list[str]] = {}
 
     def phrase(self) -> Phrase | None:
-        """A phrase for a random target, half of the time for one that is hidden in part. None where none was found."""
+        """A phrase for a random target, in half of the draws for a partly hidden one. None if none was found."""
         wants_hidden = self.rng.random() < 0.5
         targets = [target for target in self.objects.all if target.partly_hidden == wants_hidden]
         target = pick(self.rng, targets or self.objects.all)
         draw = self.rng.random()
-        for share, write in (
-            (0.45, self._name),
-            (0.15, self._place),
-            (0.15, self._occlusion),
-            (0.15, self._reasoning),
-            (0.10, self._several),
-        ):
+        writers = (self._name, self._place, self._occlusion, self._reasoning, self._several)
+        for share, write in zip((0.45, 0.15, 0.15, 0.15, 0.10), writers, strict=True):
             draw -= share
             if draw < 0:
                 return next((phrase for _ in range(3) if (phrase := write(target)) is not None), None)
@@ -72,8 +67,6 @@ class PhraseWriter:
         names = self._anchors[other.id]
         return pick(self.rng, names) if names else None
 
-    # Nouns and names
-
     def _nouns(self, meaning: Meaning) -> Sequence[str]:
         return meaning.held_out_nouns if self.held_out else meaning.nouns
 
@@ -89,8 +82,7 @@ class PhraseWriter:
                 nouns, ids = self._nouns(meaning), self.objects.meant_by(meaning)
                 if nouns and target.id in ids:
                     return pick(self.rng, nouns), ids
-        nouns = self._nouns(self.objects.meaning[target.id])
-        if not nouns:
+        if not (nouns := self._nouns(self.objects.meaning[target.id])):
             return None
         noun = pick(self.rng, nouns)
         return noun, self.objects.named(noun)
@@ -119,18 +111,13 @@ class PhraseWriter:
         if (named := self._noun(target, anything=bool(described) and self.rng.random() < 0.06)) is None:
             return None
         noun, ids = named
-        plain = target.pattern in (None, "plain") and self.rng.random() < 0.8
         options = [(None, None), (None, None), (target.colour, None), (target.colour, None)]
-        if not plain:
+        if target.pattern not in (None, "plain") or self.rng.random() >= 0.8:
             options += [(None, target.pattern), (target.colour, target.pattern)]
-        unique = [option for option in options if self.objects.matching(ids, *option) == (target.id,)]
         if noun in self.words["anything"]:
-            unique = [option for option in unique if option != (None, None)]
-        if not unique:
-            return None
-        return self._singular(target, noun, *self._adjectives(*pick(self.rng, unique)))
-
-    # Place and size
+            options = [option for option in options if option != (None, None)]
+        unique = [option for option in options if self.objects.matching(ids, *option) == (target.id,)]
+        return self._singular(target, noun, *self._adjectives(*pick(self.rng, unique))) if unique else None
 
     def _place(self, target: ObjectFacts) -> Phrase | None:
         """Size or position among its class, or a place relative to other objects."""
@@ -169,7 +156,7 @@ class PhraseWriter:
         return None
 
     def _relation(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
-        """In a direction from another object, in which no object that the noun could mean lies as well."""
+        """A direction from another object in which nothing else lies that the noun could mean."""
         other = pick(self.rng, self.objects.all)
         anchor = None if other.id in ids else self.anchor(other)
         if anchor is None:
@@ -178,9 +165,8 @@ class PhraseWriter:
         for words in self.words["direction"]:
             axis, sign = words["axis"], words["sign"]
             across = max(abs(distance) for distance in gap(other.id, target.id, 1 - axis))
-            if gap(other.id, target.id, axis, sign)[0] > max(CLEAR, across) and all(
-                gap(other.id, i, axis, sign)[1] < 0.0 for i in rest
-            ):
+            clear = gap(other.id, target.id, axis, sign)[0] > max(CLEAR, across)
+            if clear and all(gap(other.id, i, axis, sign)[1] < 0.0 for i in rest):
                 return self._singular(target, noun, after=f"{pick(self.rng, words['relation'])} {anchor}")
         return None
 
@@ -190,16 +176,10 @@ class PhraseWriter:
             return None
         first, last = (others[int(i)] for i in self.rng.choice(len(others), 2, replace=False))
         names = self.anchor(first), self.anchor(last)
-        between = self.objects.between
-        if (
-            None in names
-            or not between(first.id, last.id, target.id, BETWEEN)
-            or any(between(first.id, last.id, i, -0.05) for i in ids - {target.id})
-        ):
+        between = partial(self.objects.between, first.id, last.id)
+        if None in names or not between(target.id, BETWEEN) or any(between(i, -0.05) for i in ids - {target.id}):
             return None
         return self._singular(target, noun, after=f"between {names[0]} and {names[1]}")
-
-    # Occlusion
 
     def _occlusion(self, target: ObjectFacts) -> Phrase | None:
         """Behind or in front of another object, or partly hidden where the others of its class are not."""
@@ -211,14 +191,10 @@ class PhraseWriter:
         behind = draw < 0.7
 
         def related(one: ObjectFacts, other: ObjectFacts) -> bool:
-            """Whether `one` is behind, or in front of, the other."""
             return other.id in one.hidden_by if behind else one.id in other.hidden_by
 
-        partners = [
-            other
-            for other in self.objects.all
-            if other.id not in ids and related(target, other) and (target if behind else other).partly_hidden
-        ]
+        partners = [other for other in self.objects.all if other.id not in ids and related(target, other)]
+        partners = [other for other in partners if (target if behind else other).partly_hidden]
         if draw < 0.2 or not partners:
             return self._hidden_or_clear(target, noun, others) if others else None
         other = pick(self.rng, partners)
@@ -239,10 +215,8 @@ class PhraseWriter:
             return self._singular(target, noun, after=pick(self.rng, words["clear"]))
         return None
 
-    # Function and context
-
     def _reasoning(self, target: ObjectFacts) -> Phrase | None:
-        """What an object, or all objects with the same use, are for. The class is not named."""
+        """The use of an object, or of all objects with that use, without their class."""
         if not self.objects.in_lexicon:
             return self._use_or_idea(target)
         category = self.objects.category[target.id]
@@ -263,7 +237,7 @@ class PhraseWriter:
         return Phrase(f"{head} {clause}", ids, many, lead=lead, reasoning=True)
 
     def _use_or_idea(self, target: ObjectFacts) -> Phrase | None:
-        """The same from the uses and ideas of the objects. All need some: one without could be meant by any."""
+        """The same for objects with uses and ideas of their own. All need some, else any phrase could mean the rest."""
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
         names = {word for name in self.objects.category.values() for word in name.split()}
@@ -272,8 +246,7 @@ class PhraseWriter:
             for idea in target.ideas
             if not any(word.startswith(name) or name.startswith(word) for word in idea.split() for name in names)
         ]
-        known = [*target.uses, *ideas]
-        if not known:
+        if not (known := [*target.uses, *ideas]):
             return None
         chosen = pick(self.rng, known)
         ids = tuple(i for i, facts in sorted(self.objects.by_id.items()) if chosen in (*facts.uses, *facts.ideas))
@@ -285,8 +258,6 @@ class PhraseWriter:
         elif many and chosen.startswith("that "):
             return None  # its verb is for one
         return Phrase(f"{head} {chosen}", ids, many, reasoning=True) if len(ids) <= 5 else None
-
-    # More than one object
 
     def _several(self, target: ObjectFacts) -> Phrase | None:
         """All of a class, all of a colour or pattern, or two objects named in one breath."""

@@ -11,10 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import Wording, agreement, phrasebook, pick
+from r2sm_jax.queries.grammar import Wording, agreement, phrasebook
 from r2sm_jax.queries.objects import ObjectFacts, Objects
 from r2sm_jax.queries.phrases import Phrase, PhraseWriter
 from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
+from r2sm_jax.random_choice import pick
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
 SPLITS: dict[str, Split] = {

@@ -1,10 +1,9 @@
-"""Scenes composed from a folder of cut-outs: RGBA images of single objects, laid over photos or drawn backdrops.
+"""Scenes composed of cut-outs: RGBA images of single objects, laid over photos or drawn backdrops.
 
-The folder holds PNG or WebP files and, if it likes, an `index.json`: a list of `{"file", "label", "tags", "group",
-"uses"}` or an object from file names to such records or to plain labels. All but the file name may be missing; other
-fields are not read. Tags and uses ("to light a room") make queries that do not name the object, where every object of a
-picture has some. Without an index, labels are the words of the file names. Where there is an index, only the files that
-it names are used.
+A folder of cut-outs holds PNG or WebP files and, if wanted, an `index.json`: a list of `{"file", "label", "tags",
+"group", "uses"}`, or an object from file names to such records or to labels. All but the file name may be missing, and
+other fields are ignored. Tags and uses ("to light a room") make queries that do not name the object, where every object
+of a picture has some. With an index, only the files that it names are used; without one, file names give the labels.
 """
 
 import hashlib
@@ -21,36 +20,30 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, open_image
-from r2sm_jax.data.records import bad_record, leads_outside
+from r2sm_jax.data.records import bad_record, is_text, leads_outside
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.queries.grammar import pick
 from r2sm_jax.queries.nouns import clean_name
-from r2sm_jax.scenes.backdrop import draw_backdrop
+from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
-from r2sm_jax.scenes.paint import Sprite, cast_shadow, opaque
+from r2sm_jax.scenes.paint import Sprite, cast_shadow, draw_backdrop, opaque
 from r2sm_jax.scenes.scenes import FEWEST, ProceduralSource, Scene, annotate, choose_copies, choose_count
 
 LEAST, MOST = 0.05, 0.8  # hidden share of an object that is not free
 SMALLEST, LARGEST = 0.26, 0.6  # longer side of an object, in sides of the picture
 TILT = 25.0  # degrees
 FAINT = 16  # alpha from which a pixel belongs to the picture of an object
-SLIGHTEST = 0.03  # share of the square around an object that its mask has to fill
+SLIGHTEST = 0.03  # least share of the square around an object that its mask fills
 HELD_OUT = 0.15  # share of the files that are for validation
-CACHE_BYTES = 64_000_000  # for decoded cut-outs in each process, and as much again for photos
+CACHE_BYTES = 64_000_000  # memory of a process for decoded cut-outs, and again for photos
 LAYOUTS = 50  # attempts at one scene
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """One file and what it shows.
-
-    `name` is the path inside the folder and `changed` the file's time stamp in nanoseconds. `words` are those of the
-    category and of the ideas: all that the object might be called.
-    """
+    """One file and what it shows. `name` is its path in the folder; `words` are those of its label and tags."""
 
     path: Path
     name: str
-    changed: int
     item: Item
     words: frozenset[str]
 
@@ -61,11 +54,10 @@ class Cutout:
 
 
 class CutoutSource(ProceduralSource):
-    """Composed scenes: any sample is rebuilt from (seed, split, index) and the folder's content.
+    """Composed scenes: any sample is rebuilt from (seed, split, index) and the content of the folder.
 
-    The splits other than `train` show objects that `train` never does; so it is for photos, where there are two or
-    more. `vocabulary` has the labels of this split's objects, and their groups where the index tells. Decoded images
-    are kept at a reduced resolution, in about 2 x `CACHE_BYTES` of memory a process.
+    Splits other than `train` show objects, and photos where there are two or more, that `train` never shows.
+    `vocabulary` has the labels of this split's objects, and their groups if the index has some.
     """
 
     def __init__(
@@ -74,19 +66,16 @@ class CutoutSource(ProceduralSource):
         split: str,
         count: int,
         *,
-        seed: int = 0,
-        size: int = 96,
-        queries: int = 8,
         backgrounds: str | PathLike[str] | None = None,
+        **options: int,
     ):
-        """Reads the folder and decodes each of its cut-outs once. `backgrounds` is a folder of photos.
+        """`count` scenes, over photos of the folder `backgrounds` if given. `options` are those of `ProceduralSource`.
 
-        Raises:
-            InputError: unknown split, or a folder, an index or an image that cannot be used.
+        Raises InputError for an unknown split, and for a folder, an index or an image that cannot be used.
         """
-        super().__init__(split, count, seed=seed, size=size, queries=queries)
+        super().__init__(split, count, **options)
         self.folder = Path(folder)
-        self._side = max(64, round(1.25 * LARGEST * size))
+        self._side = max(64, round(1.25 * LARGEST * self.size))
         cutouts = read_cutouts(self.folder, self._side)
         if len(cutouts) < 2:
             raise InputError(
@@ -107,7 +96,7 @@ class CutoutSource(ProceduralSource):
         """Raises InputError for a photo or cut-out that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         for _ in range(LAYOUTS):
-            placed = arrange(rng, self._choose(rng), self.size)
+            placed = arrange_cutouts(rng, self._choose(rng), self.size)
             if len(placed) >= FEWEST:
                 break
         else:
@@ -117,11 +106,11 @@ class CutoutSource(ProceduralSource):
             )
         canvas = self._background(rng)
         sprites = [p.in_place() for p in placed]
-        paint(rng, canvas, sprites)
+        blend(rng, canvas, sprites)
         return Scene(np.array(canvas), annotate(placed, sprites, (self.size, self.size)))
 
     def _choose(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
-        """What is to be in a scene, the back first; of two labels none may mean the other's object."""
+        """Objects for a scene, the rearmost first; no label could mean the object of another label."""
         count = choose_count(rng)
         chosen: list[Cutout] = []
         for k in rng.choice(len(self.cutouts), min(len(self.cutouts), 4 * count), replace=False).tolist():
@@ -139,7 +128,7 @@ class CutoutSource(ProceduralSource):
         return list(zip(items, map(self._picture, chosen), strict=True))
 
     def _picture(self, cutout: Cutout) -> Image.Image:
-        picture = remember(read_picture, self._side)(cutout.path, cutout.changed)
+        picture = remember(read_picture, self._side)(cutout.path)
         if picture is None:
             raise InputError(f"{cutout.path}: the image has changed and is no cut-out any more; start again without it")
         return picture
@@ -161,19 +150,18 @@ def hold_out(names: Sequence[str]) -> set[str]:
     A hash of the name without its ending decides, so that adding files moves hardly any to the other side.
     """
 
-    def place(name: str) -> float:
+    def position(name: str) -> float:
         stem = PurePosixPath(name).with_suffix("").as_posix()
         return int.from_bytes(hashlib.sha256(stem.encode()).digest()[:6]) / 2**48
 
-    ordered = sorted(names, key=place)
-    count = sum(place(name) < HELD_OUT for name in names)
-    return set(ordered[: max(1, min(count, len(ordered) - 1))])
+    count = sum(position(name) < HELD_OUT for name in names)
+    return set(sorted(names, key=position)[: max(1, min(count, len(names) - 1))])
 
 
-def arrange(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int) -> list[Placed]:
-    """Places items with their pictures (mode RGBA), from the back to the front; what finds no place is left out."""
+def arrange_cutouts(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int) -> list[Placed]:
+    """Places items with their pictures (mode RGBA), the rearmost first; leaves out those that find no place."""
     rules = Rules(
-        target=(LEAST + 0.01, MOST), tolerance=0.04, directions=6, whole=True, smallest_area=0.004 * size**2,
+        hidden=(LEAST + 0.01, MOST), tolerance=0.04, directions=6, whole=True, smallest_area=0.004 * size**2,
         smallest_share=1 - MOST, least_hidden=LEAST,
     )  # fmt: skip
     layout = Layout((size, size), rules)
@@ -184,16 +172,20 @@ def arrange(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]],
 
 
 def make_sprite(rng: np.random.Generator, picture: Image.Image, extent: float, size: int) -> Sprite:
-    """The picture turned a little, perhaps mirrored, and scaled; slender ones are made longer than `extent`."""
+    """The picture turned a little, perhaps mirrored, and scaled to about `extent`; slender ones become longer."""
     longer = extent * float(np.clip((0.45 / max(fill(picture), 1e-3)) ** 0.25, 0.85, 1.35))
     longer = float(np.clip(longer, SMALLEST * size, LARGEST * size))
     if rng.random() < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     picture = crop(picture.rotate(rng.uniform(-TILT, TILT), Image.Resampling.BICUBIC, expand=True))
-    scale = longer / max(picture.size)
+    picture = rescale(picture, longer / max(picture.size))
+    return Sprite(picture, opaque(picture), -(picture.width // 2), -(picture.height // 2), extent)
+
+
+def rescale(picture: Image.Image, scale: float, reducing_gap: float | None = None) -> Image.Image:
+    """A picture at another size, at least 1 pixel wide and high."""
     width, height = (max(1, round(side * scale)) for side in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return Sprite(picture, opaque(picture), -(width // 2), -(height // 2), extent)
+    return picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=reducing_gap)
 
 
 def fill(picture: Image.Image) -> float:
@@ -207,8 +199,8 @@ def crop(picture: Image.Image) -> Image.Image:
     return picture.crop(box) if box else picture
 
 
-def paint(rng: np.random.Generator, canvas: Image.Image, sprites: Sequence[Sprite]) -> None:
-    """Blends the sprites, from the back to the front, into the canvas (mode RGB), with soft shadows or without."""
+def blend(rng: np.random.Generator, canvas: Image.Image, sprites: Sequence[Sprite]) -> None:
+    """Blends the sprites, the rearmost first, into the canvas (mode RGB), with soft shadows or without."""
     opacity = rng.uniform(0.15, 0.5) if rng.random() < 0.7 else 0.0
     depth = [int(opacity * k) for k in range(256)]
     blur = 0.018 * canvas.width
@@ -229,16 +221,15 @@ def read_cutouts(folder: Path, side: int) -> list[Cutout]:
         records = list(read_index(index))
     else:
         records = [{"file": path.name} for path in find_images(folder, (".png", ".webp"), "RGBA cut-outs")]
-    cutouts = sorted((_cutout(folder, record) for record in records), key=lambda cutout: cutout.name)
-    is_usable = [remember(read_picture, side)(c.path, c.changed) is not None for c in cutouts]
-    usable = [c for c, is_one in zip(cutouts, is_usable, strict=True) if is_one]
-    left_out = [c.name for c, is_one in zip(cutouts, is_usable, strict=True) if not is_one]
+    found = sorted((_cutout(folder, record) for record in records), key=lambda cutout: cutout.name)
+    cutouts = [cutout for cutout in found if remember(read_picture, side)(cutout.path) is not None]
+    left_out = [cutout.name for cutout in found if cutout not in cutouts]
     remedy = f"(nearly) fully opaque or transparent ({', '.join(left_out[:3])}, ..); remove their backgrounds"
-    if not usable:
-        raise InputError(f"{folder}: none of its {len(cutouts)} images is a cut-out, all are {remedy}")
+    if not cutouts:
+        raise InputError(f"{folder}: none of its {len(found)} images is a cut-out, all are {remedy}")
     if left_out:
-        warnings.warn(f"{folder}: left out {len(left_out)} of {len(cutouts)} images, which are {remedy}", stacklevel=3)
-    return usable
+        warnings.warn(f"{folder}: left out {len(left_out)} of {len(found)} images, which are {remedy}", stacklevel=3)
+    return cutouts
 
 
 def label_of(name: str) -> str:
@@ -252,9 +243,8 @@ def _cutout(folder: Path, record: Mapping[str, Any]) -> Cutout:
     label = " ".join((record.get("label") or label_of(name)).replace("’", "'").lower().split())
     tags, uses = (tuple(" ".join(text.lower().split()) for text in record.get(key) or ()) for key in ("tags", "uses"))
     attributes = {"group": record["group"]} if record.get("group") else {}
-    item = Item(label, attributes, uses=uses, ideas=tags)
     words = frozenset(" ".join((label, *tags)).split())
-    return Cutout(folder / name, name, (folder / name).stat().st_mtime_ns, item, words)
+    return Cutout(folder / name, name, Item(label, attributes, uses=uses, ideas=tags), words)
 
 
 def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
@@ -276,12 +266,7 @@ def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def find_problem(folder: Path, record: Any, seen: set[PurePosixPath]) -> str:
-    """What is wrong with a record of an index; empty where nothing is. `seen` are the files listed before."""
-
-    def texts(key: str) -> bool:
-        values = record.get(key) or []
-        return isinstance(values, list) and all(isinstance(text, str) and text.strip() for text in values)
-
+    """What is wrong with a record of an index; empty if nothing is. `seen` are the files of the records before it."""
     if not isinstance(record, dict) or not isinstance(record.get("file"), str):
         return "it is not an object that names a 'file'"
     name = record["file"]
@@ -289,8 +274,10 @@ def find_problem(folder: Path, record: Any, seen: set[PurePosixPath]) -> str:
         return f"the file {name!r} is not in the folder"
     if PurePosixPath(name) in seen:
         return f"{name} is listed before"
-    words = all(isinstance(record.get(key) or "", str) for key in ("label", "group"))
-    if not (words and texts("tags") and texts("uses")):
+    lists = [record.get(key) or [] for key in ("tags", "uses")]
+    if not all(isinstance(record.get(key) or "", str) for key in ("label", "group")) or not all(
+        isinstance(texts, list) and all(map(is_text, texts)) for texts in lists
+    ):
         return f"the label and the group of {name} must be text, its tags and uses lists of texts"
     return f"the label of {name} has no word in it" if record.get("label") and not clean_name(record["label"]) else ""
 
@@ -301,10 +288,10 @@ def remember(read: Callable[..., Any], side: int) -> Callable[..., Any]:
     return lru_cache(maxsize=max(8, CACHE_BYTES // (6 * side**2)))(partial(read, side=side))
 
 
-def read_picture(path: Path, changed: int, side: int) -> Image.Image | None:
-    """The object in a file, cropped, its longer side at most `side`, mode RGBA; None for what is no cut-out.
+def read_picture(path: Path, side: int) -> Image.Image | None:
+    """The object in a file, cropped, its longer side at most `side`, mode RGBA; None for a file that is no cut-out.
 
-    `changed` only tells versions of the file apart. Raises InputError for a file that cannot be read.
+    Raises InputError for a file that cannot be read.
     """
     picture = decode(path)
     if not picture.has_transparency_data:
@@ -320,6 +307,4 @@ def read_picture(path: Path, changed: int, side: int) -> Image.Image | None:
 def read_photo(path: Path, side: int) -> Image.Image:
     """A photo, its shorter side at most `side`, mode RGB. Raises InputError for one that cannot be read."""
     photo = Image.fromarray(open_image(path))
-    scale = min(1.0, side / min(photo.size))
-    width, height = (max(1, round(length * scale)) for length in photo.size)
-    return photo.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return rescale(photo, min(1.0, side / min(photo.size)), reducing_gap=3.0)

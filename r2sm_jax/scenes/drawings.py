@@ -1,79 +1,276 @@
-"""How each class is drawn: translates drawings.txt, whose first lines explain its notation, to Python functions."""
+"""How each class is drawn: the shapes of drawings.txt, and a reader of its notation, which its first lines explain.
 
-from collections.abc import Callable
+Shapes are polygons `[N 2]` in unit coordinates. x runs to the right, y down, and an object lies within about [-1, 1].
+"""
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from r2sm_jax.scenes import shapes
-from r2sm_jax.scenes.paint import ROLES
-from r2sm_jax.scenes.shapes import Part
+from r2sm_jax.errors import InputError
+from r2sm_jax.scenes.paint import ROLES, Part
 
+Point = tuple[float, float]
+Names = dict[str, Any]
+"""Numbers, points, shapes and roles by the names that a drawing gives them, and the random generator `rng`."""
+Value = Callable[[Names], Any]
 Drawing = Callable[[np.random.Generator], list[Part]]
-"""Draws an object of a class: its parts, which differ from object to object."""
-SHAPES = ("belt", "box", "curve", "ellipse", "polygon", "seam", "star", "stroke", "twofold")
-CHANGES = ("flipped", "moved", "scaled", "turned")
+"""Draws an object of a class: its parts, which differ from object to object, the rearmost first."""
+
+
+@cache
+def _circle(count: int) -> np.ndarray:
+    angle = np.arange(count) * (2 * np.pi / count)
+    return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+@cache
+def _spline(count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The Catmull-Rom basis `[steps 4]`, and the four control points of each of `count` spans `[count 4]`."""
+    t = np.arange(steps)[:, None] / steps
+    weights = [-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, -(t**2) + t**3]
+    return 0.5 * np.concatenate(weights, 1), (np.arange(count)[:, None] + np.arange(-1, 3)) % count
+
+
+def polygon(*points: Point) -> np.ndarray:
+    """The polygon through the points."""
+    return np.array(points)
+
+
+def ellipse(centre: Point, radii: Point | float, count: int = 28) -> np.ndarray:
+    """An ellipse, or a circle of one radius, with `count` corners."""
+    return _circle(count) * radii + centre
+
+
+def box(low: Point, high: Point, radius: float = 0.0) -> np.ndarray:
+    """A rectangle, its corners rounded with `radius`."""
+    (x0, y0), (x1, y1) = low, high
+    if not radius:
+        return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
+    corner = _circle(20) * radius
+    points = np.concatenate([corner[:6], corner[5:11], corner[10:16], corner[15:], corner[:1]])
+    left, top, right, bottom = x0 + radius, y0 + radius, x1 - radius, y1 - radius
+    return points + np.repeat([(right, bottom), (left, bottom), (left, top), (right, top)], 6, 0)
+
+
+def curve(*points: Point, steps: int = 5) -> np.ndarray:
+    """A smooth closed curve through the points; a point given twice is a corner."""
+    basis, spans = _spline(len(points), steps)
+    kept = [k for k, point in enumerate(points) if point != points[k + 1 - len(points)]]
+    return (basis @ np.array(points)[spans[kept]]).reshape(-1, 2)
+
+
+def twofold(*right: Point, smooth: bool = True) -> np.ndarray:
+    """A shape that is symmetric about x = 0, from its right half listed from top to bottom."""
+    points = [*right, *((-x, y) for x, y in reversed(right))]
+    return curve(*points) if smooth else np.array(points)
+
+
+def flipped(points: np.ndarray) -> np.ndarray:
+    """The mirror image about x = 0."""
+    return points * (-1.0, 1.0)
+
+
+def turned(points: np.ndarray, degrees: float, x: float = 0.0, y: float = 0.0) -> np.ndarray:
+    """The shape turned clockwise about (x, y)."""
+    c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    return (points - (x, y)) @ np.array([(c, s), (-s, c)]) + (x, y)
+
+
+def moved(points: np.ndarray, x: float, y: float) -> np.ndarray:
+    """The shape moved by (x, y)."""
+    return np.add(points, (x, y))
+
+
+def scaled(points: np.ndarray, factor: float, x: float, y: float) -> np.ndarray:
+    """The shape scaled about (x, y)."""
+    return factor * (points - (x, y)) + (x, y)
+
+
+def stroke(*points: Point, width: float, taper: float = 1.0) -> np.ndarray:
+    """A thick line through the points; its width goes from `width` to `width * taper`."""
+    line = np.array(points, float)
+    along = line.copy()
+    along[:-1] = line[1:]
+    along[1:] -= line[:-1]
+    along[0] -= line[0]
+    half = np.linspace(width / 2, width * taper / 2, len(line)) / np.hypot(along[:, 0], along[:, 1])
+    side = along[:, ::-1] * (-1, 1) * half[:, None]
+    return np.concatenate([line + side, (line - side)[::-1]])
+
+
+def star(radii: Point) -> np.ndarray:
+    """A star of five points; `radii` are those of its points and of its notches."""
+    angle = np.arange(10) * np.pi / 5 - np.pi / 2
+    return np.stack([np.cos(angle), np.sin(angle)], 1) * np.where(np.arange(10) % 2, radii[1], radii[0])[:, None]
+
+
+def belt(half: float) -> np.ndarray:
+    """A bent belt around a ball of radius 1, its width twice `half`."""
+    t = np.linspace(-1, 1, 9)
+    edge = np.stack([t * 0.94, 0.22 * (1 - t**2)], 1)
+    return np.concatenate([edge - (0, half), (edge - (0, -half))[::-1]])
+
+
+def seam(width: float) -> np.ndarray:
+    """A bent seam on the right half of a ball of radius 1."""
+    t = np.linspace(-0.74, 0.74, 9)
+    return stroke(*np.stack([0.26 + 0.38 * (t / 0.74) ** 2, t], 1), width=width)
+
+
+SHAPES = {shape.__name__: shape for shape in (belt, box, curve, ellipse, polygon, seam, star, stroke, twofold)}
+CHANGES = {change.__name__: change for change in (flipped, moved, scaled, turned)}
+CONSTANTS = {"__builtins__": {}, "cos": np.cos, "pi": np.pi}
+
+
+class Step(NamedTuple):
+    """A value that gets a name, or (without a name) parts, which are painted where the condition holds."""
+
+    value: Value
+    name: str = ""
+    condition: Value | None = None
 
 
 def read_drawings(text: str) -> dict[str, Drawing]:
-    """The drawing of every class."""
-    sources: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in text.replace("\n        ", " ").splitlines():
-        if line.startswith("    "):
-            lines += _statements(line.strip())
-        elif line and not line.startswith("#"):
-            lines = sources[line] = ["def draw(rng):", " parts = []"]
-    return {category: _compile("\n".join([*lines, " return parts"])) for category, lines in sources.items()}
+    """The drawing of every class. Tries each line once, so that a mistake shows here and not in a later scene.
+
+    Raises InputError, with the line and the class, for a line that breaks the notation or uses an unknown name.
+    """
+    drawings: dict[str, Drawing] = {}
+    category, steps, names = "no class", [], Names()
+    for number, line in _numbered_lines(text):
+        if not line.startswith(" "):
+            category, steps, names = line, [], Names(rng=np.random.default_rng(0))
+            drawings[category] = partial(_draw, steps)
+            continue
+        try:
+            for step in _read_line(line.strip()):
+                _try_step(step, names)
+                steps.append(step)
+        except Exception as error:
+            problem = error.msg if isinstance(error, SyntaxError) else error
+            raise InputError(f"drawings.txt, line {number} ({category}): {problem}; see its first lines") from error
+    return drawings
 
 
-def _compile(source: str) -> Drawing:
-    names = vars(shapes) | {"cos": np.cos, "pi": np.pi}
-    exec(compile(source, "drawings.txt", "exec"), names)
-    return names["draw"]
+def _numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Each line that is no comment, joined with those that continue it, after its number."""
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found and line.startswith(" " * 8):
+            found[-1] = found[-1][0], f"{found[-1][1]} {line.strip()}"
+        elif line.strip() and not line.startswith("#"):
+            found.append((number, line))
+    return found
 
 
-def _statements(line: str) -> list[str]:
-    """The Python statements for a line of a drawing."""
+def _draw(steps: Sequence[Step], rng: np.random.Generator) -> list[Part]:
+    names: Names = {"rng": rng}
+    parts: list[Part] = []
+    for value, name, condition in steps:
+        if name:
+            names[name] = value(names)
+        elif condition is None or condition(names):
+            parts += value(names)
+    return parts
+
+
+def _try_step(step: Step, names: Names) -> None:
+    """Computes a step whatever its condition; raises an exception where that is impossible."""
+    value = step.value(names)
+    if step.name:
+        names[step.name] = value
+    elif any(role not in ROLES or np.ndim(shape) != 2 for role, shape in value):
+        raise ValueError("this is not a role and a shape")
+    if step.condition:
+        step.condition(names)
+
+
+def _read_line(line: str) -> Iterator[Step]:
     if " = " in line:
-        return [f" {name} = {_value(value)}" for name, value in (pair.split(" = ") for pair in line.split(", "))]
-    condition, words = "", line.split()
-    if words[0] in ("if", "unless"):
-        condition, words = f"if {'not ' * (words[0] == 'unless')}{words[1]}: ", words[2:]
-    if words[0] == "both":
-        return [f" {condition}parts += both({_role(words[1])}, {_shape(words[2:])})"]
-    return [f" {condition}parts.append(({_role(words[0])}, {_shape(words[1:])}))"]
+        for definition in line.split(", "):
+            name, text = definition.split(" = ")
+            yield Step(_read_value(text), name)
+        return
+    condition = None
+    if line.startswith(("if ", "unless ")):
+        word, test, line = line.split(maxsplit=2)
+        condition = _formula(test if word == "if" else f"not {test}")
+    role, shape = line.removeprefix("both ").split(maxsplit=1)
+    parts = partial(_parts, _formula(_role(role)), _read_shape(shape), line.startswith("both "))
+    yield Step(parts, condition=condition)
 
 
-def _value(text: str) -> str:
-    """The Python expression for a value: `0.6..0.9` → `rng.uniform(0.6, 0.9)`."""
-    words = text.split()
-    if words[0] in SHAPES:
-        return _shape(words)
-    if words[0] == "chance":
-        return f"rng.random() < {words[1]}"
-    if words[0] == "integer":
-        return f"rng.integers({words[1]})"
-    if words[0] in ROLES:
-        return f"{_role(words[0])} if rng.random() < {words[1]} else {_role(words[2])}"
+def _read_value(text: str) -> Value:
+    first, *rest = text.split()
+    if first in SHAPES:
+        return _read_shape(text)
+    if first == "integer":
+        return _call(np.random.Generator.integers, ["rng", *rest])
+    if first == "chance":
+        return _call(_either, ["rng", "True", *rest, "False"])
+    if first in ROLES:
+        return _call(_either, ["rng", *map(_role, [first, *rest])])
     if ".." in text:
-        return f"rng.uniform({text.replace('..', ', ')})"
-    return f"[{', '.join(f'({word})' for word in words)}]" if "," in text else text
+        return _call(np.random.Generator.uniform, ["rng", *text.split("..")])
+    return _formula(_tuple([first, *rest]) if "," in text else text)
+
+
+def _read_shape(text: str) -> Value:
+    """A shape with its values and settings, or the name of one; then what changes it."""
+    name, *words = text.split()
+    pairs = [(word, *word.partition("=")[::2]) for word in words]
+    values = [word for word, key, value in pairs if not value and key not in CHANGES]
+    settings = {key: ast.literal_eval(value) for _, key, value in pairs if value and key not in CHANGES}
+    changes = [(CHANGES[key], _formula(f"({value},)" if value else "()")) for _, key, value in pairs if key in CHANGES]
+    if name in SHAPES:
+        shape = _call(partial(SHAPES[name], **settings), values)
+    elif values or settings:
+        raise ValueError(f"there is no shape {name!r}")
+    else:
+        shape = _formula(name)
+    return partial(_changed, shape, changes) if changes else shape
+
+
+def _formula(text: str) -> Value:
+    return partial(eval, compile(text, "drawings.txt", "eval"), CONSTANTS)
 
 
 def _role(word: str) -> str:
     return repr(word) if word in ROLES else word
 
 
-def _shape(words: list[str]) -> str:
-    """The Python expression for a shape: `ellipse 0,y r turned=4` → `turned(ellipse((0,y), r), 4)`."""
-    name, *values = words
-    changes = [word.partition("=") for word in values if word.partition("=")[0] in CHANGES]
-    values = [f"({word})" if "," in word else word for word in values if word.partition("=")[0] not in CHANGES]
-    expression = f"{name}({', '.join(values)})" if name in SHAPES else name
-    for change, _, value in changes:
-        expression = f"{change}({expression}, {value})"
-    return expression
+def _tuple(words: Sequence[str]) -> str:
+    """The formula for numbers and points: `0,y r` → `((0,y),r,)`."""
+    return "(" + "".join(f"({word})," if "," in word else f"{word}," for word in words) + ")"
+
+
+def _call(function: Callable[..., Any], words: Sequence[str]) -> Value:
+    return partial(_called, function, _formula(_tuple(words)))
+
+
+def _called(function: Callable[..., Any], values: Value, names: Names) -> Any:
+    return function(*values(names))
+
+
+def _either(rng: np.random.Generator, first: Any, share: float, second: Any) -> Any:
+    return first if rng.random() < share else second
+
+
+def _changed(shape: Value, changes: Sequence[tuple[Callable[..., np.ndarray], Value]], names: Names) -> np.ndarray:
+    points = shape(names)
+    for change, values in changes:
+        points = change(points, *values(names))
+    return points
+
+
+def _parts(role: Value, shape: Value, mirrored: bool, names: Names) -> list[Part]:
+    name, points = role(names), shape(names)
+    return [(name, points), (name, flipped(points))] if mirrored else [(name, points)]
 
 
 DRAWINGS = read_drawings(files("r2sm_jax.scenes").joinpath("drawings.txt").read_text(encoding="utf-8"))

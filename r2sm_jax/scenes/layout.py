@@ -1,7 +1,7 @@
-"""The layout engine: places sprites in a picture, over one another, so that a chosen share of each target is hidden.
+"""Places sprites in a picture so that some hide others by a chosen share.
 
-It knows nothing of what the sprites show. It works on their masks, so that hidden shares are exact at the resolution of
-the layout. Coordinates are pixels of the layout; an object's place is that of its centre.
+Only their masks count, so hidden shares are exact at the resolution of the layout. Coordinates are pixels of the
+layout; the place of an object is that of its centre.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,20 +10,20 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import pick
+from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.paint import Sprite, paint_figure
 
 Wanted = Literal["hidden", "free", "any"]
-"""How an object is to end up: partly hidden if possible, free, or as it comes."""
+"""Whether an object is to be partly hidden (if possible), to stay free, or either."""
 Slices = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a layout has to keep to. Shares are of an object's own area."""
+    """What every layout has to keep to. Shares are of an object's own area."""
 
-    target: tuple[float, float]  # range of the share that is to be hidden of an object, evenly spread
-    tolerance: float  # a hidden share this close to its target ends the search for a place
+    hidden: tuple[float, float]  # range of the share that is to be hidden of an object, evenly spread
+    tolerance: float  # the search for a place ends where the hidden share is this close to the wanted one
     directions: int  # sides from which a sprite is moved over another, at most
     whole: bool  # whether every object lies inside the picture; otherwise 7 % of it may lie outside
     smallest_area: float  # pixels that stay visible of every object
@@ -35,7 +35,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Item:
-    """An object that a picture is to show: what may be said of it (see `ObjectFacts`) and how it is to end up."""
+    """An object for a picture: what queries may say of it (see `ObjectFacts`), and whether it is to be hidden."""
 
     category: str
     attributes: Mapping[str, str]
@@ -72,7 +72,7 @@ def overlap(sprite: Sprite, shape: tuple[int, int], x: int = 0, y: int = 0) -> t
 
 
 class Layout:
-    """The objects so far, from the back to the front: which one is seen where, and how much of each is left."""
+    """The objects so far, the rearmost first: which one is visible at each pixel, and how much of each is left."""
 
     def __init__(self, shape: tuple[int, int], rules: Rules) -> None:
         self.shape, self.rules = shape, rules
@@ -92,17 +92,17 @@ class Layout:
         self.area.append(int(np.count_nonzero(mask)))
         self.visible.append(self.area[-1])
 
-    def add(self, rng: np.random.Generator, item: Item, extent: float, paint: Callable[[float], Sprite]) -> bool:
+    def add(self, rng: np.random.Generator, item: Item, extent: float, make_sprite: Callable[[float], Sprite]) -> bool:
         """Places an item over an object that may be hidden, else where it covers nothing, if there is such a place.
 
         Its longer side is about `extent`, or fits the object that it hides.
         """
-        below = self.pick_target(rng) if self.placed and rng.random() < 0.92 else None
-        share = rng.uniform(*self.rules.target)
+        below = self.choose_below(rng) if self.placed and rng.random() < 0.92 else None
+        share = rng.uniform(*self.rules.hidden)
         extent *= rng.uniform(0.78, 1.22)
         if below is not None:
             extent = self.placed[below].sprite.extent * rng.uniform(0.75, 1.1) * (0.85 + 0.35 * share)
-        sprite = paint(extent)
+        sprite = make_sprite(extent)
         if np.count_nonzero(sprite.mask) < self.rules.smallest_area:
             return False
         over = None if below is None else self.find_over(rng, sprite, below, share)
@@ -115,8 +115,8 @@ class Layout:
         """The hidden share of object k, once `lost` more of its pixels are covered."""
         return 1 - (self.visible[k] - lost) / self.area[k]
 
-    def pick_target(self, rng: np.random.Generator) -> int | None:
-        """An object that is free and may be hidden: one wanted hidden, else one that hides none, else any."""
+    def choose_below(self, rng: np.random.Generator) -> int | None:
+        """A free object that may be hidden: one that is wanted hidden, else one that hides no other, else any."""
         free = [k for k, p in enumerate(self.placed) if p.item.wanted != "free" and self.hidden(k) < 0.04]
         wanted = [k for k in free if self.placed[k].item.wanted == "hidden"]
         alone = [k for k in free if not self.placed[k].on_top]
@@ -124,7 +124,7 @@ class Layout:
         return pick(rng, choice) if choice else None
 
     def find_free(self, rng: np.random.Generator, sprite: Sprite) -> tuple[int, int] | None:
-        """The place, of 16 at random, that is farthest from all others of those where the sprite covers nothing."""
+        """Of 16 random places, the one farthest from all objects at which the sprite covers nothing."""
         height, width = sprite.mask.shape
         reach_x, reach_y = width / 2 - 1, height / 2 - 1
         low, high = (reach_x, reach_y), (self.shape[1] - reach_x, self.shape[0] - reach_y)
@@ -137,22 +137,22 @@ class Layout:
                 return places[k]
         return None
 
-    def find_over(self, rng: np.random.Generator, sprite: Sprite, target: int, share: float) -> tuple[int, int] | None:
-        """A place where the sprite leaves about `share` of object number `target` hidden, by bisecting its distance."""
+    def find_over(self, rng: np.random.Generator, sprite: Sprite, below: int, share: float) -> tuple[int, int] | None:
+        """A place where the sprite hides about `share` of object number `below`, by bisecting their distance."""
         area = np.count_nonzero(sprite.mask)
-        below = self.placed[target]
+        other = self.placed[below]
         best, error = None, 0.12
         for _ in range(self.rules.directions):
             angle = rng.uniform(0, 2 * np.pi)
             dx, dy = np.cos(angle), np.sin(angle)
-            near, far = 0.0, (sprite.extent + below.sprite.extent) * 0.62
+            near, far = 0.0, (sprite.extent + other.sprite.extent) * 0.62
             for _ in range(6):
                 distance = (near + far) / 2
-                place = self._inside(sprite, int(below.x + dx * distance), int(below.y + dy * distance))
+                place = self._inside(sprite, int(other.x + dx * distance), int(other.y + dy * distance))
                 under = self._under(sprite, *place)
                 covered = self._covered(under)
-                hidden = self.hidden(target, covered[target])
-                if abs(hidden - share) < error and under.size > 0.93 * area and self._allows(covered, target):
+                hidden = self.hidden(below, covered[below])
+                if abs(hidden - share) < error and under.size > 0.93 * area and self._allows(covered, below):
                     best, error = place, abs(hidden - share)
                     if error < self.rules.tolerance:
                         return best
@@ -160,7 +160,7 @@ class Layout:
         return best
 
     def _inside(self, sprite: Sprite, x: int, y: int) -> tuple[int, int]:
-        """The place, moved into the picture where all of a sprite has to lie there."""
+        """The place, moved so that the sprite lies inside the picture if the rules want that."""
         if not self.rules.whole:
             return x, y
         height, width = sprite.mask.shape
@@ -176,8 +176,8 @@ class Layout:
         """How many visible pixels of each object that is."""
         return np.bincount(under, minlength=len(self.placed) + 1)[1:].tolist()
 
-    def _allows(self, covered: Sequence[int], target: int) -> bool:
-        """Whether every object stays recognisable, and those other than the target much as they were."""
+    def _allows(self, covered: Sequence[int], below: int) -> bool:
+        """Whether every object stays recognisable, and all but object number `below` much as they were."""
         rules = self.rules
         for k, lost in enumerate(covered):
             if not lost:
@@ -186,6 +186,6 @@ class Layout:
             if self.visible[k] - lost < least_visible or self.hidden(k, lost) < rules.least_hidden:
                 return False
             limit = rules.side_effect_on_free if self.placed[k].item.wanted == "free" else rules.side_effect
-            if k != target and lost > limit * self.area[k]:
+            if k != below and lost > limit * self.area[k]:
                 return False
         return True

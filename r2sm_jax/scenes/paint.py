@@ -1,4 +1,4 @@
-"""The painter: a drawing in a colour and a pattern becomes an anti-aliased picture, and pictures go on a canvas."""
+"""Painting: drawings become anti-aliased sprites in colours and patterns; sprites go on a canvas with a backdrop."""
 
 import tomllib
 from collections.abc import Sequence
@@ -9,15 +9,16 @@ from importlib.resources import files
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from r2sm_jax.queries.grammar import pick
-from r2sm_jax.scenes.shapes import Part
+from r2sm_jax.random_choice import pick
 
 RGB = Sequence[int]
+Part = tuple[str, np.ndarray]
+"""A role and the polygon `[N 2]` that it paints."""
 COLOUR_TABLES = tomllib.loads(files("r2sm_jax.scenes").joinpath("colours.toml").read_text())
 COLOURS: dict[str, RGB] = COLOUR_TABLES["objects"]
 PATTERNS = ("plain", "striped", "dotted", "checked")
 ROLES = ("hole", "main", "shade", "deep", "light", "glow", "detail", "detail_shade", *COLOUR_TABLES["fixed"])
-"""What a part can be painted with; a role's index is its label while an object is painted."""
+"""What a part can be painted with. While an object is painted, the index of a role is its label."""
 PATTERNED = ("main", "shade", "light")  # roles whose parts carry the object's pattern
 PATTERN_BIT = 32  # added to the label of a role where the pattern is printed
 TILE = 64  # pixels per period of a pattern tile
@@ -32,24 +33,24 @@ class Figure:
     """A drawing that can be painted at any size. Lengths are in units of the layout.
 
     `points` are the corners of all its polygons `[N 2]`, relative to its centre; polygon i has `counts[i]` of them and
-    the label `labels[i]`. `paint` is the colour of each label, as little-endian RGBa words `uint32 [64]`. `weave` maps
-    a point to the pattern tile: `(scale * angle matrix [2 2], shift [2])`.
+    the label `labels[i]`. `colours` are those of the labels, as little-endian RGBa words `uint32 [64]`. `weave` maps a
+    point to the pattern tile: `(scale * angle matrix [2 2], shift [2])`.
     """
 
     points: np.ndarray
     labels: tuple[int, ...]
     counts: tuple[int, ...]
-    paint: np.ndarray
+    colours: np.ndarray
     pattern: str
     weave: tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Sprite:
-    """The picture of an object: image (mode RGBA), mask `bool [h w]`, and where its upper left corner is.
+    """The picture of an object: image (mode RGBA), mask `bool [h w]`, and the position (x, y) of its upper left corner.
 
-    A sprite without a place has its corner relative to its centre. `extent` is the length of its longer side as it was
-    asked for, in pixels of the layout. `figure` is there where it can be painted at other sizes.
+    Before it has a place in a picture, (x, y) is relative to its centre. `extent` is the wanted length of its longer
+    side in pixels of the layout. Drawn sprites have their `figure`, to be painted at other sizes.
     """
 
     image: Image.Image
@@ -122,10 +123,10 @@ def make_figure(rng: np.random.Generator, parts: Sequence[Part], colour: str, pa
     labels = tuple(ROLES.index(role) for role, _ in parts)
     counts = tuple(len(shape) for _, shape in parts)
     rgb = palette(colour, pick(rng, range(5))) + rng.normal(0, 4, 3)
-    paint = np.full((len(rgb), 4), 255, np.uint8)
-    paint[:, :3] = np.minimum(np.maximum(rgb, 0), 255)
-    paint[ROLES.index("hole") :: PATTERN_BIT] = 0
-    return Figure(placed, labels, counts, paint.view("<u4")[:, 0], pattern, weave)
+    colours = np.full((len(rgb), 4), 255, np.uint8)
+    colours[:, :3] = np.minimum(np.maximum(rgb, 0), 255)
+    colours[ROLES.index("hole") :: PATTERN_BIT] = 0
+    return Figure(placed, labels, counts, colours.view("<u4")[:, 0], pattern, weave)
 
 
 def paint_figure(figure: Figure, extent: float, scale: float = 1.0, x: float = 0.0, y: float = 0.0) -> Sprite:
@@ -149,7 +150,7 @@ def paint_figure(figure: Figure, extent: float, scale: float = 1.0, x: float = 0
         tile = pattern_tile(figure.pattern)
         woven = tile.transform(canvas.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST)
         labels = labels + np.frombuffer(woven.tobytes(), np.uint8)
-    words = figure.paint.take(labels).tobytes()
+    words = figure.colours.take(labels).tobytes()
     image = Image.frombuffer("RGBa", canvas.size, words, "raw", "RGBa", 0, 1).reduce(FINE).convert("RGBA")
     return Sprite(image, opaque(image), x0, y0, extent, figure)
 
@@ -188,3 +189,91 @@ def paint_lit(canvas: Image.Image, sprite: Sprite, scale: float) -> None:
     light = (0.22 * edge + 0.26 * (lower - upper) - 50) * cover
     canvas.paste(SHADOW, corner, Image.fromarray(np.maximum(-light, 0).astype(np.uint8)))
     canvas.paste((255, 255, 255), corner, Image.fromarray(np.maximum(light, 0).astype(np.uint8)))
+
+
+@cache
+def noise(seed: int, cells: tuple[int, int], size: int) -> np.ndarray:
+    """Smooth noise in -1..1, `float32 [size size]`, with `cells` blobs down and across."""
+    values = np.random.default_rng(seed).uniform(-1, 1, cells).astype(np.float32)
+    return np.asarray(Image.fromarray(values).resize((size, size), Image.Resampling.BICUBIC))
+
+
+@cache
+def texture(name: str, variant: int, size: int) -> np.ndarray:
+    """How light a material is in about -1..1, `float32 [T T]` with T = 1.5 size."""
+    full = size + size // 2
+    v, u = np.meshgrid(*[(np.arange(full, dtype=np.float32) + 0.5) / size] * 2, indexing="ij")
+    seed = 1000 + variant * 17
+    blobs = noise(seed, (6, 6), full)
+
+    def band(t: np.ndarray, width: float) -> np.ndarray:
+        """1 within `width` of the whole numbers, with a soft edge of a pixel or two."""
+        t = np.abs(t - np.round(t))
+        return np.clip((width - t) * size / 8 + 0.5, 0, 1)
+
+    if name == "wood":
+        planks = (3.5, 4.5, 5.5)[variant % 3]
+        row = np.floor(v * planks)
+        shade = np.sin(row * 12.9 + variant * 4) * 0.5
+        grain = np.sin((v * 34 + 1.6 * noise(seed + 1, (9, 3), full)) * 3 + row * 5) * 0.16
+        joint = band(u * 0.75 + row * 0.37, 0.008)
+        return 0.5 * shade + grain + 0.2 * blobs - 1.5 * np.maximum(band(v * planks, 0.03), joint)
+    if name == "tiles":
+        count = (3.0, 4.0, 5.0)[variant % 3]
+        checker = (np.floor(u * count) + np.floor(v * count)) % 2 if variant % 2 else np.zeros_like(u)
+        grout = np.maximum(band(u * count, 0.035), band(v * count, 0.035))
+        return 0.25 * blobs - 0.9 * checker * (1 - grout) + 0.9 * grout + 0.15
+    if name == "weave":
+        across = np.sin(u * 2 * np.pi * 16) * np.sin(v * 2 * np.pi * 16)
+        return 0.3 * across + 0.3 * blobs + (0.5 * band(v * 3, 0.12) if variant % 2 else 0)
+    if name == "grass":
+        blades = noise(seed + 2, (22, 60), full)
+        return 0.45 * blades + 0.5 * blobs
+    if name == "sand":
+        return 0.25 * noise(seed + 3, (70, 70), full) + 0.35 * np.sin(v * 40 + 3 * blobs) * 0.6
+    if name == "clouds":
+        return np.clip(noise(seed + 4, (9, 5), full) * 1.6 - 0.4, 0, 1) * 1.5
+    if name == "dots":
+        down = v * 9 + np.floor(u * 9) % 2 * 0.5
+        return 0.8 * np.clip((0.2 - np.hypot(u * 9 % 1 - 0.5, down % 1 - 0.5)) * 12, 0, 1)
+    if name == "stripes":
+        return 0.5 * band(u * (5, 7, 9)[variant % 3], 0.25)
+    if name == "panels":
+        return 0.6 * band(u * 2.5, 0.012) - 0.8 * band(u * 2.5 + 0.02, 0.012) + 0.2 * blobs
+    return 0.3 * blobs
+
+
+def draw_backdrop(rng: np.random.Generator, size: int) -> Image.Image:
+    """A wall and a floor, a sky and a lawn, or a floor alone, lit from one spot: `size` by `size` pixels, mode RGB."""
+    style = rng.random()
+    variant = pick(rng, range(6))
+
+    def tone(colours: str) -> np.ndarray:
+        return np.array(pick(rng, COLOUR_TABLES["backdrops"][colours])) + rng.normal(0, 4, 3) + rng.normal(0, 5)
+
+    (shift_x, shift_y), glow = rng.uniform(0, 0.5, 2), rng.uniform(0, 1, 2)
+    if style < 0.25:
+        ground = "grass" if rng.random() < 0.7 else "sand"
+        upper, lower = ("clouds", tone("skies"), 18.0), (ground, tone(ground), 14.0)
+        horizon, hill = rng.uniform(0.25, 0.6), rng.uniform(-0.08, 0.08)
+    else:
+        floor = pick(rng, ("wood", "wood", "tiles", "weave", "smooth"))
+        lower = floor, tone(floor), rng.uniform(9, 17)
+        upper = pick(rng, ("smooth", "smooth", "dots", "stripes", "panels")), tone("walls"), rng.uniform(8, 15)
+        horizon, hill = rng.uniform(0.3, 0.65) if style < 0.7 else 0.0, 0.0
+
+    t = (np.arange(size, dtype=np.float32) + 0.5) / size
+    light = 10 - 34 * ((t[:, None] - glow[1]) ** 2 + (t[None] - glow[0]) ** 2)
+    x, y = int(shift_x * size), int(shift_y * size)
+
+    def zone(name: str, colour: np.ndarray, strength: float, rows: slice) -> np.ndarray:
+        value = texture(name, variant, size)[y : y + size, x : x + size][rows] * np.float32(strength)
+        return (value + light[rows])[:, :, None] + colour.astype(np.float32)
+
+    edge = horizon + hill * np.sin(t * 5 + shift_x * 12)
+    low, high = max(int(edge.min() * size) - 1, 0), min(int(edge.max() * size) + 2, size)
+    share = np.clip((t[low:high, None] - edge) * size + 0.5, 0, 1)[:, :, None]
+    over, under = zone(*upper, slice(0, high)), zone(*lower, slice(low, None))
+    over[low:] += (under[: high - low] - over[low:]) * share
+    canvas = np.concatenate([over, under[high - low :]])
+    return Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))

@@ -1,7 +1,7 @@
 """Drawn scenes: pictures of everyday objects that hide one another, with exact modal and amodal masks.
 
-`draw_scene(seed, index)` is a pure function: the same arguments give the same bytes in every process. The layout is
-decided at 96 pixels, in units of 1/96 of the picture's side, and is the same at every size.
+`draw_scene` gives the same bytes for the same arguments in every process. Its layout is made for 96 by 96 pixels and is
+then scaled, so that it is the same at every size.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,13 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import pick
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.query import Query
-from r2sm_jax.scenes.backdrop import draw_backdrop
+from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
-from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite, make_figure, paint_figure, paint_lit
+from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite, draw_backdrop, make_figure, paint_figure, paint_lit
 
 UNIT = 96  # layout units along a side
 TILT = {"butterfly": 45, "kite": 40, "rocket": 50, "fish": 25, "apple": 25, "ice cream": 30, "shirt": 25}
@@ -29,7 +28,7 @@ FEWEST = 3
 COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 objects
 PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
 RULES = Rules(
-    target=(0.05, 0.8), tolerance=0.05, directions=5, whole=False, smallest_area=40, smallest_share=0.17,
+    hidden=(0.05, 0.8), tolerance=0.05, directions=5, whole=False, smallest_area=40, smallest_share=0.17,
     side_effect_on_free=0.03,
 )  # fmt: skip
 
@@ -77,9 +76,9 @@ class Scene:
 
 
 def annotate(placed: Sequence[Placed], sprites: Sequence[Sprite], shape: tuple[int, int]) -> tuple[SceneObject, ...]:
-    """The objects with their masks `[H W]` of a `shape`, where `sprites` are their pictures in place.
+    """The objects with their masks `[H W]` of a `shape`; ids run from left to right.
 
-    Both lists run from the back to the front; ids run from left to right.
+    `placed` and `sprites`, their pictures in place, have the rearmost object first.
     """
     count = len(placed)
     amodal = np.zeros((count, *shape), bool)
@@ -102,7 +101,7 @@ def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
     """Scene number `index` of the endless series `seed`, painted at `size` by `size` pixels."""
     rng = np.random.default_rng((seed, index))
     canvas = draw_backdrop(rng, size)
-    placed = arrange(rng)
+    placed = arrange_drawings(rng)
     scale = size / UNIT
     sprites = [p.in_place(scale) for p in placed]
     for sprite in sprites:
@@ -110,7 +109,7 @@ def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
     return Scene(np.array(canvas), annotate(placed, sprites, (size, size)))
 
 
-def arrange(rng: np.random.Generator) -> list[Placed]:
+def arrange_drawings(rng: np.random.Generator) -> list[Placed]:
     """Objects in their places, so that about half of them end up partly hidden."""
     while True:
         items = choose_items(rng)
@@ -133,7 +132,7 @@ def draw_object(rng: np.random.Generator, item: Item, extent: float) -> Sprite:
 
 
 def choose_items(rng: np.random.Generator) -> list[Item]:
-    """What is to be in a scene, in the order of placing, the back first; often several of one class."""
+    """Objects for a scene, the rearmost first; often several of one class."""
     count = choose_count(rng)
     names = [CATEGORIES[k] for k in rng.permutation(len(CATEGORIES))[:count]]
     copies = choose_copies(rng, count, none=0.36)
@@ -161,12 +160,12 @@ def choose(rng: np.random.Generator, cumulative: np.ndarray) -> int:
 
 
 def choose_count(rng: np.random.Generator) -> int:
-    """How many objects a scene is to have."""
+    """A random number of objects for a scene."""
     return FEWEST + choose(rng, COUNT_SHARES)
 
 
 def choose_copies(rng: np.random.Generator, count: int, none: float) -> list[int]:
-    """Which of `count` objects are of one class, the first of all among them; no object in a share `none` of scenes."""
+    """Which of `count` objects are of one class, 0 among them; none in a share `none` of the scenes."""
     if rng.random() < none:
         return []
     copies = 2 if count < 4 or rng.random() < 0.65 else 3
@@ -181,8 +180,7 @@ class ProceduralSource:
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
 
-        Raises:
-            InputError: unknown split.
+        Raises InputError for an unknown split.
         """
         if split not in SPLITS:
             raise InputError(f"--split {split!r}: scenes and cut-outs have the splits {', '.join(SPLITS)}")

@@ -1,20 +1,23 @@
-"""Sentences about anything, for the mask-type head alone: the training wordings around nouns that no scene has.
+"""Sentences without an image, for the mask-type head: written by rule to train on, and by hand to test on.
 
-The drawn scenes know a few dozen classes. A head that has only read about those takes the noun for a part of the
-wording, and is lost when somebody asks for a lighthouse. So the same wordings are also filled with some hundred other
-nouns, with people, with places and remarks that say nothing about the mask type, and with slips of the pen. They need
-no image, since the type lies in the words.
+The drawn scenes know a few dozen classes. A head that reads only about those takes the noun for a part of the wording,
+and fails when somebody asks for a lighthouse. So `write_free_sentences` fills the training wordings with hundreds of
+other nouns, with people, places and remarks that say nothing about the mask type, and with spelling mistakes.
 """
 
+import csv
 import re
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import FIELDS, Phrasebook, Wording, agreement, expand, phrasebook, pick, read_sections
+from r2sm_jax.queries.grammar import FIELDS, Phrasebook, Wording, agreement, expand, phrasebook, read_sections
 from r2sm_jax.query import MaskType, Sentence
+from r2sm_jax.random_choice import pick
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
 
@@ -56,12 +59,24 @@ def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
     return list(found.values())[:count]
 
 
+@cache
+def intent_sentences(purpose: Literal["development", "test"] = "development") -> tuple[Sentence, ...]:
+    """The sentences of intent/development.tsv or intent/test.tsv, written by hand and never trained on.
+
+    docs/intent.md has the rules for their labels. Those for development have a reason each. Those to test on were
+    written without sight of the grammar and of the first list; their families are easy, medium and hard.
+    """
+    text = (files("r2sm_jax.queries") / "intent" / f"{purpose}.tsv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return tuple(Sentence(**cast(Any, row)) for row in rows)
+
+
 def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
     if mask_type == "modal" and rng.random() < 0.4:
-        casual = pick(rng, _lines("modal: casual") + _lines("questions about use"))
+        casual = pick(rng, free_templates()["modal: casual"] + free_templates()["questions about use"])
         return pick(rng, (Wording((casual,), "bare"), pick(rng, book.plain), pick(rng, book.bare)))
     if rng.random() < 0.12:
-        casual = _lines("amodal: casual" if mask_type == "amodal" else "modal: nothing guessed")
+        casual = free_templates()["amodal: casual" if mask_type == "amodal" else "modal: nothing guessed"]
         return Wording((pick(rng, casual),), "casual")
     wordings = (book.hard if rng.random() < 0.5 else book.easy)[mask_type]
     if rng.random() < 0.5:  # every family of meaning as often, however many wordings it has
@@ -70,30 +85,23 @@ def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) ->
     return pick(rng, wordings)
 
 
-def _lines(section: str) -> tuple[str, ...]:
-    if section not in free_templates():
-        raise InputError(f"words.txt and free_sentences.txt have no section {section!r}")
-    return free_templates()[section]
-
-
 def _fill(rng: np.random.Generator, text: str, fields: Mapping[str, str] | None = None) -> str:
     """Replaces the fields of a target by their words, and {thing}, {person}, ... each by one word from its list."""
-    fields = fields or {}
+    fields, templates = fields or {}, free_templates()
     while "{" in text:
-        text = re.sub(r"{(\w+)}", lambda m: fields[m[1]] if m[1] in fields else pick(rng, _lines(m[1])), text)
+        text = re.sub(r"{(\w+)}", lambda m: fields[m[1]] if m[1] in fields else pick(rng, templates[m[1]]), text)
     return text
 
 
 def _draw(rng: np.random.Generator, section: str) -> str:
-    """A line of a section, filled in."""
-    return _fill(rng, pick(rng, _lines(section)))
+    return _fill(rng, pick(rng, free_templates()[section]))
 
 
 def _target(rng: np.random.Generator) -> dict[str, str]:
-    """The fields of a target that nobody has drawn, and of the thing in front of it."""
+    """The fields of a random target and of the thing in front of it."""
     draw = rng.random()
     if draw < 0.1:
-        purpose, noun = pick(rng, _lines("purposes")), _draw(rng, "nouns of purposes")
+        purpose, noun = pick(rng, free_templates()["purposes"]), _draw(rng, "nouns of purposes")
         return _fields(rng, _fill(rng, purpose), noun)
     if draw < 0.16:
         return _fields(rng, "it", "thing") | {"lead": _draw(rng, "questions about use")}
@@ -114,7 +122,6 @@ def _target(rng: np.random.Generator) -> dict[str, str]:
 
 
 def _fields(rng: np.random.Generator, text: str, bare: str, pronoun: str = "it") -> dict[str, str]:
-    """What a wording can be filled with."""
     several = pronoun == "them"
     fields = agreement(pronoun) | {
         "x": text,
