@@ -8,6 +8,6 @@ import numpy as np
 T = TypeVar("T")
 
 
-def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
-    """One of some items, each as likely. Takes one random number, other than `rng.choice`."""
-    return items[int(rng.random() * len(items))]
+def pick(rng: np.random.Generator, choices: Sequence[T]) -> T:
+    """One of the choices, each as likely. Takes one number from `rng`, whereas `rng.choice` may take more."""
+    return choices[int(rng.random() * len(choices))]

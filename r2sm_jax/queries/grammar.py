@@ -25,8 +25,8 @@ def agreement(pronoun: str) -> dict[str, str]:
 def expand(template: str, fields: Set[str], shared: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Every text that the choices of a template stand for.
 
-    `fields` are what it can have in braces, `shared` holds shared words by name, as "whole|complete". Raises InputError
-    for an unknown field, for unknown shared words and for a bracket without its partner.
+    `fields` are those that it may have in braces; `shared` has shared words by name, as "whole|complete". Raises
+    InputError for an unknown field, for unknown shared words and for a bracket without its partner.
     """
     texts = tuple(_choices(template, shared or {}))
     rest = re.sub(f"{{(?:{'|'.join(fields)})}}", "", "".join(texts))
@@ -51,7 +51,7 @@ def _choices(template: str, shared: Mapping[str, str]) -> Iterator[str]:
 
 @cache
 def read_sections(file_name: str) -> dict[str, list[str]]:
-    """The lines of a text file of this package by the "== …" before them, without comments and empty lines.
+    """The lines of a text file of this package by section ("== …"), without comments and empty lines.
 
     Raises InputError for a line before the first section.
     """
@@ -69,7 +69,7 @@ def read_sections(file_name: str) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Wording:
-    """The texts of one template, all of them right or all of them wrong by the keyword rule."""
+    """Texts of one template. The keyword rule gets the mask type of all of them right, or of none."""
 
     texts: tuple[str, ...]
     family: str
@@ -127,7 +127,7 @@ class Phrasebook:
 
 
 def _split(line: str, *names: str) -> tuple[Any, str]:
-    """The parts of "NAME: TEXT"; `names` are those allowed, where not all are."""
+    """The parts of "NAME: TEXT". Any name is allowed if `names` is empty."""
     name, _, text = line.partition(":")
     if not text.strip() or (names and name not in names):
         raise InputError(f"{line!r}: expected '{' or '.join(names) or 'NAME'}: …'")

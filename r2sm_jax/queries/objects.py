@@ -1,6 +1,6 @@
-"""The objects of one image as the query grammar knows them, and which of them fit a description.
+"""What the query grammar knows of the objects of one image, and which of them fit a description.
 
-What is unknown, such as the colour of an object in a photo, could be anything.
+An unknown attribute, such as the colour of an object in a photo, fits every description.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the grammar is told about one object.
+    """What the grammar knows of one object.
 
-    `box`, `area` (in pixels) and `occlusion` (the hidden share; not a number where it is unknown) are of the complete
-    mask; `hidden_by` are the ids of the objects in front of its hidden part.
+    `box`, `area` (pixels) and `occlusion` (hidden share; NaN if unknown) are those of the complete mask; `hidden_by`
+    has the ids of the objects that hide a part of it.
     """
 
     id: int
@@ -33,9 +33,9 @@ class ObjectFacts:
     pattern: str | None = None
     visible_box: Box | None = None
     uses: tuple[str, ...] = ()
-    """What it is for, as words that can follow "the thing": "to light a room", "that can be eaten"."""
+    """Words for its use that can follow "the thing": "to light a room", "that can be eaten"."""
     ideas: tuple[str, ...] = ()
-    """What it brings to mind: "summer", "breakfast"."""
+    """Words that one associates with it: "summer", "breakfast"."""
 
     @property
     def partly_hidden(self) -> bool:
@@ -43,13 +43,12 @@ class ObjectFacts:
 
 
 class Objects:
-    """The objects of one image by id, with questions about their names and places.
+    """The objects of one image, their names and their places.
 
     Attributes:
         all, by_id: The objects.
-        category: The noun of each category.
-        meaning: What the lexicon has of each category; the noun alone where it has nothing.
-        in_lexicon: Whether it has all categories.
+        category, meaning: For each id the noun of its category, and its entry in the lexicon (or the noun alone).
+        in_lexicon: Whether the lexicon has all categories.
     """
 
     def __init__(self, objects: Sequence[ObjectFacts]):

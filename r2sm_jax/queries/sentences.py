@@ -24,10 +24,7 @@ PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one targe
 
 @cache
 def free_templates() -> dict[str, tuple[str, ...]]:
-    """The lists of words.txt and free_sentences.txt, with all their choices, by section.
-
-    Raises InputError for an unknown field and for a bracket without its partner.
-    """
+    """All texts of words.txt and free_sentences.txt by section. Raises InputError as `expand`."""
     words = read_sections("words.txt")
     fields = FIELDS | words.keys()
     try:
@@ -40,7 +37,7 @@ def free_templates() -> dict[str, tuple[str, ...]]:
 
 
 def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
-    """`count` different sentences, half of them modal; half of either type are hard for a keyword rule."""
+    """`count` different sentences, half of them modal. The keyword rule gets half of either type wrong."""
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
     found: dict[str, Sentence] = {}
     while len(found) < count:

@@ -1,8 +1,7 @@
-"""From the objects in one image to sentences that ask for modal or amodal masks.
+"""Writes queries about the objects of one image: sentences that ask for modal or amodal masks.
 
-A query is a target (which objects), a phrase that picks exactly that target by its literal meaning in the image, and a
-wording that carries the mask type. The target and its phrase are chosen without regard to the type, so that only the
-wording tells one type from the other.
+A query has a target (one or more objects), a phrase that means exactly that target in the image, and a wording that
+carries the mask type. Target and phrase are chosen without regard to the type, so that only the wording tells it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ Split = Literal["train", "val", "val_phrasing", "val_hard"]
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
 }  # fmt: skip
-"""Splits of procedural data, and the wordings of each. `dev` is what a run selects checkpoints by: never reported."""
+"""Splits of procedural data, and the wordings of each. `dev` selects the checkpoints of a run and is never reported."""
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
@@ -41,9 +40,9 @@ def write_queries(
 ) -> tuple[Query, ...]:
     """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
 
-    Half of the targets are partly hidden where there are any, for either type alike. `train` and `val` use
-    the training words; `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from
-    them. In `val_hard` a keyword rule gets every query wrong, and every phrase occurs with both types.
+    Half of the targets of either type are partly hidden, if the image has such objects. `train` and `val` use the
+    training words, `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from them. In
+    `val_hard` the keyword rule gets every query wrong, and every phrase occurs with both types.
     """
     if not objects or count < 1:
         return ()
@@ -74,7 +73,7 @@ class _QueryWriter:
         self.phrases = PhraseWriter(self.objects, rng, held_out)
 
     def queries(self, left: dict[MaskType, int]) -> list[Query]:
-        """A query of a type of which some are `left` to write, or two about one target; none where that fails."""
+        """A query of a type with some `left` to write, or one of each type about one target; none if that fails."""
         phrase = self.phrases.phrase()
         if phrase is None or (self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}")):
             return []
@@ -101,7 +100,7 @@ class _QueryWriter:
         return [] if self.all_hard and not all(query.kind["hard"] for query in written) else written
 
     def _choose(self, phrase: Phrase, mask_type: MaskType) -> tuple[Wording, dict[str, str]]:
-        """A wording that fits a phrase, with its fields. Every list has wordings with no field but {x}."""
+        """A wording that fits a phrase, and its fields. The search ends: every list has wordings with {x} alone."""
         book, rng = self.book, self.rng
         hard = self.all_hard or rng.random() < HARD_SHARE
         fields = self._fields(phrase, mask_type)
@@ -116,7 +115,7 @@ class _QueryWriter:
                 return wording, fields
 
     def _fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
-        """What a phrase offers to a wording: its fields, and "hidden" for a target that is hidden in part."""
+        """The fields that a phrase can fill in a wording, and "hidden" for a partly hidden target."""
         one = len(phrase.ids) == 1
         fields = agreement("them" if phrase.plural else "it") | {"x": phrase.text, "pl": "" if one else "s"}
         if phrase.possessive:

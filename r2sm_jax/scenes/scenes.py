@@ -136,15 +136,15 @@ def choose_items(rng: np.random.Generator) -> list[Item]:
     count = choose_count(rng)
     names = [CATEGORIES[k] for k in rng.permutation(len(CATEGORIES))[:count]]
     copies = choose_copies(rng, count, none=0.36)
-    twin = pick(rng, list(COLOURS)) if rng.random() < 0.2 else None
+    shared_colour = pick(rng, list(COLOURS)) if rng.random() < 0.2 else None
     wanted = dict(zip(copies, ("hidden", "free"), strict=False)) if rng.random() < 0.75 else {}
     items: list[Item] = []
     for k in range(count):
         category = names[0 if k in copies else k]
         while True:
             colour = pick(rng, list(COLOURS))
-            if k in copies and twin:
-                colour = twin
+            if k in copies and shared_colour:
+                colour = shared_colour
             elif k in copies and (category, colour) in [(i.category, i.attributes["colour"]) for i in items]:
                 continue
             attributes = {"colour": colour, "pattern": PATTERNS[choose(rng, PATTERN_SHARES)]}
