@@ -10,8 +10,7 @@ from jaxtyping import Bool, UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import ImageLike, as_rgb
-from r2sm_jax.data.polygons import polygons
+from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import MaskType
 
@@ -63,7 +62,7 @@ class Prediction:
     def polygons(self, name: str = "mask") -> list[list[float]]:
         """Outlines of the parts of one of the masks, largest first, as COCO has them: `[x1, y1, x2, y2, ...]` in
         pixels, true to half a pixel. A polygon cannot have holes; `rle` is exact."""
-        return polygons(self._named(name))
+        return masks.polygons(self._named(name))
 
     def png(self, name: str = "mask") -> bytes:
         """A PNG file of one of the masks: 0 or 255, one channel."""
@@ -79,7 +78,7 @@ class Prediction:
         """
         from r2sm_jax.data.sheet import overlay  # matplotlib's fonts, which an answer does not need
 
-        array = as_rgb(image)
+        array = open_image(image)
         if array.shape[:2] != self.modal.shape:
             sizes = " x ".join(map(str, array.shape[1::-1])), " x ".join(map(str, self.modal.shape[::-1]))
             raise InputError(f"the image is {sizes[0]}, the masks are {sizes[1]} pixels; give the image asked about")

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
-from r2sm_jax.data.images import ImageLike, Letterbox, as_rgb
+from r2sm_jax.data.images import ImageLike, Letterbox, open_image
 from r2sm_jax.errors import InputError
 from r2sm_jax.explain import WordShare, explain_words
 from r2sm_jax.models import heads
@@ -161,7 +161,7 @@ class Predictor:
         Raises:
             InputError: as `set_image`.
         """
-        array = as_rgb(image)
+        array = open_image(image)
         box = self._box(array)
         tokens, pixels = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
         return EncodedImage(box, tokens, pixels)
@@ -229,7 +229,7 @@ class Predictor:
         for of_image in queries:
             self.check(of_image, mask_type)
         found: list[list[Prediction]] = [[] for _ in images]
-        asked = ((as_rgb(image), [(i, query) for query in queries[i]]) for i, image in enumerate(images))
+        asked = ((open_image(image), [(i, query) for query in queries[i]]) for i, image in enumerate(images))
         count = sum(-(-len(of_image) // QUERY_BUCKETS[-1]) for of_image in queries)
         rows = _bucket(min(count, IMAGE_BUCKETS[-1]), IMAGE_BUCKETS)
         for i, outputs in self.answer_all(asked, self.texts.for_request, rows):

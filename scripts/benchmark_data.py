@@ -18,15 +18,15 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.data.augment import random_crop
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
-from r2sm_jax.data.samples import Instance, Sample, Source, load_json_split, to_records, write_json
-from r2sm_jax.data.tfds import build
+from r2sm_jax.data.batches import Assemble, PreparedSource, random_crop, training_batches
+from r2sm_jax.data.samples import Source, load_json_split
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.scenes.scenes import draw_scene
 from r2sm_jax.sources import open_source
+from r2sm_jax.tools.build import write_tfds
+from r2sm_jax.tools.conversion import Conversion, write_json
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32
 
@@ -49,23 +49,27 @@ class Options:
 def make_photos(folder: Path, count: int) -> str:
     """A TFDS data set of `count` JPEGs in `folder`; gives its SPEC."""
     (folder / "images").mkdir()
-    samples, number = [], 0
-    while len(samples) < count:
+    made, number = Conversion(), 0
+    while len(made.images) < count:
         scene = draw_scene(0, number, WIDTH)
         number += 1
         if len(scene.objects) < INSTANCES:
             continue
         rows = slice((WIDTH - HEIGHT) // 2, (WIDTH + HEIGHT) // 2)
         queries = write_queries(scene.facts, rng=np.random.default_rng(number), count=8)
-        objects = [Instance(o.id, o.item.category, o.modal[rows], o.amodal[rows]) for o in scene.objects[:INSTANCES]]
-        kept = tuple(o for o in objects if o.modal.any())
-        ids = {o.id for o in kept}
-        queries = tuple(q for q in queries if ids.issuperset(q.instance_ids))
         name = f"{number:06d}.jpg"
         Image.fromarray(scene.image[rows]).save(folder / "images" / name, quality=92)
-        samples.append(Sample(number, name, scene.image[rows], kept, queries))
-    write_json(folder / "data.json", to_records(samples))
-    build({"train": load_json_split(folder / "data.json", "all")}, folder / "tfds")
+        made.images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        ids = {
+            o.id: made.add_annotation(number, o.item.category, o.modal[rows], o.amodal[rows])
+            for o in scene.objects[:INSTANCES]
+            if o.modal[rows].any()
+        }
+        for query in queries:
+            if ids.keys() >= set(query.instance_ids):
+                made.add_query(number, query.text, query.mask_type, [ids[i] for i in query.instance_ids])
+    write_json(folder / "data.json", made.records("scenes"))
+    write_tfds({"train": load_json_split(folder / "data.json", "all")}, folder / "tfds")
     return f"tfds:{folder / 'tfds'}"
 
 

@@ -4,8 +4,14 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from test_batches import sample, states
 
-from r2sm_jax.data.augment import KEPT_WHOLE, jitter_colours, random_crop
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.batches import (
+    KEPT_WHOLE,
+    Assemble,
+    PreparedSource,
+    jitter_colours,
+    random_crop,
+    training_batches,
+)
 from r2sm_jax.sources import open_source
 
 

@@ -23,7 +23,7 @@ def square(x0, y0, x1, y1):
 def annotation(image_id: int = 3, **changes):
     """A mug in front of a box, on a table (stuff); the box is hidden by both, the last region by nothing."""
     front, back, floor = (
-        masks.from_polygons(square(*corners), HEIGHT, WIDTH)
+        masks.from_segmentation(square(*corners), HEIGHT, WIDTH)
         for corners in ((10, 10, 30, 30), (20, 12, 50, 28), (0, 25, 60, 40))
     )
     visible = back & ~front

@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.data.samples import Instance, Sample, to_records, write_json
+from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.evaluate import main, score_source
 from r2sm_jax.metrics.html import first_of_images, panels
 from r2sm_jax.metrics.predictions import score_predictions
@@ -20,6 +21,7 @@ from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.sources import open_source
+from r2sm_jax.tools.conversion import write_json
 
 
 @pytest.fixture(scope="module")

@@ -73,9 +73,9 @@ def test_polygons_match_pycocotools_nested_and_flat():
     square = [2.0, 3.0, 12.0, 3.0, 12.0, 9.0, 2.0, 9.0]
     other = [15, 1, 19, 1, 19, 5]
     expected = coco.decode(coco.merge(coco.frPyObjects([square, other], 12, 20))).astype(bool)
-    np.testing.assert_array_equal(masks.from_polygons([square, other], 12, 20), expected)
-    np.testing.assert_array_equal(masks.from_polygons(square, 12, 20), masks.from_polygons([square], 12, 20))
-    assert masks.box(masks.from_polygons(square, 12, 20)) == (2, 3, 12, 9)
+    np.testing.assert_array_equal(masks.from_segmentation([square, other], 12, 20), expected)
+    np.testing.assert_array_equal(masks.from_segmentation(square, 12, 20), masks.from_polygons([square], 12, 20))
+    assert masks.box(masks.from_segmentation(square, 12, 20)) == (2, 3, 12, 9)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_polygons_match_pycocotools_nested_and_flat():
 )
 def test_a_polygon_that_is_none_is_refused(polygons):
     with pytest.raises(ValueError, match="polygon"):
-        masks.from_polygons(polygons, 10, 10)
+        masks.from_segmentation(polygons, 10, 10)
 
 
 def test_far_off_polygon_points_cost_nothing():
-    mask = masks.from_polygons([[0, 0, 1e12, 0, 1e12, 1e12, 0, 1e12]], 8, 9)
+    mask = masks.from_segmentation([[0, 0, 1e12, 0, 1e12, 1e12, 0, 1e12]], 8, 9)
     assert mask.all()
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sample_records import to_records
 
 from r2sm_jax import predict as predict_module, predict_many as many
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, to_records, write_json
+from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
 from r2sm_jax.predict import main
@@ -21,6 +22,7 @@ from r2sm_jax.predict_tasks import find_tasks
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource
+from r2sm_jax.tools.conversion import write_json
 from r2sm_jax.tools.export import main as export_main
 
 QUERY = "the complete shape of the red mug"

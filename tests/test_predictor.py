@@ -141,7 +141,7 @@ def test_masks_leave_as_rle_png_and_polygons():
         assert np.array_equal(masks.decode(json.loads(json.dumps(prediction.rle(name)))), mask)
         picture = Image.open(io.BytesIO(prediction.png(name)))
         assert picture.mode == "L" and np.array_equal(np.asarray(picture) == 255, mask)
-        drawn = masks.from_polygons(prediction.polygons(name), *mask.shape)
+        drawn = masks.from_segmentation(prediction.polygons(name), *mask.shape)
         assert (drawn & mask).sum() / (drawn | mask).sum() > 0.97, name
     assert [len(prediction.polygons(name)) for name in ("mask", "modal", "occluded")] == [2, 2, 1]
     empty = np.zeros((4, 5), bool)

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.polygons import MOST_PARTS, MOST_POINTS, outline
+from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import same_class, says_name
@@ -192,7 +192,7 @@ def test_outlines_are_short_and_close():
     disc = (rows - 90) ** 2 + (columns - 140) ** 2 < 80**2
     (ring,) = outline(disc & ~((rows - 90) ** 2 + (columns - 140) ** 2 < 30**2))  # the hole is left out
     assert 8 <= len(ring) // 2 <= MOST_POINTS
-    drawn = masks.from_polygons([ring], 200, 300)
+    drawn = masks.from_segmentation([ring], 200, 300)
     assert masks.area(drawn & disc) / masks.area(drawn | disc) > 0.95
     noise = np.random.default_rng(0).random((50, 50)) < 0.4
     assert len(outline(noise)) == MOST_PARTS

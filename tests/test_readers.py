@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json, write_json
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
 from r2sm_jax.tools.coco import PRESETS, read_coco_like
-from r2sm_jax.tools.conversion import Conversion
+from r2sm_jax.tools.conversion import Conversion, write_json
 from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
 
 HEIGHT, WIDTH = 20, 30

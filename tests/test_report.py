@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split, to_records, write_json
+from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split
 from r2sm_jax.metrics.html import choose, first_of_images, page, panels, render
 from r2sm_jax.metrics.pages import markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
@@ -21,6 +22,7 @@ from r2sm_jax.metrics.published import PUBLISHED, TABLE_2, benchmark_of
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source
+from r2sm_jax.tools.conversion import write_json
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"

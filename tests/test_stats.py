@@ -9,11 +9,12 @@ from PIL import Image
 from tyro.conf import FlagCreatePairsOff
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data import masks, progress
+from r2sm_jax.data import masks
 from r2sm_jax.data.samples import images_of_split
 from r2sm_jax.data.sheet import FAINT, OCCLUDED, VISIBLE
 from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
 from r2sm_jax.sources import open_source
+from r2sm_jax.tools import check
 from r2sm_jax.tools.stats import FILES, HISTOGRAMS, count_file, draw, make_report, markdown, stats
 
 HEIGHT, WIDTH = 40, 50
@@ -238,7 +239,7 @@ def test_names_with_markup_stay_as_they_are(tmp_path, command):
 
 
 def test_progress_goes_to_stderr(tmp_path, command, monkeypatch):
-    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(check, "PROGRESS_SECONDS", 0.0)
     end = command(main, "stats", dataset(tmp_path / "tiny.json"), "--json")
     assert "tiny.json: images: 3 of 3" in end.err and json.loads(end.out)
 

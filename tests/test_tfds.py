@@ -8,9 +8,9 @@ import pytest
 from test_check import good, save
 
 from r2sm_jax.data.samples import load_json_split
-from r2sm_jax.data.tfds import build
 from r2sm_jax.errors import InputError
 from r2sm_jax.sources import open_source
+from r2sm_jax.tools.build import write_tfds
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
     records["queries"][3]["instance_ids"] = []
     records["queries"][2] |= {"kind": {"task": "reasoning"}, "answer": "a cup"}
     path = save(folder, records)
-    counts = build({name: load_json_split(path, name) for name in ("train", "val")}, folder / "out")
+    counts = write_tfds({name: load_json_split(path, name) for name in ("train", "val")}, folder / "out")
     assert counts == {"train": 1, "val": 1}
     return path, folder / "out"
 
@@ -55,7 +55,7 @@ def test_errors(built, tmp_path):
     with pytest.raises(InputError, match="no split 'test'; the data set has"):
         open_source(f"tfds:{folder}", "test")
     with pytest.raises(InputError, match="reserved"):
-        build({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
+        write_tfds({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
     with pytest.raises(InputError, match="no TFDS data set here"):
         open_source(f"tfds:{tmp_path}", "train")
 
@@ -70,6 +70,6 @@ def test_an_image_without_instances_and_queries(tmp_path):
     records = good()
     records["annotations"], records["queries"] = records["annotations"][:2], records["queries"][:2]
     path = save(tmp_path, records)
-    build({"val": load_json_split(path, "all")}, tmp_path / "out")
+    write_tfds({"val": load_json_split(path, "all")}, tmp_path / "out")
     source = open_source(f"tfds:{tmp_path / 'out'}", "val")
     assert sorted((len(s.instances), len(s.queries)) for s in (source[0], source[1])) == [(0, 0), (2, 2)]

@@ -36,16 +36,18 @@ from typing import Any
 import grain
 import numpy as np
 from jaxtyping import Bool, UInt8
+from PIL import Image, ImageEnhance
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.augment import jitter_colours, random_crop
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.data.samples import Sample, Source
+from r2sm_jax.data.samples import Instance, Sample, Source
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
 TYPE_SENTENCES = 4
 """One of them is a sentence without an image, where there are such sentences."""
+KEPT_WHOLE = 0.9
+"""A query stays if this share of the complete mask of each instance that it means lies in the crop."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 KEPT_BYTES = 4 << 30
 """Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
@@ -104,6 +106,43 @@ def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict
     )
 
 
+def random_crop(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
+    """A random window of the sample, each side at least `smallest` of the image's, with masks cut like the image.
+
+    Instances without a pixel in the window are left out, and so are queries that mean an instance of which less than
+    `KEPT_WHOLE` remains.
+    """
+    height, width = sample.image.shape[:2]
+    window = _interval(height, smallest, rng), _interval(width, smallest, rng)
+    kept: list[Instance] = []
+    whole: set[int] = set()
+    for instance in sample.instances:
+        inside = np.count_nonzero(instance.complete[window])
+        if inside:
+            amodal = None if instance.amodal is None else instance.amodal[window]
+            kept.append(replace(instance, modal=instance.modal[window], amodal=amodal))
+        if inside >= KEPT_WHOLE * np.count_nonzero(instance.complete):
+            whole.add(instance.id)
+    queries = tuple(query for query in sample.queries if whole.issuperset(query.instance_ids))
+    return replace(sample, image=sample.image[window], instances=tuple(kept), queries=queries)
+
+
+def _interval(side: int, smallest: float, rng: np.random.Generator) -> slice:
+    length = max(1, round(side * rng.uniform(smallest, 1)))
+    start = int(rng.integers(side - length + 1))
+    return slice(start, start + length)
+
+
+def jitter_colours(
+    image: UInt8[np.ndarray, "H W 3"], strength: float, rng: np.random.Generator
+) -> UInt8[np.ndarray, "H W 3"]:
+    """Brightness, contrast and saturation, each times a factor in 1 ± `strength`. Hues stay: queries name colours."""
+    jittered = Image.fromarray(np.ascontiguousarray(image))
+    for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        jittered = change(jittered).enhance(rng.uniform(1 - strength, 1 + strength))
+    return np.asarray(jittered)
+
+
 def mirror(p: Prepared) -> Prepared:
     """The sample with left and right exchanged. Sentences stay as they are."""
     turned = {name: getattr(p, name)[..., ::-1] for name in ("valid", "modal", "amodal", "loss_valid")}
@@ -115,7 +154,7 @@ class PreparedSource:
     """Samples at training resolution, kept in memory after `remember`, else prepared at each visit."""
 
     def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
-        """`crop`: the smallest share of a side that a random crop keeps (data/augment.py); 1 = no crops."""
+        """`crop`: the smallest share of a side that a random crop keeps; 1 = no crops."""
         self.source, self.crop = source, crop
         self.prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
         self._kept: list[Prepared] | None = None

@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
+from math import ceil
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,71 +16,60 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from scipy.sparse import csr_array
 
+from r2sm_jax.data.masks import box
 from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
 PAD_COLOUR = (124, 116, 104)
 """Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero."""
 
-ImageLike = str | PathLike[str] | bytes | Image.Image | np.ndarray
-"""A file, the content of one, a Pillow image, or an RGB array `uint8 [H W 3]`."""
+ImageFile = str | PathLike[str] | bytes
+"""The path of an image file, or its content."""
+ImageLike = ImageFile | Image.Image | np.ndarray
+"""An image file, a Pillow image, or an RGB array `uint8 [H W 3]`."""
 
 
-def open_image(path: str | PathLike[str], content: bytes | None = None) -> UInt8[np.ndarray, "H W 3"]:
-    """Reads any image that Pillow can decode, as RGB `uint8 [H W 3]`: the file at `path`, or `content` of that name.
+def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "H W 3"]:
+    """Any image that Pillow can decode as RGB `uint8 [H W 3]`; an array is returned as it is.
 
-    EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, and of an
-    animation the first frame is taken. Raises InputError for a file that is missing, unreadable, no image,
-    truncated, zero-sized, or larger than `MAX_MEGAPIXELS` (judged from the header, before decoding).
-    """
-    return np.array(_to_rgb(decode(path, content)))
-
-
-def decode(path: str | PathLike[str], content: bytes | None = None) -> Image.Image:
-    """The first frame of an image file, upright, in the mode that it is stored in. Raises InputError like
-    `open_image`."""
-    with _opened(path, content) as image:
-        return _upright(path, image)
-
-
-def as_rgb(image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
-    """Any form of an image as RGB `uint8 [H W 3]`, see `open_image`.
+    EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, and of an animation
+    the first frame is taken.
 
     Raises:
-        InputError: as `open_image`, or an array has another shape or type.
+        InputError: the file is missing, damaged, empty, no image, or larger than `MAX_MEGAPIXELS` (judged from the
+            header, before decoding), or an array has another shape or type. The message names the path, or `name`
+            where there is none.
     """
-    if isinstance(image, bytes):
-        return open_image("the image", image)
-    if isinstance(image, str | PathLike):
-        return open_image(image)
-    if isinstance(image, Image.Image):
-        _check_size("the image", *image.size)
-        return np.array(_to_rgb(_upright("the image", image)))
+    if isinstance(image, str | bytes | PathLike | Image.Image):
+        return np.array(_to_rgb(decode(image, name)))
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
-    _check_size("the image", array.shape[1], array.shape[0])
+    _check_size(name, array.shape[1], array.shape[0])
     return array
+
+
+def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Image:
+    """The first frame of an image, upright, in the mode that it is stored in. Raises InputError like `open_image`."""
+    with _opened(image, name) as opened:
+        return ImageOps.exif_transpose(opened)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
     """Height and width of what `open_image` would return, read from the header alone. Raises InputError like it."""
     with _opened(path) as image:
-        try:
-            sideways = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-        except Exception:  # damaged EXIF; decoding will tell
-            sideways = False
         width, height = image.size
+        sideways = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
         return (width, height) if sideways else (height, width)
 
 
-def frames(path: str | PathLike[str], content: bytes | None = None) -> int:
+def frames(image: ImageFile, name: str = "the image") -> int:
     """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a plain image.
     Raises InputError like it."""
-    with _opened(path, content) as image:
+    with _opened(image, name) as opened:
         try:
-            return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # cameras put previews into MPO
-        except Exception:  # damaged; decoding will tell
+            return 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)  # cameras put previews into MPO
+        except Exception:  # a later frame is damaged, and only the first is used
             return 1
 
 
@@ -120,8 +110,7 @@ class Letterbox:
         """The image in its frame; antialiased where it shrinks, `PAD_COLOUR` around it."""
         self._check(image.shape[:2])
         height, width = self.resized
-        frame = np.empty((self.size, self.size, 3), np.uint8)
-        frame[:] = PAD_COLOUR
+        frame = np.full((self.size, self.size, 3), PAD_COLOUR, np.uint8)
         resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
         frame[:height, :width] = np.asarray(resized)
         return frame
@@ -133,18 +122,13 @@ class Letterbox:
         monotone: modal ⊆ amodal before means modal <= amodal after. More than 127 is at least half of the cell.
         """
         self._check(mask.shape)
+        x0, y0, x1, y1 = box(mask)  # most masks are small, so only their boxes are multiplied
+        rows, down = _overlaps_of(y0, y1, self.height, self.height * self.size / self.resized[0], cells)
+        columns, across = _overlaps_of(x0, x1, self.width, self.width * self.size / self.resized[1], cells)
         covered = np.zeros((cells, cells), np.uint8)
-        columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
-        if len(rows):  # most masks are small, so only their boxes are multiplied
-            y, x = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-            down, across = (
-                _overlaps(side, side * self.size / resized, cells)
-                for side, resized in zip((self.height, self.width), self.resized, strict=True)
-            )
-            i, j = _touched(down, y), _touched(across, x)
-            shares = down[i, y] @ mask[y, x].astype(np.float64) @ across[j, x].T
-            # A little more than half, so that rounding errors do not decide on exact halves.
-            covered[i, j] = 255 * shares + 0.500001
+        shares = down @ mask[y0:y1, x0:x1].astype(np.float64) @ across.T
+        # A little more than half, so that rounding errors do not decide on exact halves.
+        covered[rows, columns] = 255 * shares + 0.500001
         return covered
 
     def valid(self) -> Bool[np.ndarray, "S S"]:
@@ -158,10 +142,7 @@ class Letterbox:
         """Logits at any square resolution of the frame (stride 4, say), back at the image's own resolution.
 
         In this order: bilinear to the whole frame, crop to the resized image, bilinear to the original size,
-        without antialiasing: what SAM does. All three are linear and work on rows and columns apart, so they
-        are folded into one small sparse matrix for each axis; a 96 x 96 mask becomes 480 x 640 in about a
-        millisecond. Dense ones would go to BLAS, whose threads wait for each other twenty times as long where
-        other programs use the cores.
+        without antialiasing: what SAM does. Raises ValueError for logits whose side does not divide the frame's.
         """
         logits = np.asarray(logits, np.float32)
         side = logits.shape[-1]
@@ -179,6 +160,12 @@ class Letterbox:
             raise ValueError(f"this letterbox is for {self.height} x {self.width}, not for {shape}")
 
 
+def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, np.ndarray]:
+    """The cells that the pixels from `start` to before `stop` reach, and the share of each that each pixel takes."""
+    reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
+    return reached, _overlaps(side, frame, cells)[reached, start:stop]
+
+
 @lru_cache(maxsize=256)
 def _overlaps(pixels: int, frame: float, cells: int) -> Float[np.ndarray, "cells pixels"]:
     """The share of each cell that each pixel takes along one axis; the `cells` fill `frame` >= `pixels`."""
@@ -187,22 +174,17 @@ def _overlaps(pixels: int, frame: float, cells: int) -> Float[np.ndarray, "cells
     return overlap.clip(0) * cells / frame
 
 
-def _touched(overlaps: Float[np.ndarray, "cells pixels"], pixels: slice) -> slice:
-    """The cells that a run of pixels reaches."""
-    cells = np.flatnonzero(overlaps[:, [pixels.start, pixels.stop - 1]].any(1))
-    return slice(int(cells[0]), int(cells[-1]) + 1)
-
-
 @lru_cache(maxsize=256)
 def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
+    """The matrix of both resizes and the crop along one axis. It is sparse: threads of BLAS, which multiplies dense
+    ones, wait long for each other where other programs use the cores."""
     up = csr_array(_bilinear(side, frame)[:resized])
     whole: Any = csr_array(_bilinear(resized, original)) @ up
     return whole.astype(np.float32)
 
 
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
-    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no
-    antialiasing."""
+    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no antialiasing."""
     centres = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
     left = np.minimum(centres.astype(int), max(source - 2, 0))
     weight = centres - left
@@ -213,56 +195,48 @@ def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
 
 
 @contextmanager
-def _opened(path: str | PathLike[str], content: bytes | None = None) -> Iterator[Image.Image]:
-    """An image of which only the header was read. Raises InputError, see `open_image`."""
+def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator[Image.Image]:
+    """An image of which only the header was read. Errors of Pillow, also in the block, become InputError."""
+    name = str(image) if isinstance(image, str | PathLike) else name
     try:
-        if (Path(path).stat().st_size if content is None else len(content)) == 0:
-            raise InputError(f"{path}: the image file is empty (0 bytes); download or export it again")
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # Pillow's warning about large images; `_check_size` refuses them
-            image = Image.open(path if content is None else BytesIO(content))
+        with _header(image) as opened:
+            _check_size(name, *opened.size)
+            yield opened
+    except InputError:
+        raise
     except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such image; check the path") from error
+        raise InputError(f"{name}: there is no such image; check the path") from error
     except Image.DecompressionBombError as error:
-        raise InputError(
-            f"{path}: the image is far more than {MAX_MEGAPIXELS} megapixels; scale it down first"
-        ) from error
+        raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first") from error
     except UnidentifiedImageError as error:
-        raise InputError(f"{path}: this is not an image; give a JPEG, PNG or WebP file") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot read the image ({reason}); give a readable image file") from error
-    with closing(image):
-        _check_size(path, *image.size)
-        yield image
+        raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file") from error
+    except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(
+            f"{name}: the image is damaged or cut short, or cannot be read ({reason}); download or export it again"
+        ) from error
 
 
-def _check_size(path: str | PathLike[str], width: int, height: int) -> None:
+def _header(image: ImageFile | Image.Image) -> AbstractContextManager[Image.Image]:
+    if isinstance(image, Image.Image):
+        return nullcontext(image)
+    with warnings.catch_warnings(action="ignore"):  # of large images, which `_check_size` refuses
+        return closing(Image.open(BytesIO(image) if isinstance(image, bytes) else image))
+
+
+def _check_size(name: str, width: int, height: int) -> None:
     if min(width, height) < 1:
-        raise InputError(f"{path}: the image has no pixels ({width} x {height}); give one with content")
+        raise InputError(f"{name}: the image has no pixels ({width} x {height}); give one with content")
     if width * height > MAX_MEGAPIXELS * 1_000_000:
         raise InputError(
-            f"{path}: the image is {width} x {height}, more than {MAX_MEGAPIXELS} megapixels; scale it down first"
+            f"{name}: the image is {width} x {height}, more than {MAX_MEGAPIXELS} megapixels; scale it down first"
         )
 
 
-def _upright(path: str | PathLike[str], image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
-        reason = str(error) or type(error).__name__
-        raise InputError(
-            f"{path}: the image is damaged or cut short ({reason}); download or export it again"
-        ) from error
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit grey; Pillow would clip it at 255
-        return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        pixels = np.nan_to_num(np.asarray(image))
-        pixels = pixels * 255 if pixels.max() <= 1 else pixels
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip at 255
+        pixels = np.nan_to_num(np.asarray(image, np.float64))
+        pixels = pixels / 257 if image.mode != "F" else pixels * 255 if pixels.max() <= 1 else pixels
         return Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -6,8 +6,10 @@ compressed RLE" is one with a string (or bytes) that was checked or made by this
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import contourpy
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from pycocotools import mask as pycocotools_mask
@@ -17,6 +19,8 @@ RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
 """Larger masks are refused: decoding takes a byte a pixel, several times over."""
+MOST_PARTS, MOST_POINTS = 4, 24
+"""Of an `outline`."""
 
 
 def encode(mask: Mask) -> dict[str, Any]:
@@ -32,9 +36,7 @@ def check(rle: Any) -> dict[str, Any]:
     """
     height, width = rle_size(rle)
     counts = rle.get("counts")
-    if isinstance(counts, bytes):
-        counts = counts.decode("latin-1")
-    if isinstance(counts, str):
+    if isinstance(counts, str | bytes):
         runs = _uncompress(counts)
     elif isinstance(counts, Sequence) and all(type(run) is int and abs(run) <= MAX_PIXELS for run in counts):
         runs = np.array(counts, np.int64)
@@ -43,7 +45,9 @@ def check(rle: Any) -> dict[str, Any]:
     # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
     if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
         raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
-    if not isinstance(counts, str):
+    if isinstance(counts, bytes):
+        counts = counts.decode()
+    elif not isinstance(counts, str):
         counts = coco.frPyObjects({"size": [height, width], "counts": runs.tolist()}, height, width)["counts"].decode()
     return {"size": [height, width], "counts": counts}
 
@@ -53,23 +57,19 @@ def decode(rle: Any) -> Mask:
     return np.ascontiguousarray(expand(check(rle)))
 
 
-def expand(rle: RLE) -> Mask:
-    """The mask of a compressed RLE, in Fortran order. Faster than `decode`."""
-    return np.asarray(coco.decode(rle)).view(bool)
-
-
-def expand_columns(rle: RLE, first: int, end: int) -> Bool[np.ndarray, "H _W"]:
-    """Columns `first` to `end` of a compressed RLE that has nothing outside of them."""
-    height, counts = rle["size"][0], rle["counts"]
-    edges = np.cumsum(_uncompress(counts.decode() if isinstance(counts, bytes) else counts)) - first * height
-    columns = np.zeros((end - first) * height, bool)
-    for start, stop in zip(edges[:-1:2].tolist(), edges[1::2].tolist(), strict=False):
-        columns[start:stop] = True
-    return columns.reshape(-1, height).T
+def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray, "H _W"]:
+    """The mask of a compressed RLE, or its columns from `first` to before `end`, in Fortran order. Faster than
+    `decode`."""
+    height, width = rle["size"]
+    columns = (width if end is None else end) - first
+    edges = np.cumsum(_uncompress(rle["counts"])) - first * height
+    runs = np.diff(edges.clip(0, columns * height), prepend=0)
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(columns, height).T
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The compressed RLE of a COCO `segmentation` (RLE or polygons) of an image of this size.
+    """The compressed RLE of a COCO `segmentation` of an image of this size: an RLE, a polygon `[x1, y1, x2, y2, ...]`
+    or a list of polygons, of which the union is meant.
 
     Raises ValueError, with a reason, for anything that is not a mask of this size.
     """
@@ -78,9 +78,16 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         if size != (height, width):
             raise ValueError(f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}")
         return check(segmentation)
-    if isinstance(segmentation, list | tuple):
-        return encode(from_polygons(segmentation, height, width))
-    raise ValueError("it is neither an RLE nor a list of polygons")
+    if not isinstance(segmentation, list | tuple):
+        raise ValueError("it is neither an RLE nor a list of polygons")
+    if not segmentation:
+        raise ValueError("the list of polygons is empty")
+    check_size(height, width)
+    nested = [segmentation] if isinstance(segmentation[0], int | float) else segmentation
+    # Far points are moved towards the image: the rasteriser walks along every pixel of an edge.
+    far = max(height, width)
+    rings = [np.clip(_corners(polygon), -far, 2 * far).tolist() for polygon in nested]
+    return check(coco.merge(coco.frPyObjects(rings, height, width)))
 
 
 def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
@@ -88,30 +95,17 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
     return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
 
 
-def from_polygons(polygons: Sequence[Any], height: int, width: int) -> Mask:
-    """The mask `[H W]` that a polygon `[x1, y1, x2, y2, ...]`, or the union of a list of them, encloses.
-
-    Raises ValueError for a polygon with fewer than three points (which pycocotools would take for a box), for
-    an odd number of coordinates and for coordinates that are not finite numbers.
-    """
-    check_size(height, width)
-    nested = [polygons] if polygons and isinstance(polygons[0], int | float) else polygons
-    rings = []
-    for polygon in nested:
-        if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
-            raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
-        try:
-            ring = np.asarray(polygon, np.float64)
-        except (TypeError, ValueError):
-            ring = np.array([np.nan])
-        if not np.isfinite(ring).all():
-            raise ValueError("a polygon's coordinates are not all finite numbers")
-        # Far points are moved towards the image: the rasteriser walks along every pixel of an edge.
-        far = max(height, width)
-        rings.append(np.clip(ring, -far, 2 * far).tolist())
-    if not rings:
-        raise ValueError("the list of polygons is empty")
-    return decode(coco.merge(coco.frPyObjects(rings, height, width)))
+def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
+    """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on others."""
+    if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
+        raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
+    try:
+        corners = np.array(polygon, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        corners = np.array([np.nan])
+    if not np.isfinite(corners).all():
+        raise ValueError("a polygon's coordinates are not all finite numbers")
+    return corners
 
 
 def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
@@ -141,18 +135,16 @@ def ious(found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]) -> 
 def rle_size(rle: Any) -> tuple[int, int]:
     """Height and width that an RLE states. Raises ValueError where it states none."""
     size = rle.get("size") if isinstance(rle, Mapping) else None
-    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int for n in size):
         raise ValueError("the RLE's 'size' is not [height, width]")
     check_size(size[0], size[1])
     return size[0], size[1]
 
 
 def check_size(height: int, width: int) -> None:
-    """Raises ValueError for what cannot be the size of an image."""
-    if min(height, width) < 1:
-        raise ValueError(f"{height} x {width} has no pixel")
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} is more than {MAX_PIXELS} pixels")
+    """Raises ValueError for what cannot be the size of an image or of an RLE."""
+    if min(height, width) < 1 or height * width > MAX_PIXELS:
+        raise ValueError(f"{height} x {width} cannot be the size of an image or an RLE of at most {MAX_PIXELS} pixels")
 
 
 def box(mask: Mask) -> tuple[int, int, int, int]:
@@ -179,13 +171,71 @@ def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
     return np.logical_or.reduce([np.zeros(shape, bool), *masks])
 
 
-def _uncompress(counts: str) -> Int[np.ndarray, " runs"]:
+def polygons(mask: Mask) -> list[list[float]]:
+    """The outlines of all parts of a mask `[H W]`, largest first, as `[x1, y1, x2, y2, ...]` in pixels, holes left
+    out. No outline moves by more than half a pixel."""
+    rings = (_simplify(ring, 0.5)[:-1] for ring in _outer_rings(mask))
+    return [ring.round(2).ravel().tolist() for ring in rings if len(ring) > 2]
+
+
+def outline(mask: Mask) -> list[list[int]]:
+    """The outlines of the largest parts of a mask `[H W]`, for readers of text: at most `MOST_PARTS` parts, as
+    `[x1, y1, x2, y2, ...]`, each simplified to at most `MOST_POINTS` points, holes left out."""
+    return [_few_points(ring) for ring in _outer_rings(mask)[:MOST_PARTS]]
+
+
+def _few_points(ring: np.ndarray) -> list[int]:
+    tolerance = 1.0
+    while len(points := _simplify(ring, tolerance)) - 1 > MOST_POINTS:
+        tolerance *= 2
+    corners = np.rint(points).astype(int).tolist()
+    distinct = [point for point, following in pairwise(corners) if point != following]
+    if len(distinct) < 3:  # a few pixels: their box
+        (x0, y0), (x1, y1) = np.floor(ring.min(0)).astype(int).tolist(), np.ceil(ring.max(0)).astype(int).tolist()
+        distinct = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
+    return [coordinate for point in distinct for coordinate in point]
+
+
+def _outer_rings(mask: Mask) -> list[np.ndarray]:
+    """The closed outlines `[n 2]` of a mask's parts, largest first."""
+    x0, y0, x1, y1 = box(mask)
+    framed = np.pad(mask[y0:y1, x0:x1].astype(np.float32), 1)
+    lines = contourpy.contour_generator(z=framed, line_type="Separate").lines(0.5)
+    corner = np.array([x0 - 0.5, y0 - 0.5])  # centre of the top left pixel of the frame
+    rings = [np.asarray(line, np.float64) + corner for line in lines]
+    return sorted((ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True)
+
+
+def _signed_area(ring: np.ndarray) -> float:
+    """Area inside a closed ring `[n 2]`; below zero for holes."""
+    x, y = ring.T
+    return float(np.sum(x[:-1] * y[1:] - x[1:] * y[:-1]) / 2)
+
+
+def _simplify(points: np.ndarray, tolerance: float) -> np.ndarray:
+    """Those of the points `[n 2]` of a line without which it would move by more than `tolerance` (Douglas and Peucker
+    1973)."""
+    kept, spans = {0, len(points) - 1}, [(0, len(points) - 1)]
+    while spans:
+        start, end = spans.pop()
+        chord, offsets = points[end] - points[start], points[start : end + 1] - points[start]
+        along = np.clip(offsets @ chord / max(float(chord @ chord), 1e-12), 0, 1)
+        distances = np.linalg.norm(offsets - along[:, None] * chord, axis=1)
+        middle = start + int(distances.argmax())
+        if start < middle < end and distances.max() > tolerance:
+            kept.add(middle)
+            spans += [(start, middle), (middle, end)]
+    return points[sorted(kept)]
+
+
+def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
     """The run lengths in COCO's compressed counts. Raises ValueError for a damaged string.
 
     Each character holds five bits of a number, low bits first, and one bit that says that more follow. Bit 16 of the
     last character is the sign. From the fourth number on, a number is the difference from the run two places before.
     """
-    codes = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8) - np.uint8(48)  # lower characters wrap around
+    text = counts if isinstance(counts, bytes) else counts.encode("latin-1", "replace")
+    codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # lower characters wrap around
     if not len(codes) or codes.max() > 63 or codes[-1] & 32:
         raise ValueError("the RLE's 'counts' is damaged or cut short")
     ends = np.flatnonzero(codes < 32)

@@ -4,7 +4,6 @@ Masks are boolean arrays `[H W]` at the image's own resolution. For every instan
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.records import MASKS, bad_record, check_records, read_records
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.data.records import MASKS, bad_record, read_records
+from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
 
@@ -304,59 +303,6 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share:
 def _hash_share(image_id: int) -> float:
     """A fixed, evenly spread number in [0, 1) for an image id."""
     return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48
-
-
-def write_json(path: str | PathLike[str], records: Mapping[str, Any], overwrite: bool = False) -> None:
-    """Writes the records of a dataset file, all or nothing.
-
-    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to, and a
-    file that is there already, unless `overwrite`.
-    """
-    path = Path(path)
-    check_records(path, records)
-    with writing(path, overwrite) as part:
-        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Samples as the records of a dataset file. Annotation and query ids are numbered anew, from 1, across images."""
-    images, annotations, queries = [], [], []
-    names: dict[str, int] = {}
-    for sample in samples:
-        height, width = sample.image.shape[:2]
-        images.append({"id": sample.image_id, "file_name": sample.file_name, "height": height, "width": width})
-        new_ids: dict[int, int] = {}
-        for instance in sample.instances:
-            new_ids[instance.id] = len(annotations) + 1
-            category_id = names.setdefault(instance.category, len(names) + 1)
-            record = {"id": new_ids[instance.id], "image_id": sample.image_id, "category_id": category_id}
-            record |= mask_fields(instance.modal, instance.amodal)
-            record |= {"attributes": dict(instance.attributes)} if instance.attributes else {}
-            annotations.append(record | ({"ignore": True} if instance.ignore else {}))
-        for query in sample.queries:
-            record = {"id": len(queries) + 1, "image_id": sample.image_id, "text": query.text}
-            record |= {"mask_type": query.mask_type, "instance_ids": [new_ids[i] for i in query.instance_ids]}
-            kind = dict(query.kind)
-            answer = kind.pop("answer", None)
-            record |= ({"kind": kind} if kind else {}) | ({} if answer is None else {"answer": answer})
-            queries.append(record)
-    categories = [{"id": number, "name": name} for name, number in names.items()]
-    lists = {"images": images, "annotations": annotations, "categories": categories, "queries": queries}
-    return lists | {"info": dict(info or {})}
-
-
-def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
-    """The fields of an annotation that its masks `[H W]` determine; `amodal` None: the complete shape is not known."""
-    whole = modal if amodal is None else modal | amodal
-    fields: dict[str, Any] = {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
-    fields["segmentation"] = None if amodal is None else masks.encode(whole)
-    hidden = whole & ~modal
-    if amodal is None or hidden.any():
-        fields["visible_mask"] = masks.encode(modal)
-    if amodal is not None:
-        fields["occlude_rate"] = masks.area(hidden) / max(1, masks.area(whole))
-        fields |= {"invisible_mask": masks.encode(hidden)} if hidden.any() else {}
-    return fields
 
 
 def _query(record: Mapping[str, Any]) -> Query:

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.errors import writing
 from r2sm_jax.query import MaskType, Query
 
 VISIBLE = (31, 111, 214)
@@ -143,8 +144,9 @@ def draw_sheet(rows: Sequence[Sequence[Panel]], title: str = "") -> UInt8[np.nda
 
 
 def save_sheet(path: Path, rows: Sequence[Sequence[Panel]], title: str = "") -> None:
-    """Writes a sheet as PNG."""
-    Image.fromarray(draw_sheet(rows, title)).save(path, format="PNG")
+    """Writes a sheet as PNG. Raises InputError where it cannot be written."""
+    with writing(path) as part:
+        Image.fromarray(draw_sheet(rows, title)).save(part, format="PNG")
 
 
 def draw_panel(panel: Panel, ratio: float) -> UInt8[np.ndarray, "_H _W 3"]:

@@ -131,5 +131,5 @@ def boundary_overlap(predicted: RLE, truth: RLE, ignore: Bool[np.ndarray, "H W"]
         return Overlap(0, 0, 0, 0)
     (left, top), (right, bottom) = boxes[:, :2].min(0).tolist(), (boxes[:, :2] + boxes[:, 2:]).max(0).tolist()
     rows, width = slice(top, bottom), boundary_width(*truth["size"])
-    drawn, wanted = (boundary(masks.expand_columns(rle, left, right)[rows], width) for rle in (predicted, truth))
+    drawn, wanted = (boundary(masks.expand(rle, left, right)[rows], width) for rle in (predicted, truth))
     return overlap(drawn, wanted, None if ignore is None else ignore[rows, left:right])

@@ -7,22 +7,25 @@ what refers to it. The text, mask type and instances of a query are never change
 
 import hashlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size, open_image
-from r2sm_jax.data.progress import announce
 from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
-from r2sm_jax.data.samples import find_image, image_folders, mask_fields, write_json
+from r2sm_jax.data.samples import find_image, image_folders
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
+from r2sm_jax.tools.conversion import mask_fields, write_json
 
 Records = dict[str, Any]
+T = TypeVar("T")
+PROGRESS_SECONDS = 5.0
 
 
 def check(
@@ -210,3 +213,13 @@ def _renumber(records: Records, annotation: Records) -> str:
         if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
             query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
     return f"it is {new} now"
+
+
+def announce(items: Sequence[T], what: str) -> Iterator[T]:
+    """Passes the items on, and says on stderr every few seconds how many are done."""
+    said = time.monotonic()
+    for number, item in enumerate(items, start=1):
+        yield item
+        if time.monotonic() - said >= PROGRESS_SECONDS:
+            said = time.monotonic()
+            print(f"{what}: {number:,} of {len(items):,}", file=sys.stderr)

@@ -11,9 +11,9 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
-from r2sm_jax.data.records import is_id, is_text, leads_outside
-from r2sm_jax.data.samples import find_image, mask_fields
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.data.records import check_records, is_id, is_text, leads_outside
+from r2sm_jax.data.samples import find_image
+from r2sm_jax.errors import InputError, load_json, writing
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -139,6 +139,31 @@ def json_files(sources: Sequence[Path]) -> Iterator[Path]:
         if not source.exists():
             raise InputError(f"{source}: there is no such file or folder; check the path")
         yield from sorted(source.glob("*.json")) if source.is_dir() else [source]
+
+
+def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
+    """The fields of an annotation that its masks `[H W]` determine; `amodal` None: the complete shape is not known."""
+    whole = modal if amodal is None else modal | amodal
+    fields: dict[str, Any] = {"bbox": masks.coco_box(whole), "area": masks.area(whole), "iscrowd": 0}
+    fields["segmentation"] = None if amodal is None else masks.encode(whole)
+    hidden = whole & ~modal
+    if amodal is None or hidden.any():
+        fields["visible_mask"] = masks.encode(modal)
+    if amodal is not None:
+        fields["occlude_rate"] = masks.area(hidden) / max(1, masks.area(whole))
+        fields |= {"invisible_mask": masks.encode(hidden)} if hidden.any() else {}
+    return fields
+
+
+def write_json(path: Path, records: Mapping[str, Any], overwrite: bool = False) -> None:
+    """Writes the records of a dataset file, all or nothing.
+
+    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to, and a
+    file that is there already, unless `overwrite`.
+    """
+    check_records(path, records)
+    with writing(path, overwrite) as part:
+        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass

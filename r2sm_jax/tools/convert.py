@@ -12,12 +12,11 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import write_json
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
 from r2sm_jax.tools.coco import PRESETS, Oversize, Preset, read_coco_like
-from r2sm_jax.tools.conversion import Conversion
+from r2sm_jax.tools.conversion import Conversion, write_json
 from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
 from r2sm_jax.tools.template import add_template_queries
 

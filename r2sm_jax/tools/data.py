@@ -63,11 +63,7 @@ def show(
     source = open_source(data, split, count=count, seed=seed, size=size, images_dir=folder, backgrounds=photos)
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_sheet(out, rows, title=f"{data}, {split}")
-    except OSError as error:
-        raise InputError(f"{out}: cannot write there ({error.strerror}); give another path") from error
+    save_sheet(out, rows, title=f"{data}, {split}")
     print(f"wrote {out}: {len(rows)} samples")
 
 
@@ -81,7 +77,7 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
         images: Folder of the images, where they do not lie beside the dataset file.
         splits: Splits to write; default: train and val of a file, every *.json of a folder.
     """
-    from r2sm_jax.data.tfds import NAME, build as write  # imports slowly
+    from r2sm_jax.tools.build import NAME, write_tfds  # imports slowly
 
     kind, _, name = data.partition(":")
     if kind != "json" or not name:
@@ -90,7 +86,7 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
         raise InputError(f"{out}: there is a {NAME} data set already; give another --out")
     path = Path(name)
     chosen = splits or (tuple(sorted(f.stem for f in path.glob("*.json"))) if path.is_dir() else ("train", "val"))
-    written = write({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
+    written = write_tfds({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
     print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))
 
 

@@ -97,14 +97,14 @@ def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
 def open_photo(predictor: Predictor, file: Path) -> Photo:
     """Reads and encodes a photo. Raises InputError, which names the file but not its folder on the server."""
     content = file.read_bytes()
-    pixels = open_image(file.name, content)
+    pixels = open_image(content, file.name)
     started = time.perf_counter()
     encoded = jax.block_until_ready(predictor.encode(pixels))
     seconds = time.perf_counter() - started
     scale = PREVIEW_SIDE / max(pixels.shape)
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
     preview = np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
-    return Photo(file.name, preview, encoded, seconds, frames(file.name, content))
+    return Photo(file.name, preview, encoded, seconds, frames(content, file.name))
 
 
 def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:

@@ -25,7 +25,6 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.polygons import outline
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import (
     Dataset,
@@ -34,12 +33,12 @@ from r2sm_jax.data.samples import (
     group_by_image,
     image_folders,
     read_instances,
-    write_json,
 )
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MaskType
+from r2sm_jax.tools.conversion import write_json
 
 TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
 REASONS: dict[str, str] = TEXTS["reasons"]
@@ -157,7 +156,7 @@ def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
         if instance.amodal is not None:
             occluded = masks.area(instance.modal) <= (1 - HIDDEN) * masks.area(instance.amodal)
         row = {"id": instance.id, "class_name": instance.category, "box": masks.coco_box(mask)}
-        yield json.dumps(row | {"polygon": outline(mask), "is_occluded": occluded}, ensure_ascii=False)
+        yield json.dumps(row | {"polygon": masks.outline(mask), "is_occluded": occluded}, ensure_ascii=False)
 
 
 def _data_url(image: np.ndarray) -> str:

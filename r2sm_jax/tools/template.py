@@ -10,12 +10,13 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instances, write_json
+from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instances
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import Query
+from r2sm_jax.tools.conversion import write_json
 
 HIDING_SHARE = 0.01
 """One object hides another from this share of the other's complete mask on."""
