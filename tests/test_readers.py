@@ -88,7 +88,7 @@ def test_cocoa_cls(tmp_path):
     found = read_coco_like([write(tmp_path / "c.json", coco())], PRESETS["cocoa-cls"])
     assert found.notes == [] and [a["source_id"] for a in found.annotations] == [31, 32]
     dataset = finished(found, tmp_path, tmp_path)
-    assert dataset.image_ids == (7,) and dataset.categories == ("bottle",)
+    assert dataset.image_ids == (7,) and dataset.vocabulary["category"] == ("bottle",)
     check_pair(dataset[0])
 
 

@@ -3,8 +3,9 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data.samples import Instance, Sample
-from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, sample_row, save_sheet
+from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, save_sheet
 from r2sm_jax.query import Query
+from r2sm_jax.tools.data import sample_row
 
 RNG = np.random.default_rng(0)
 

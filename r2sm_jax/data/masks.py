@@ -144,7 +144,7 @@ def rle_size(rle: Any) -> tuple[int, int]:
 def check_size(height: int, width: int) -> None:
     """Raises ValueError for what cannot be the size of an image or of an RLE."""
     if min(height, width) < 1 or height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} cannot be the size of an image or an RLE of at most {MAX_PIXELS} pixels")
+        raise ValueError(f"{height} x {width} is no size of an RLE or an image, or more than {MAX_PIXELS} pixels")
 
 
 def box(mask: Mask) -> tuple[int, int, int, int]:

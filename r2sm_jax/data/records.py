@@ -35,11 +35,6 @@ class Problem(NamedTuple):
         return f"{self.where}: {self.what}; {self.remedy}" if self.where else f"{self.what}; {self.remedy}"
 
 
-def bad_record(path: Path, record: str, problem: str, remedy: str) -> InputError:
-    """An error about one record of a file, to raise."""
-    return InputError(f"{path}: {record}: {problem}; {remedy}")
-
-
 def is_id(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number (True and False are not)."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -15,7 +15,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.records import MASKS, bad_record, read_records
+from r2sm_jax.data.records import MASKS, read_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
@@ -50,11 +50,6 @@ class InstanceRLE(NamedTuple):
     amodal: Mapping[str, Any] | None
     ignore: bool
 
-    @property
-    def complete(self) -> Mapping[str, Any]:
-        """The amodal mask, or the modal one where the complete shape is not known."""
-        return self.modal if self.amodal is None else self.amodal
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -85,23 +80,19 @@ class Source(Protocol):
 class Dataset:
     """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
 
-    `path` and `sha256` name the file that it came from, `categories` lists the category names in the order of
-    their ids, `vocabulary` holds them and the values of every attribute, and `info` is the file's free-form
-    `info`. `records` must be checked (data/records.py).
+    `path` and `sha256` name the file that it came from. `vocabulary` holds the values of every attribute, and the
+    category names in the order of their ids. `records` must be checked (data/records.py).
     """
 
     def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
-        self.path = path
-        self.sha256 = sha256
-        self.info: Mapping[str, Any] = records.get("info") or {}
+        self.path, self.sha256 = path, sha256
         self._names = category_names(records)
-        self.categories: tuple[str, ...] = tuple(self._names.values())
         words: dict[str, set[str]] = {}
         for annotation in records["annotations"]:
             for name, word in (annotation.get("attributes") or {}).items():
                 words.setdefault(name, set()).add(word)
-        attributes = {name: tuple(sorted(words[name])) for name in sorted(words)}
-        self.vocabulary: dict[str, tuple[str, ...]] = {"category": self.categories} | attributes
+        self.vocabulary: dict[str, tuple[str, ...]] = {"category": tuple(self._names.values())}
+        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
         self._images: Sequence[Mapping[str, Any]] = records["images"]
         self._image_dirs = image_dirs
         self._annotations = group_by_image(records, "annotations")
@@ -112,19 +103,25 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        record = self._images[index]
-        image = open_image(self.image_path(index))
-        if image.shape[:2] != (size := self.size_at(index)):
+        record, path, (height, width) = self._images[index], self.image_path(index), self.size_at(index)
+        image = open_image(path)
+        if image.shape[:2] != (height, width):
             raise InputError(
-                f"{self.image_path(index)}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says "
-                f"{size[0]} x {size[1]}; give the image that was annotated"
+                f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says {height} x {width}; "
+                "give the image that was annotated"
             )
         instances = read_instances(self.path, record, self._annotations[record["id"]], self._names)
         return Sample(record["id"], record["file_name"], image, tuple(instances), self.queries_at(index))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        return tuple(_query(q) for q in self._queries[self._images[index]["id"]])
+        found = []
+        for q in self._queries[self._images[index]["id"]]:
+            kind = dict(q.get("kind") or {})
+            if q.get("answer") is not None:
+                kind["answer"] = q["answer"]
+            found.append(Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), kind))
+        return tuple(found)
 
     def size_at(self, index: int) -> tuple[int, int]:
         """Height and width of image `index`, as the file states them."""
@@ -186,16 +183,13 @@ def read_instances(
 
     Raises InputError for a mask that cannot be read.
     """
-    return [
-        Instance(
-            a["id"],
-            names[a["category_id"]],
-            *annotation_masks(path, a, image["height"], image["width"]),
-            attributes=a.get("attributes") or {},
-            ignore=bool(a.get("ignore", False)),
-        )
-        for a in annotations
-    ]
+    found = []
+    for a in annotations:
+        modal, amodal = annotation_rles(path, a, image["height"], image["width"])
+        drawn = masks.expand(modal), None if amodal is None else masks.expand(amodal)
+        attributes, ignore = a.get("attributes") or {}, bool(a.get("ignore", False))
+        found.append(Instance(a["id"], names[a["category_id"]], *drawn, attributes, ignore))
+    return found
 
 
 def annotation_rles(
@@ -206,26 +200,20 @@ def annotation_rles(
     Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask is the union of
     both. Raises InputError for a mask that cannot be read.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any] | None] = dict.fromkeys(MASKS)
     for key in MASKS:
         if annotation.get(key) is not None:
             try:
                 found[key] = masks.compressed(annotation[key], height, width)
             except ValueError as error:
-                problem = f"its {key} cannot be read ({error})"
-                raise bad_record(path, f"annotation {annotation['id']}", problem, "write the mask again") from error
-    amodal, modal = (found.get(key) for key in MASKS)
-    if modal is None or amodal is None:
-        return modal or found["segmentation"], amodal
-    return modal, dict(masks.merge([amodal, modal], height, width))
-
-
-def annotation_masks(
-    path: Path, annotation: Mapping[str, Any], height: int, width: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The same masks as arrays `[H W]`."""
-    modal, amodal = annotation_rles(path, annotation, height, width)
-    return masks.expand(modal), None if amodal is None else masks.expand(amodal)
+                raise InputError(
+                    f"{path}: annotation {annotation['id']}: its {key} cannot be read ({error}); write the mask again"
+                ) from error
+    amodal, modal = found.values()
+    if amodal is None:
+        assert modal is not None  # find_problems
+        return modal, None
+    return (amodal, amodal) if modal is None else (modal, dict(masks.merge([amodal, modal], height, width)))
 
 
 def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
@@ -258,15 +246,10 @@ def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
     return next((folder / file_name for folder in folders if (folder / file_name).is_file()), None)
 
 
-def load_json_split(
-    path: str | PathLike[str],
-    split: str,
-    dev_share: float = 0.1,
-    images_dir: str | PathLike[str] | None = None,
-) -> Dataset:
-    """The `split` of a folder (its `<split>.json`) or of a single file ("train", "val" or "all").
+def load_json_split(path: str | PathLike[str], split: str, images_dir: str | PathLike[str] | None = None) -> Dataset:
+    """The `split` of a folder (its `<split>.json`) or of a single file (see `images_of_split`).
 
-    `images_of_split` defines the splits of a single file. Raises InputError for a split that does not exist.
+    Raises InputError for a split that does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -275,16 +258,16 @@ def load_json_split(
         there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
         raise InputError(f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits")
     dataset = read_json(path, images_dir)
-    chosen = images_of_split(path, dataset.image_ids, split, dev_share)
+    chosen = images_of_split(path, dataset.image_ids, split)
     return dataset.subset([i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen])
 
 
-def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share: float = 0.1) -> set[int]:
+def images_of_split(path: Path, image_ids: Sequence[int], split: str) -> set[int]:
     """The ids of the images of a single file's split: "train", "val" or "all".
 
-    "val" holds out about `dev_share` of the images, chosen by a hash of the image id alone, so that adding images
-    moves none from one side to the other; with fewer than ten images it is exactly one. No image is in both "train"
-    and "val", except that a file with a single image gives that image for both. Raises InputError for any other split.
+    "val" holds out about a tenth of the images, chosen by a hash of the image id alone, so that adding images moves
+    none from one side to the other; with fewer than ten images it is exactly one. No image is in both "train" and
+    "val", except that a file with a single image gives that image for both. Raises InputError for any other split.
     """
     everything = set(image_ids)
     if split not in ("train", "val", "all"):
@@ -294,7 +277,7 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share:
         )
     if split == "all" or len(everything) < 2:
         return everything
-    held_out = {i for i in everything if _hash_share(i) < dev_share} if len(everything) >= 10 else set()
+    held_out = {i for i in everything if _hash_share(i) < 0.1} if len(everything) >= 10 else set()
     if len(held_out) in (0, len(everything)):
         held_out = {min(everything, key=_hash_share)}
     return held_out if split == "val" else everything - held_out
@@ -303,10 +286,3 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str, dev_share:
 def _hash_share(image_id: int) -> float:
     """A fixed, evenly spread number in [0, 1) for an image id."""
     return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48
-
-
-def _query(record: Mapping[str, Any]) -> Query:
-    kind = dict(record.get("kind") or {})
-    if record.get("answer") is not None:
-        kind["answer"] = record["answer"]
-    return Query(record["id"], record["text"], record["mask_type"], tuple(record["instance_ids"]), kind)

@@ -5,7 +5,7 @@ outline goes around the mask that the query asks for, so a modal query outlines 
 one both.
 """
 
-from bisect import bisect_right
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import writing
-from r2sm_jax.query import MaskType, Query
+from r2sm_jax.query import MaskType
 
 VISIBLE = (31, 111, 214)
 OCCLUDED = (240, 132, 22)
@@ -59,14 +58,17 @@ def overlay(
 ) -> Picture:  # fmt: skip
     """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
     `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for None."""
+    if not visible.any() and not occluded.any():
+        return image.copy()
     height, width = visible.shape
     line = max(1.0, min(height, width) / 220)
     # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced again.
     tint = _tint(visible.repeat(2, 0).repeat(2, 1), occluded.repeat(2, 0).repeat(2, 1), mask_type, 2 * line)
     tint = tint.reshape(height, 2, width, 2, 4).mean((1, 3))
-    alpha = tint[..., 3:]
-    quiet = _quiet(image) if visible.any() or occluded.any() else image.astype(np.float32)
-    return (quiet * (1 - alpha) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
+    # Paler colours, on which the two tints stand out.
+    grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
+    pale = 0.45 * image + 0.45 * grey[..., None] + 0.10 * 255
+    return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
 
 
 def with_words(picture: Picture, words: Sequence[tuple[str, float]]) -> UInt8[np.ndarray, "_H _W 3"]:
@@ -92,22 +94,6 @@ def with_words(picture: Picture, words: Sequence[tuple[str, float]]) -> UInt8[np
     return np.asarray(page)
 
 
-def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
-    """A sample as panels: its image, then up to `queries` of its queries with the masks that they mean.
-
-    Queries are drawn at random, but both mask types are shown where the sample has both.
-    """
-    row = [Panel(sample.image, caption=_image_caption(sample))]
-    by_id = {instance.id: instance for instance in sample.instances}
-    for query in _choose(sample.queries, queries, seed):
-        meant = [by_id[number] for number in query.instance_ids]
-        shape = sample.image.shape[:2]
-        visible = masks.union((instance.modal for instance in meant), shape)
-        occluded = masks.union((instance.complete for instance in meant), shape) & ~visible
-        row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
-    return row
-
-
 def prediction_row(
     image: Picture, query: str, mask_type: MaskType, truth: tuple[Mask, Mask],
     predicted_type: MaskType | None, amodal_probability: float | None, prediction: tuple[Mask, Mask],
@@ -124,11 +110,12 @@ def prediction_row(
     caption = f"IoU {masks.area(asked & given) / union if union else 1.0:.2f}"
     if predicted_type is not None:
         verdict = "right" if predicted_type == mask_type else "wrong"
-        certainty = ""
         if amodal_probability is not None:
             probability = amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
-            certainty = f" with probability {probability:.2f}"
-        caption = f"{predicted_type}{certainty} ({verdict}) · {caption}"
+            verdict = f"with probability {probability:.2f} ({verdict})"
+        else:
+            verdict = f"({verdict})"
+        caption = f"{predicted_type} {verdict} · {caption}"
     return [
         Panel(image, query),
         Panel(image, "Truth", f"{mask_type} asked for", *truth, mask_type),
@@ -197,34 +184,17 @@ def _draw_row(width: int, row: Sequence[Panel]) -> UInt8[np.ndarray, "_h width 3
 
 def _text_block(text: str, size: int, colour: Colour, most: int, width: int = _CELL) -> Image.Image:
     """The text, broken into at most `most` lines of `width` pixels, on white."""
-    font, leading = _font(size), round(1.36 * size)
-    lines = _wrap(text, font, width, most)
+    letters = max(1, int(width / (0.56 * size)))  # so many fit into a line on average
+    lines = [
+        line
+        for paragraph in text.splitlines()
+        for line in textwrap.wrap(paragraph, letters, max_lines=most, placeholder="…")
+    ][:most]
+    leading = round(1.36 * size)
     block = Image.new("RGB", (width, leading * len(lines)), "white")
     for number, line in enumerate(lines):
-        ImageDraw.Draw(block).text((0, number * leading), line, colour, font)
+        ImageDraw.Draw(block).text((0, number * leading), line, colour, _font(size))
     return block
-
-
-def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float, most: int) -> list[str]:
-    """Breaks at blanks, and within words that are too long; an ellipsis stands for what does not fit."""
-
-    def fitting(text: str, end: str = "") -> int:
-        """How many characters fit into a line that ends in `end`."""
-        return bisect_right(range(1, len(text) + 1), width, key=lambda n: font.getlength(text[:n] + end))
-
-    lines: list[str] = []
-    for paragraph in text.splitlines():
-        rest = " ".join(paragraph.split())
-        while rest:
-            count = max(1, fitting(rest))
-            if count < len(rest) and (blank := rest.rfind(" ", 0, count + 1)) > 0:
-                count = blank
-            lines.append(rest[:count])
-            rest = rest[count:].lstrip()
-    if len(lines) <= most:
-        return lines
-    last = lines[most - 1]
-    return [*lines[: most - 1], last[: fitting(last, "…")].rstrip(" ,.;") + "…"]
 
 
 def _label_width(text: str, size: int) -> int:
@@ -272,48 +242,6 @@ def _dilate(mask: Mask, radius: float) -> Mask:
     return np.asarray(blurred) > 5
 
 
-def _quiet(image: Picture) -> Float[np.ndarray, "H W 3"]:
-    """The image with paler colours, on which the two tints stand out."""
-    pixels = image.astype(np.float32)
-    grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
-    return 0.45 * pixels + 0.45 * grey[..., None] + 0.10 * 255
-
-
 def _resize_mask(mask: Mask, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """The mask at another size `(width, height)`. Where it is enlarged, its edges are smoothed within a pixel."""
-    resized = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
-    plain = np.asarray(resized) > 127
-    factor = size[1] / mask.shape[0]
-    if factor <= 1.5:
-        return plain
-    smooth = np.asarray(resized.filter(ImageFilter.GaussianBlur(0.6 * factor))) > 127
-    # Thin and tiny masks would be rounded away.
-    return smooth if masks.area(smooth) > 0.85 * masks.area(plain) else plain
-
-
-def _choose(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Up to `count` queries at random, in their own order, with both mask types where there are both."""
-    order = np.random.default_rng(seed).permutation(len(queries))
-    first = {queries[i].mask_type: int(i) for i in reversed(order)}
-    chosen = [*first.values(), *(int(i) for i in order if int(i) not in first.values())][:count]
-    return [queries[i] for i in sorted(chosen)]
-
-
-def _target_caption(meant: Sequence[Instance]) -> str:
-    if not meant:
-        return "no target"
-    hidden = [masks.area(i.amodal & ~i.modal) / max(1, masks.area(i.amodal)) for i in meant if i.amodal is not None]
-    if len(hidden) < len(meant):
-        share = "amodal mask unknown"
-    elif max(hidden):
-        share = f"{'up to ' if len(meant) > 1 else ''}{100 * max(hidden):.0f} % occluded"
-    else:
-        share = "fully visible"
-    names = ", ".join(sorted({instance.category for instance in meant}))
-    return f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
-
-
-def _image_caption(sample: Sample) -> str:
-    known = [instance for instance in sample.instances if not instance.ignore]
-    hidden = sum(i.amodal is not None and masks.area(i.amodal & ~i.modal) > 0 for i in known)
-    return f"{sample.file_name}\n{len(known)} instances, {hidden} occluded"
+    """The mask at another size `(width, height)`."""
+    return np.asarray(Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BICUBIC)) > 127

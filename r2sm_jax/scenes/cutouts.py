@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, open_image
-from r2sm_jax.data.records import bad_record, is_text, leads_outside
+from r2sm_jax.data.records import is_text, leads_outside
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.random_choice import pick
@@ -260,7 +260,7 @@ def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
     seen: set[PurePosixPath] = set()
     for position, record in enumerate(content, start=1):
         if problem := find_problem(index.parent, record, seen):
-            raise bad_record(index, f"record {position}", problem, "correct the record or remove it")
+            raise InputError(f"{index}: record {position}: {problem}; correct the record or remove it")
         seen.add(PurePosixPath(record["file"]))
         yield record
 

@@ -1,5 +1,6 @@
 """The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build ... --help`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,11 @@ import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from r2sm_jax.data.samples import load_json_split
-from r2sm_jax.data.sheet import sample_row, save_sheet
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import Instance, Sample, load_json_split
+from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.convert import app as convert
@@ -65,6 +68,50 @@ def show(
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
     save_sheet(out, rows, title=f"{data}, {split}")
     print(f"wrote {out}: {len(rows)} samples")
+
+
+def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
+    """A sample as panels: its image, then up to `queries` of its queries with the masks that they mean.
+
+    Queries are drawn at random, but both mask types are shown where the sample has both.
+    """
+    row = [Panel(sample.image, caption=_image_caption(sample))]
+    by_id = {instance.id: instance for instance in sample.instances}
+    for query in _choose(sample.queries, queries, seed):
+        meant = [by_id[number] for number in query.instance_ids]
+        shape = sample.image.shape[:2]
+        visible = masks.union((instance.modal for instance in meant), shape)
+        occluded = masks.union((instance.complete for instance in meant), shape) & ~visible
+        row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
+    return row
+
+
+def _choose(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
+    """Up to `count` queries at random, in their own order, with both mask types where there are both."""
+    order = np.random.default_rng(seed).permutation(len(queries))
+    first = {queries[i].mask_type: int(i) for i in reversed(order)}
+    chosen = [*first.values(), *(int(i) for i in order if int(i) not in first.values())][:count]
+    return [queries[i] for i in sorted(chosen)]
+
+
+def _target_caption(meant: Sequence[Instance]) -> str:
+    if not meant:
+        return "no target"
+    hidden = [masks.area(i.amodal & ~i.modal) / max(1, masks.area(i.amodal)) for i in meant if i.amodal is not None]
+    if len(hidden) < len(meant):
+        share = "amodal mask unknown"
+    elif max(hidden):
+        share = f"{'up to ' if len(meant) > 1 else ''}{100 * max(hidden):.0f} % occluded"
+    else:
+        share = "fully visible"
+    names = ", ".join(sorted({instance.category for instance in meant}))
+    return f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
+
+
+def _image_caption(sample: Sample) -> str:
+    known = [instance for instance in sample.instances if not instance.ignore]
+    hidden = sum(i.amodal is not None and masks.area(i.amodal & ~i.modal) > 0 for i in known)
+    return f"{sample.file_name}\n{len(known)} instances, {hidden} occluded"
 
 
 @app.command
