@@ -111,7 +111,7 @@ def plain_loop(data: Path, predictions: Path) -> dict[str, float]:
         meant = [annotations[i] for i in query["instance_ids"]]
         key = "segmentation" if query["mask_type"] == "amodal" else "visible_mask"
         wanted, seen, whole, drawn = (
-            masks.coco.decode(group).any(-1)
+            np.stack([masks.coco.decode(x) for x in group]).any(0)
             for group in (
                 [a[key] for a in meant], [a["visible_mask"] for a in meant], [a["segmentation"] for a in meant],
                 [e["segmentation"] for e in by_query[query["id"]]],
