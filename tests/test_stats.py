@@ -176,7 +176,7 @@ def test_splits_of_a_folder_and_several_sources(tmp_path, command, report):
 def test_published_totals_are_sums():
     for split in ("train", "val"):
         parts = [PUBLISHED[name][split] for name in ("cocoa-cls", "d2sa", "muva")]
-        assert tuple(map(sum, zip(*parts, strict=True))) == PUBLISHED["total"][split]
+        assert list(map(sum, zip(*parts, strict=True))) == PUBLISHED["total"][split]
     for splits in PUBLISHED.values():
         assert all(counts[4] == counts[2] + counts[3] for counts in splits.values())
 

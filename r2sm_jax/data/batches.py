@@ -187,12 +187,11 @@ class PreparedSource:
         size = sum(value.nbytes for value in vars(self[0]).values() if isinstance(value, np.ndarray))
         if len(self) * size > KEPT_BYTES:
             return False
-        workers = os.cpu_count() or 1
-        if len(self) < 256 or workers == 1:
-            self._kept = [self[i] for i in range(len(self))]
+        if len(self) < 256:  # quicker than starting other processes
+            self._kept = list(map(self.__getitem__, range(len(self))))
         else:
-            with multiprocessing.get_context("spawn").Pool(workers) as pool:
-                self._kept = list(pool.imap(self.__getitem__, range(len(self)), chunksize=32))
+            with multiprocessing.get_context("spawn").Pool() as pool:
+                self._kept = pool.map(self.__getitem__, range(len(self)), chunksize=32)
         return True
 
 

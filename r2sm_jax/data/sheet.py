@@ -109,12 +109,10 @@ def prediction_row(
     union = masks.area(asked | given)
     caption = f"IoU {masks.area(asked & given) / union if union else 1.0:.2f}"
     if predicted_type is not None:
-        verdict = "right" if predicted_type == mask_type else "wrong"
+        verdict = "(right)" if predicted_type == mask_type else "(wrong)"
         if amodal_probability is not None:
             probability = amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
-            verdict = f"with probability {probability:.2f} ({verdict})"
-        else:
-            verdict = f"({verdict})"
+            verdict = f"with probability {probability:.2f} {verdict}"
         caption = f"{predicted_type} {verdict} · {caption}"
     return [
         Panel(image, query),

@@ -22,16 +22,12 @@ class TfdsSource:
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
         versions = sorted(folder.glob("**/dataset_info.json"))
-        if not versions:
-            raise InputError(f"{folder}: there is no TFDS data set here; `python -m r2sm_jax.data build` writes one")
-        builder: Any = tfds.builder_from_directory(str(versions[-1].parent))
+        builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
+        if builder is None or "vocabulary" not in (builder.info.metadata or {}):
+            raise InputError(f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote")
         if split not in builder.info.splits:
             there = ", ".join(builder.info.splits)
             raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
-        if builder.info.metadata is None or "vocabulary" not in builder.info.metadata:
-            raise InputError(
-                f"{folder}: this TFDS data set was not written by `python -m r2sm_jax.data build`; build it"
-            )
         self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
         # Images stay encoded: the same decoder serves all sources.
         decoders = {"image": tfds.decode.SkipDecoding()}
