@@ -163,7 +163,7 @@ def _gradient(
 ) -> nnx.State:
     def loss(params: nnx.State) -> jax.Array:
         said = readings(nnx.merge(graphdef, params), states[None].astype(jnp.float32), mask[None])
-        return type_loss(said, amodal[None], jnp.ones((1, len(amodal)), bool), LossConfig()).value
+        return type_loss(said, amodal[None], LossConfig()).mean()
 
     return jax.grad(loss)(params)
 

@@ -7,15 +7,13 @@ from r2sm_jax.config import PLACE, LossConfig
 from r2sm_jax.models.decoder import Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
-    Mean,
     Targets,
-    counted_pixels,
+    counted_entries,
     dense_losses,
     dice_loss,
     instance_losses,
-    loss_counts,
     mask_loss,
-    masked_mean,
+    mean_losses,
     pixel_mean,
     query_losses,
     query_targets,
@@ -47,12 +45,6 @@ def logits(*masks, strength: float = 20.0):
 
 
 # Single masks, by hand.
-
-
-def test_masked_mean_counts_valid_entries_only():
-    mean = masked_mean(jnp.array([1.0, 2.0, 90.0]), jnp.array([True, True, False]))
-    assert (mean.sum, mean.count, mean.value) == (3, 2, 1.5)
-    assert masked_mean(jnp.array([1.0, 2.0]), jnp.array([False, False])).value == 0
 
 
 def test_dice_by_hand():
@@ -131,13 +123,16 @@ def targets(**changes) -> Targets:
     return Targets(**known | changes)
 
 
-def values(means: dict[str, Mean]) -> dict[str, jnp.ndarray]:
-    return {name: mean.value for name, mean in means.items()}
+def means(values: dict, truth: Targets, config: LossConfig | None = None, head="linear") -> dict[str, jnp.ndarray]:
+    """The mean of each loss over the entries that count."""
+    counted = counted_entries(truth, config or LossConfig(), head)
+    return {name: (x * counted[name]).sum() / max(counted[name].sum(), 1) for name, x in values.items()}
 
 
 def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear"):
     """Losses of the fused masks."""
-    return values(query_losses(masks, PIXELS, truth, config or LossConfig(), head=head, threshold=0))
+    values = query_losses(masks, PIXELS, truth, config or LossConfig(), head=head, threshold=0)
+    return means(values, truth, config, head)
 
 
 RIGHT_ANSWER = [(LEFT, FULL), (RIGHT, RIGHT)]
@@ -149,8 +144,8 @@ def test_right_answers_cost_nothing():
 
 
 def test_the_union_of_all_instances_that_a_query_means_is_its_target():
-    modal, amodal, known = query_targets(targets(members=jnp.array([[[True, True], [False, False]]])))
-    assert (modal[0, 0] == 1).all() and (amodal[0, 0] == 1).all() and not modal[0, 1].any() and known.all()
+    modal, amodal = query_targets(targets(members=jnp.array([[[True, True], [False, False]]])))
+    assert (modal[0, 0] == 1).all() and (amodal[0, 0] == 1).all() and not modal[0, 1].any()
 
 
 def test_each_mask_counts_the_same_whatever_its_size():
@@ -219,10 +214,10 @@ def softplus(x: float) -> float:
 
 def test_every_reader_of_the_mask_type_is_judged_alone():
     readings = jnp.array([[[1.0, 3.0, 50.0]], [[-2.0, 4.0, 50.0]]])
-    wants, valid = jnp.array([[False, True, False]]), jnp.array([[True, True, False]])
-    loss = type_loss(readings, wants, valid, LossConfig(type_smoothing=0)).value
+    truth = targets(type_amodal=jnp.array([[False, True, False]]), type_valid=jnp.array([[True, True, False]]))
+    values = type_loss(readings, truth.type_amodal, LossConfig(type_smoothing=0))
     alone = [softplus(1.0) + softplus(-3.0), softplus(-2.0) + softplus(-4.0)]
-    assert loss == pytest.approx(sum(alone) / 4, rel=1e-5)
+    assert means({"type": values}, truth)["type"] == pytest.approx(sum(alone) / 4, rel=1e-5)
 
 
 def test_presence_is_a_cross_entropy():
@@ -245,9 +240,11 @@ MULTI = targets(members=jnp.array([[[True, True], [False, True]]]), slots=jnp.ar
 ONE, TWO = (LEFT, FULL), (RIGHT, RIGHT)
 
 
-def slots(slots_of_query, truth: Targets, **options):
-    drawn = tokens([(EMPTY, EMPTY)] * 2, slots_of_query, **options)
-    found = values(slot_losses(drawn, PIXELS, truth, LossConfig(), threshold=0))
+def slots(slots_of_query, truth: Targets, presence=0.0, iou=0.5):
+    drawn = tokens([(EMPTY, EMPTY)] * 2, slots_of_query, iou=iou)._replace(
+        presence=jnp.broadcast_to(presence, (1, 2, 3))
+    )
+    found = means(slot_losses(drawn, PIXELS, truth, LossConfig(), threshold=0), truth)
     return found | {"slots": found["slots_modal"] + found["slots_amodal"]}
 
 
@@ -266,18 +263,15 @@ def test_targets_in_any_order_cost_the_same():
 
 def test_slots_without_a_target_learn_absence():
     sure = jnp.array([[[0.0, 20.0, 20.0], [0.0, 20.0, -20.0]]])
-    masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, TWO], [TWO, (EMPTY, EMPTY)]])
-    right = slot_losses(masks._replace(presence=sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"].value
-    wrong = slot_losses(masks._replace(presence=-sure), PIXELS, MULTI, LossConfig(), threshold=0)["slot_presence"].value
-    assert right == pytest.approx(0, abs=1e-5) and wrong == pytest.approx(20, rel=1e-4)
+    right, wrong = (slots([[ONE, TWO], [TWO, (EMPTY, EMPTY)]], MULTI, presence) for presence in (sure, -sure))
+    assert right["slot_presence"] == pytest.approx(0, abs=1e-5)
+    assert wrong["slot_presence"] == pytest.approx(20, rel=1e-4)
 
 
 def test_of_slots_that_draw_alike_the_one_that_claims_the_target_gets_it():
     single = MULTI._replace(slots=jnp.array([[[0, -1], [1, -1]]], jnp.int32))
-    masks = tokens([(EMPTY, EMPTY)] * 2, [[ONE, ONE], [TWO, TWO]])
     sure = jnp.array([[[0.0, -20.0, 20.0], [0.0, 20.0, -20.0]]])
-    loss = slot_losses(masks._replace(presence=sure), PIXELS, single, LossConfig(), threshold=0)["slot_presence"].value
-    assert loss == pytest.approx(0, abs=1e-5)
+    assert slots([[ONE, ONE], [TWO, TWO]], single, sure)["slot_presence"] == pytest.approx(0, abs=1e-5)
 
 
 def test_what_slots_draw_on_padding_changes_neither_matching_nor_losses():
@@ -303,7 +297,7 @@ def dense(visible, hidden, box) -> DenseOutput:
 
 
 def pixel_losses(output: DenseOutput, names, truth: Targets):
-    return values(dense_losses(output, names, truth))
+    return means(dense_losses(output, names, truth), truth)
 
 
 def test_dense_losses_vanish_for_right_answers():
@@ -347,7 +341,7 @@ def test_instance_losses_ask_for_each_instance_by_itself():
 
     def loss(weights, truth=truth):
         kernels = Kernels(wherever(weights), jnp.zeros((1, 1, 2, 2)))
-        return sum(mean.value for mean in instance_losses(kernels, PIXELS, truth, LossConfig()).values())
+        return sum(means(instance_losses(kernels, PIXELS, truth, LossConfig()), truth).values())
 
     assert loss(drawn) == pytest.approx(0, abs=1e-5)
     assert loss(drawn[:, :, ::-1]) > 5
@@ -366,13 +360,15 @@ def test_the_total_is_the_weighted_sum():
     assert total_loss(parts, config) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("head, supervise", [("linear", "both"), ("linear", "requested"), ("none", "both")])
-def test_the_counts_of_parts_are_known_from_the_truth_alone(head, supervise):
-    """Every loss has its count among `loss_counts`, and it is the one that the loss itself finds."""
-    config, truth = LossConfig(supervise=supervise), targets(query_valid=jnp.array([[True, False]]))
-    counts = loss_counts(truth, config, head)
-    masks = tokens(RIGHT_ANSWER, [[ONE, TWO], [ONE, TWO]])
-    found = query_losses(masks, PIXELS, truth, config, head=head, threshold=0)
-    found |= slot_losses(masks, PIXELS, truth, config, threshold=0)
-    assert all(mean.count == counts[name] for name, mean in found.items())
-    assert counts.keys() - found.keys() == {"instance_modal", "instance_amodal", "type", *counted_pixels(truth)}
+def test_the_shares_of_parts_add_up_to_the_mean_over_what_counts():
+    values = {
+        f"{name}_{kind}": jnp.array([1.0, 2.0, 90.0])
+        for name in ("early", "slots", "instance")
+        for kind in ("modal", "amodal")
+    } | {"modal": jnp.array([1.0, 2.0, 90.0])}
+    counted = {name: jnp.array([True, True, False]) for name in values}
+    for first, wanted in ((2.0, 1.5), (4.0, 0.75), (0.0, 3.0)):
+        found = mean_losses(values, counted, dict.fromkeys(values, jnp.array(first)))
+        assert found["modal"] == wanted and found["early"] == found["slots"] == found["instance"] == 2 * wanted
+    with pytest.raises(ValueError, match="entries"):
+        mean_losses(values, counted | {"other": counted["modal"]}, {})

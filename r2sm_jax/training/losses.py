@@ -1,9 +1,9 @@
 """Losses: pure functions of what the model gives and of the truth.
 
 Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask weighs as much as a
-small one. Which entries (masks, queries, pixels) count depends on the truth alone. So each loss is a `Mean`, a sum and
-a count, that is divided once at the end, and a batch can be computed in parts: their sums are added up, and
-`loss_counts` gives the counts of the whole batch beforehand.
+small one. So each loss has one value for each entry (mask, query or pixel), and `counted_entries` says from the truth
+alone which entries count. A batch can be computed in parts: `mean_losses` divides the sums of a part by the counts of
+the whole batch, and the parts are added up.
 """
 
 from typing import NamedTuple
@@ -61,55 +61,59 @@ class Outputs(NamedTuple):
     """Projected text embeddings of each attribute's names."""
 
 
-class Mean(NamedTuple):
-    """A mean that is not divided yet."""
-
-    sum: Float[Array, ""]
-    count: Float[Array, ""]
-
-    @property
-    def value(self) -> Float[Array, ""]:
-        """The mean; 0 where nothing counts."""
-        return self.sum / jnp.maximum(self.count, 1)
-
-
-def masked_mean(values: Float[Array, "*n"], counted: Bool[Array, "*n"]) -> Mean:
-    """Mean over the entries that count."""
-    weights = counted.astype(jnp.float32)
-    return Mean((values * weights).sum(), weights.sum())
-
-
-def masked_means(values: dict[str, Array], counted: dict[str, Array]) -> dict[str, Mean]:
-    """`masked_mean` for several losses, which must be the same in both."""
-    if values.keys() != counted.keys():
-        raise ValueError(f"losses {sorted(values)}, but entries of {sorted(counted)}")
-    return {name: masked_mean(values[name], counted[name]) for name in values}
-
-
-def loss_counts(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, ""]]:
-    """How many entries count in each of the losses of `compute_losses`. The model is not needed."""
-    counted = counted_queries(targets, config, head) | counted_slots(targets) | counted_instances(targets)
-    counted |= counted_pixels(targets) | {"type": targets.type_valid}
-    return {name: entries.sum(dtype=jnp.float32) for name, entries in counted.items()}
-
-
 def compute_losses(
     outputs: Outputs, targets: Targets, config: LossConfig, *, head: str, threshold: float
-) -> dict[str, Mean]:
-    """All losses. `threshold` is the logit above which a pixel is mask."""
+) -> dict[str, Float[Array, "..."]]:
+    """The value of every entry of every loss. `threshold` is the logit above which a pixel is mask."""
     masks, pixels = outputs.masks, outputs.masks.canvas(outputs.pixels.fine)
     return {
         **query_losses(masks, pixels, targets, config, head=head, threshold=threshold),
         **slot_losses(masks, pixels, targets, config, threshold=threshold),
         **instance_losses(outputs.instances, outputs.pixels.fine, targets, config),
         **dense_losses(outputs.dense, outputs.names, targets),
-        "type": type_loss(outputs.type_readings, targets.type_amodal, targets.type_valid, config),
+        "type": type_loss(outputs.type_readings, targets.type_amodal, config),
     }
 
 
-def divide(losses: dict[str, Mean], counts: dict[str, Float[Array, ""]]) -> dict[str, Float[Array, ""]]:
-    """The means by the names under which they are logged and weighted; `counts` are those of the whole batch."""
-    means = {name: Mean(mean.sum, counts[name]).value for name, mean in losses.items()}
+def counted_entries(targets: Targets, config: LossConfig, head: str) -> dict[str, Bool[Array, "..."]]:
+    """Which entries count in each of the losses of `compute_losses`. `head` "none" has one mask for either type."""
+    valid, wants = targets.query_valid, targets.wants_amodal
+    known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
+    if head == NO_HEAD:
+        modal, amodal = valid & (~wants | known), jnp.zeros_like(valid)
+    elif config.supervise == "requested":
+        modal, amodal = valid & ~wants, valid & wants & known
+    else:
+        modal, amodal = valid, valid & known
+    in_slot = _has_instance(targets)
+    known_in_slot = in_slot & _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
+    instance = targets.modal.any((-2, -1))
+    inside = pool_masks(targets.valid[:, None])[:, 0] > 0.5
+    coarse = pool_masks(targets.modal)
+    on_object, index = (coarse.max(1) > 0.5) & inside, coarse.argmax(1)
+    counted = {
+        "modal": modal, "amodal": amodal, "early_modal": modal, "early_amodal": amodal,
+        "iou": jnp.stack([modal, amodal], -1), "presence": valid, "type": targets.type_valid,
+        "slots_modal": in_slot, "slots_amodal": known_in_slot, "slot_iou": jnp.stack([in_slot, known_in_slot], -1),
+        "slot_presence": jnp.broadcast_to(valid[..., None], in_slot.shape),
+        "instance_modal": instance, "instance_amodal": instance & targets.amodal_known,
+        "dense_box": on_object & _pick(targets.amodal_known, index),
+    }  # fmt: skip
+    counted |= {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
+    return counted | ({"dense_hidden": inside} if "category" in targets.labels else {})
+
+
+def mean_losses(
+    values: dict[str, Array], counted: dict[str, Array], counts: dict[str, Float[Array, ""]]
+) -> dict[str, Float[Array, ""]]:
+    """The share of a part in each mean, by the names under which losses are logged and weighted.
+
+    `values` and `counted` are of the part, `counts` (how many entries count) of the whole batch. Where none counts, the
+    mean is 0.
+    """
+    if values.keys() != counted.keys():
+        raise ValueError(f"losses {sorted(values)}, but entries of {sorted(counted)}")
+    means = {name: (x * counted[name]).sum() / jnp.maximum(counts[name], 1) for name, x in values.items()}
     for name in ("early", "slots", "instance"):
         means[name] = means.pop(f"{name}_modal") + means.pop(f"{name}_amodal")
     return means
@@ -188,40 +192,21 @@ def pool_masks(coverage: Float[Array, "b m h w"]) -> Float[Array, "b m _h _w"]:
 # Queries: one fused mask for everything that a query means.
 
 
-def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Array, "b k h w"], Bool[Array, "b k"]]:
-    """Union of the instances that each query means: modal, amodal, and whether the amodal one is known."""
+def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Array, "b k h w"]]:
+    """Union of the instances that each query means: modal and amodal."""
     members = targets.members.astype(jnp.float32)
-    modal = jnp.einsum("bkm,bmhw->bkhw", members, targets.modal)
-    amodal = jnp.einsum("bkm,bmhw->bkhw", members, targets.amodal)
-    return jnp.minimum(modal, 1), jnp.minimum(amodal, 1), _amodal_is_known(targets)
-
-
-def _amodal_is_known(targets: Targets) -> Bool[Array, "b k"]:
-    return ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
-
-
-def counted_queries(targets: Targets, config: LossConfig, head: str) -> dict[str, Bool[Array, "..."]]:
-    """Which queries count in `query_losses`. `head` "none" has one mask for either type."""
-    valid, wants, known = targets.query_valid, targets.wants_amodal, _amodal_is_known(targets)
-    if head == NO_HEAD:
-        modal, amodal = valid & (~wants | known), jnp.zeros_like(valid)
-    elif config.supervise == "requested":
-        modal, amodal = valid & ~wants, valid & wants & known
-    else:
-        modal, amodal = valid, valid & known
-    both = jnp.stack([modal, amodal], axis=-1)
-    return {
-        "modal": modal, "amodal": amodal, "early_modal": modal, "early_amodal": amodal, "iou": both, "presence": valid,
-    }  # fmt: skip
+    unions = (jnp.einsum("bkm,bmhw->bkhw", members, coverage) for coverage in (targets.modal, targets.amodal))
+    modal, amodal = (jnp.minimum(union, 1) for union in unions)
+    return modal, amodal
 
 
 def query_losses(
     masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
     threshold: float,
-) -> dict[str, Mean]:  # fmt: skip
+) -> dict[str, Array]:  # fmt: skip
     """Losses of the fused masks and their scores, and of the masks of earlier decoder blocks at lower resolution."""
     modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
-    modal_target, amodal_target, _ = query_targets(targets)
+    modal_target, amodal_target = query_targets(targets)
     if head == NO_HEAD:
         modal_target = jnp.where(targets.wants_amodal[..., None, None], amodal_target, modal_target)
     area = targets.valid[:, None]
@@ -242,15 +227,15 @@ def query_losses(
             for (name, target), logits in zip(coarse_targets.items(), pair, strict=True):
                 loss = mask_loss(logits[:, :, 0], target, coarse_area, config.masks)
                 values[name] += loss / len(masks.early)
-    return masked_means(values, counted_queries(targets, config, head))
+    return values
 
 
 def type_loss(
-    readings: Float[Array, "r b k"], wants_amodal: Bool[Array, "b k"], valid: Bool[Array, "b k"], config: LossConfig
-) -> Mean:
+    readings: Float[Array, "r b k"], wants_amodal: Bool[Array, "b k"], config: LossConfig
+) -> Float[Array, "b k"]:
     """Cross entropy of the mask type with smoothed labels; each of the r readers learns for itself."""
     target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
-    return masked_mean(optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0), valid)
+    return optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0)
 
 
 # Slots: one mask for each instance that a query means.
@@ -259,35 +244,29 @@ _pick = jax.vmap(lambda table, index: table[index])
 _pick_each = jax.vmap(_pick)
 
 
-def counted_slots(targets: Targets) -> dict[str, Bool[Array, "..."]]:
-    """Which targets of slots count in `slot_losses`; all slots of a query learn whether they have one."""
-    exists = (targets.slots >= 0) & targets.query_valid[..., None]
-    known = exists & _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
-    present = jnp.broadcast_to(targets.query_valid[..., None], exists.shape)
-    both = jnp.stack([exists, known], axis=-1)
-    return {"slots_modal": exists, "slots_amodal": known, "slot_presence": present, "slot_iou": both}
+def _has_instance(targets: Targets) -> Bool[Array, "b k q"]:
+    return (targets.slots >= 0) & targets.query_valid[..., None]
 
 
 def slot_losses(
     masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, threshold: float
-) -> dict[str, Mean]:
+) -> dict[str, Array]:
     """Instance masks, at lower resolution: every target is matched to a slot, and the other slots learn absence."""
-    counted = counted_slots(targets)
+    exists = _has_instance(targets)
     modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
     instance = jnp.maximum(targets.slots, 0)
     modal_target, amodal_target = (_pick(pool_masks(x), instance) for x in (targets.modal, targets.amodal))
     area = pool_masks(targets.valid[:, None])[:, None]
     presence = masks.presence[:, :, 1:]
-    slot = match_slots(jax.nn.sigmoid(amodal) * area, amodal_target * area, presence, counted["slots_modal"])
+    slot = match_slots(jax.nn.sigmoid(amodal) * area, amodal_target * area, presence, exists)
     modal, amodal, iou = (_pick_each(x, slot) for x in (modal, amodal, masks.iou[:, :, 1:]))
-    has_target = (jax.nn.one_hot(slot, slot.shape[-1]) * counted["slots_modal"][..., None]).sum(-2)
-    values = {
+    has_target = (jax.nn.one_hot(slot, slot.shape[-1]) * exists[..., None]).sum(-2)
+    return {
         "slots_modal": mask_loss(modal, modal_target, area, config.masks),
         "slots_amodal": mask_loss(amodal, amodal_target, area, config.masks),
         "slot_presence": optax.sigmoid_binary_cross_entropy(presence, has_target),
         "slot_iou": iou_error(iou, ((modal, modal_target), (amodal, amodal_target)), area, threshold),
     }
-    return masked_means(values, counted)
 
 
 def match_slots(
@@ -315,37 +294,19 @@ def match_slots(
 # Instances and pixels, whatever the queries ask for.
 
 
-def counted_instances(targets: Targets) -> dict[str, Bool[Array, "b m"]]:
-    """Which instances count in `instance_losses`: those that are there, and whose amodal mask is known."""
-    exists = targets.modal.any((-2, -1))
-    return {"instance_modal": exists, "instance_amodal": exists & targets.amodal_known}
-
-
 def instance_losses(
     kernels: Kernels, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
-) -> dict[str, Mean]:
+) -> dict[str, Array]:
     """Masks of every instance from kernels [b 1 m] that were made from its own pixels."""
     modal, amodal = (x[:, 0] for x in draw_pair(kernels, pixels))
     area = targets.valid[:, None]
-    values = {
+    return {
         "instance_modal": mask_loss(modal, targets.modal, area, config.masks),
         "instance_amodal": mask_loss(amodal, targets.amodal, area, config.masks),
     }
-    return masked_means(values, counted_instances(targets))
 
 
-def counted_pixels(targets: Targets) -> dict[str, Bool[Array, "b h w"]]:
-    """Which pixels count in `dense_losses`: those on an object of which the label, or the box, is known."""
-    modal = pool_masks(targets.modal)
-    inside = pool_masks(targets.valid[:, None])[:, 0] > 0.5
-    on_object, index = (modal.max(1) > 0.5) & inside, modal.argmax(1)
-    counted = {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
-    if "category" in targets.labels:
-        counted["dense_hidden"] = inside
-    return counted | {"dense_box": on_object & _pick(targets.amodal_known, index)}
-
-
-def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets) -> dict[str, Mean]:
+def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets) -> dict[str, Array]:
     """What every pixel says about the object that it lies on: its names, the categories hidden here, its amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no vocabulary is part
@@ -369,4 +330,4 @@ def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], tar
     here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
     distances = _pick(targets.boxes, index) - jnp.concatenate([here, here], -1)
     values["dense_box"] = 4 * jnp.abs(dense.box - distances).mean(-1)
-    return masked_means(values, counted_pixels(targets))
+    return values

@@ -92,13 +92,15 @@ def train_step(
 ) -> tuple[TrainState, Values]:
     """One step of a resolved configuration."""
     model, loop = config.model, config.train
-    counts = losses.loss_counts(make_targets(batch), config.loss, model.head)
+    entries = losses.counted_entries(make_targets(batch), config.loss, model.head)
+    counts = {name: counted.sum(dtype=jnp.float32) for name, counted in entries.items()}
 
     def loss_fn(params: nnx.State, part: Batch) -> tuple[Array, Values]:
         targets = make_targets(part)
         outputs = run_model(nnx.merge(graphdef, params, constants), part, names, targets)
-        sums = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
-        means = losses.divide(sums, counts)
+        counted = losses.counted_entries(targets, config.loss, model.head)
+        found = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
+        means = losses.mean_losses(found, counted, counts)
         return losses.total_loss(means, config.loss), means
 
     with products(loop.products):
