@@ -203,9 +203,15 @@ class Predictor:
             raise InputError(f"this run's head, {self.config.head}, does not decide from the words: no explanation")
 
         def logits(sentences: list[str]) -> np.ndarray:
-            return np.asarray(self._type_logits(self._leaves, *self.texts.for_request(sentences)))
+            return self.type_logits(*self.texts.for_request(sentences))
 
         return explain_words(query, self.texts.word_of_tokens, logits)
+
+    def type_logits(
+        self, states: Float[np.ndarray, "k t l e"], mask: Bool[np.ndarray, "k t"]
+    ) -> Float[np.ndarray, " k"]:
+        """The calibrated logits of a learned head that sentences ask for the complete shape."""
+        return np.asarray(self._type_logits(self._leaves, states, mask))
 
     def warm_up(self) -> None:
         """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""

@@ -35,10 +35,10 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
 from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
-from r2sm_jax.training.calibration import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.frozen_features import FrozenImages, obstacle_to_caching
 from r2sm_jax.training.logs import Logs
+from r2sm_jax.training.losses import fit_temperature
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import TrainState, init_state, jit_train_step, make_mesh, split_model
 
@@ -204,8 +204,6 @@ def train(config: Config) -> Path:
         say(f"features of {count:,} images computed")
     train_step = jit_train_step(graphdef, optimizer, config)
     predictor = Predictor(config.model, graphdef, weights, data.texts)
-    learned = config.model.head in LEARNED_HEADS
-    calibration = Calibration(graphdef, data.texts, calibration_sentences()) if learned else None
 
     logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
     images: dict[int, Any] = {}
@@ -225,8 +223,7 @@ def train(config: Config) -> Path:
             ask_for_huge_pages()
         giou = None
         if evaluates:
-            constants = calibration(state.params, constants) if calibration else constants
-            predictor.weights = nnx.merge_state(state.params, constants)
+            constants = calibrate(predictor, state.params, constants)
             giou = quick_evaluation(predictor, dev, step, folder, logs)
         if saves:
             checkpoints.save(state, constants, data.batches, giou)
@@ -240,6 +237,29 @@ def train(config: Config) -> Path:
     else:
         report_on_best(config, folder, predictor, started)
     return folder
+
+
+def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> nnx.State:
+    """Sets the predictor's weights, with the temperature of the mask type that fits `params`. Returns its `constants`.
+
+    The head answers validation queries in training wordings almost without error. A temperature fitted on those would
+    make it overconfident on everything else. Sentences written by hand are as new to it as those of a user.
+    """
+    if predictor.config.head in LEARNED_HEADS:
+        sentences = calibration_sentences()
+        predictor.weights = nnx.merge_state(params, set_temperature(constants, 1.0))
+        logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
+        amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
+        constants = set_temperature(constants, fit_temperature(logits, amodal))
+    predictor.weights = nnx.merge_state(params, constants)
+    return constants
+
+
+def set_temperature(constants: nnx.State, temperature: float) -> nnx.State:
+    """A copy of `constants` with another temperature of the mask type, on the same devices."""
+    before: Any = constants["type_temperature"]
+    value = jax.device_put(np.float32(temperature), before[...].sharding)
+    return nnx.merge_state(constants, nnx.State({"type_temperature": before.replace(value)}))
 
 
 def save_not_finite(

@@ -9,8 +9,9 @@ from hypothesis import given, strategies as st
 from r2sm_jax.explain import word_shares, words_of
 from r2sm_jax.metrics.mask_type import calibration_error
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.sources import calibration_sentences
-from r2sm_jax.training.calibration import RANGE, Calibration, fit_temperature
+from r2sm_jax.predictor import Predictor
+from r2sm_jax.train import calibrate
+from r2sm_jax.training.losses import TEMPERATURES, fit_temperature
 from r2sm_jax.training.step import split_model
 
 
@@ -27,25 +28,28 @@ def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
 
 def test_a_perfect_head_gets_the_smallest_temperature_and_a_wrong_one_the_largest():
     logits, amodal = np.array([-3.0, 2.0, 5.0]), np.array([False, True, True])
-    assert fit_temperature(logits, amodal) == pytest.approx(RANGE[0], rel=0.01)
-    assert fit_temperature(logits, ~amodal) == pytest.approx(RANGE[1], rel=0.01)
+    assert fit_temperature(logits, amodal) == pytest.approx(TEMPERATURES[0], rel=0.01)
+    assert fit_temperature(logits, ~amodal) == pytest.approx(TEMPERATURES[1], rel=0.01)
 
 
 def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     text = tiny_config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     graphdef, params, constants = split_model(tiny_config.model, 0)
-    fitted = Calibration(graphdef, texts, calibration_sentences())(params, constants)
+    predictor = Predictor(tiny_config.model, graphdef, nnx.merge_state(params, constants), texts)
+    fitted = calibrate(predictor, params, constants)
     changed = [
         path
         for (path, one), (_, other) in zip(nnx.to_flat_state(constants), nnx.to_flat_state(fitted), strict=True)
         if not np.array_equal(one[...], other[...])
     ]
     assert changed == [("type_temperature",)]
-    states, mask = map(jnp.asarray, texts(["the whole mug", "the mug"]))
-    raw = nnx.merge(graphdef, params, fitted).type_logit(states[None], mask[None])
+    states, mask = texts(["the whole mug", "the mug"])
+    raw = nnx.merge(graphdef, params, fitted).type_logit(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
     temperature = float(fitted["type_temperature"][...])
-    assert RANGE[0] <= temperature <= RANGE[1] and np.isfinite(raw).all()
+    assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
+    np.testing.assert_allclose(predictor.type_logits(states, mask), raw / temperature, rtol=1e-5)
+    assert calibrate(predictor, params, fitted)["type_temperature"][...] == temperature
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))

@@ -45,7 +45,7 @@ class R2SMOutput(NamedTuple):
     `ModelConfig.mask_threshold`: > 0 is mask."""
 
     type_logit: Float[Array, "b k"]
-    """> 0: the query asks for the amodal mask. Calibrated: divided by the temperature (training/calibration.py)."""
+    """> 0: the query asks for the amodal mask. Calibrated: divided by the temperature (`calibrate` in train.py)."""
     modal: Float[Array, "b k h w"]
     """Visible region of all instances that the query means."""
     amodal: Float[Array, "b k h w"]
