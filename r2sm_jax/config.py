@@ -5,6 +5,7 @@ This module imports only `errors`, so that code which needs a size does not load
 
 import difflib
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from r2sm_jax.errors import InputError
@@ -25,13 +26,11 @@ NO_HEAD = "none"
 """No decision: one mask for every query, as the R2SM paper's baselines give."""
 PLACE = 4
 """Fixed channels that say where a pixel is (`places` in models/decoder.py)."""
-PROCEDURAL = ("scenes", "cutouts")
-"""Kinds of data sources that make as many samples as are asked for."""
 
 
 def is_procedural(spec: str) -> bool:
     """Whether the data source SPEC makes as many samples as are asked for."""
-    return spec.partition(":")[0] in PROCEDURAL
+    return spec.partition(":")[0] in ("scenes", "cutouts")
 
 
 @dataclass(frozen=True)
@@ -327,6 +326,14 @@ def check_head(name: str) -> None:
         raise InputError(f"--model.head {name!r} is unknown; {hint}Known heads: {', '.join(names)}")
 
 
+SMALLEST = {
+    "train.steps": 1, "train.batch_size": 1, "train.log_every": 1, "train.checkpoint_every": 1,
+    "train.evaluate_every": 1, "train.devices": 0, "train.accumulate": 0, "data.queries": 1, "data.scenes": 1,
+    "data.instances": 1, "model.text.max_tokens": 3,
+}  # fmt: skip
+"""Fields of a `Config` -> their smallest value."""
+
+
 def check_config(config: Config) -> Config:
     """Refuses values with which training would fail later.
 
@@ -336,27 +343,17 @@ def check_config(config: Config) -> Config:
     check_head(config.model.head)
     if config.model.vision.init is None and config.model.vision.name is None:
         check_sizes(config.model)  # published sizes are known, and checked, when training starts
-    if not 0 < config.data.crop <= 1:
-        raise InputError(f"--data.crop {config.data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)")
-    if not 0 <= config.data.colour_jitter < 1:
-        raise InputError(f"--data.colour-jitter {config.data.colour_jitter} is not in [0, 1); 0 = none")
-    if config.model.looks_again and config.loss.instance <= 0:
-        raise InputError(
-            f"--loss.instance {config.loss.instance} leaves the second look untrained; give a weight above 0, or "
-            "--model.decoder.no-second-look"
-        )
-    loop, data = config.train, config.data
-    smallest = {
-        "--train.steps": (loop.steps, 1), "--train.batch-size": (loop.batch_size, 1),
-        "--train.log-every": (loop.log_every, 1), "--train.checkpoint-every": (loop.checkpoint_every, 1),
-        "--train.evaluate-every": (loop.evaluate_every, 1), "--train.devices": (loop.devices, 0),
-        "--train.accumulate": (loop.accumulate, 0), "--data.queries": (data.queries, 1),
-        "--data.scenes": (data.scenes, 1), "--data.instances": (data.instances, 1),
-        "--model.text.max-tokens": (config.model.text.max_tokens, 3),
-    }  # fmt: skip
-    for flag, (value, least) in smallest.items():
-        if value < least:
-            raise InputError(f"{flag} {value} is too small; it must be at least {least}")
+    data, instance = config.data, config.loss.instance
+    problems = {
+        f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0 < data.crop <= 1,
+        f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0 <= data.colour_jitter < 1,
+        f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
+        "--model.decoder.no-second-look": config.model.looks_again and instance <= 0,
+    }
+    for name, least in SMALLEST.items():
+        value = attrgetter(name)(config)
+        problems[f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"] = value < least
+    _refuse(problems)
     return config
 
 
@@ -367,25 +364,29 @@ def check_sizes(model: ModelConfig) -> None:
         InputError: it names the flag and its possible values.
     """
     vision, decoder = model.vision, model.decoder
-    dim, init = f"--model.decoder.dim {decoder.dim}", "give published weights as --model.vision.init"
-    problems = {
-        f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size "
-        f"{vision.patch_size}": vision.image_size % vision.patch_size,
-        f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16":
+    sam, published = decoder.kind == "sam", vision.init is not None or vision.name is not None
+    flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"
+    _refuse({
+        f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}":
+            vision.image_size % vision.patch_size > 0,
+        f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16":
             vision.stem == "conv" and vision.patch_size not in (8, 16),
-        f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads {vision.heads}":
-            vision.dim % vision.heads,
-        f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads,
-        "--model.vision.stem none leaves no image encoder; give a plain ViT as --model.vision.name":
+        f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim % vision.heads > 0,
+        f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads > 0,
+        f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":
             vision.stem == "none" and vision.name is None,
-        f"--model.vision.frozen without published weights; {init}": vision.frozen and vision.init is None,
-        f"--model.vision.lora-rank without published weights; {init} or .name":
-            vision.lora_rank and vision.init is None and vision.name is None,
-        f"{dim}: SAM's decoder reads the image tokens as they are; give --model.vision.out-dim {vision.out_dim}":
-            decoder.kind == "sam" and decoder.dim != vision.out_dim,
+        f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen and vision.init is None,
+        f"{flag}.lora-rank without published weights; give some as {flag}.init or .name":
+            vision.lora_rank > 0 and not published,
+        f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}":
+            sam and decoder.dim != vision.out_dim,
         f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads":
-            decoder.kind == "sam" and (decoder.dim % 8 or decoder.dim % (2 * decoder.heads)),
-    }  # fmt: skip
+            sam and (decoder.dim % 8 > 0 or decoder.dim % (2 * decoder.heads) > 0),
+    })  # fmt: skip
+
+
+def _refuse(problems: dict[str, bool]) -> None:
+    """Raises InputError for the first problem that was found."""
     for problem, found in problems.items():
         if found:
             raise InputError(problem)

@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
-from r2sm_jax.config import is_procedural
+from r2sm_jax.config import LoopConfig, is_procedural
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly
@@ -92,9 +92,9 @@ def _questions(source: Source) -> Iterator[tuple[np.ndarray, list[tuple[QueryTru
 
 
 def evaluate(
-    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int
+    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int, loop: LoopConfig
 ) -> tuple[dict[str, Any], Evaluated]:
-    """The report on a segmenter, and the scores that it was made from."""
+    """The report on a segmenter, and the scores that it was made from. `loop` is how it was trained."""
     evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
     report = make_report(
         evaluated,
@@ -104,6 +104,7 @@ def evaluate(
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
         language_model_sha256=predictor.texts.sha256,
+        **{name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")},
     )
     return report, evaluated
 
@@ -196,7 +197,7 @@ def _evaluate_run(args: EvaluateConfig, folder: Path) -> tuple[dict[str, Any], E
         images_dir=args.images or (None if args.data else data.images),
         backgrounds=args.backgrounds or (None if args.data else data.backgrounds),
     )
-    report, evaluated = evaluate(run.predictor, sources, spec=spec, step=run.step)
+    report, evaluated = evaluate(run.predictor, sources, spec=spec, step=run.step, loop=run.config.train)
     if args.verbose:
         print(compiled())
     as_trained = not (args.data or args.samples or run.exported) and (args.split, args.checkpoint) == ("all", "best")

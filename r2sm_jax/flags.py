@@ -5,9 +5,8 @@ python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.hea
 
 import dataclasses
 import difflib
-import importlib.util
 import json
-import sys
+import runpy
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,20 +74,13 @@ def load_config_file(path: Path) -> Config:
     """
     if not path.is_file():
         raise InputError(f"config file {path} does not exist")
-    spec = importlib.util.spec_from_file_location("r2sm_config", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"config file {path} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
+        config = runpy.run_path(str(path))["get_config"]()
+        if not isinstance(config, Config):
+            raise TypeError(f"get_config() must return a Config, not {config!r}")
     except Exception as error:  # whatever a user's file raises
-        raise InputError(f"config file {path} does not load: {type(error).__name__}: {error}") from None
-    finally:
-        sys.dont_write_bytecode = before
-    if not isinstance(config, Config):
-        raise InputError(f"config file {path}: get_config() must return r2sm_jax.config.Config")
+        problem = f"{type(error).__name__}: {error}"
+        raise InputError(f"config file {path} does not load ({problem}); write get_config() in Python") from None
     return config
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from r2sm_jax.config import Config, check_sizes, is_procedural
+from r2sm_jax.config import Config, LoopConfig, check_sizes, is_procedural
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
@@ -53,17 +53,13 @@ def read_config(folder: Path) -> Config:
     Raises:
         InputError: it is not a run folder.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such run folder; train one with python -m r2sm_jax.train")
+    path = folder / "config.json"
     if is_export(folder):
         raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
-    path = folder / "config.json"
+    if not path.exists():
+        raise InputError(f"{folder}: this is no such run folder, since {path} is missing; give one that train wrote")
     try:
         return from_json(Config, json.loads(path.read_text()), str(path))
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder}: not a run folder, since config.json is missing; give one that train wrote"
-        ) from None
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: not a readable configuration ({error}); restore it or train again") from None
 
@@ -81,30 +77,34 @@ def resolve(config: Config) -> Config:
     Raises:
         InputError: the run cannot be read, published weights cannot be had, or their sizes contradict one another.
     """
-    vision, model = config.model.vision, config.model
+    model, vision = config.model, config.model.vision
     parent = read_config(resumed_folder(config)) if config.resume else None
     if vision.init is not None or vision.name is not None:
-        known = read_config(Path(config.init)) if config.init and parent is None else parent
+        known = parent or (read_config(Path(config.init)) if config.init else None)
         model = with_published_sizes(model, known.model if known else None)
         check_sizes(model)
     return resolve_loop(replace(config, model=model), resolve_loop(parent) if parent else None)
 
 
 def resolve_loop(config: Config, parent: Config | None = None) -> Config:
-    """`resolve` without the sizes of published weights. `parent` is the run that is resumed."""
-    loop, resumed = config.train, parent.train if parent else None
+    """`resolve` without the sizes of published weights. `parent` is the resolved configuration of a resumed run."""
+    loop = config.train
     devices = loop.devices or jax.local_device_count()
-    parts = loop if loop.accumulate or resumed is None else resumed
-    accumulate, unroll = parts.accumulate, parts.unroll
-    if not accumulate:
+    if parent:
+        used = parent.train
+    else:
         halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
-        accumulate, unroll = (2, True) if halves else (1, False)
-    products, select_on = loop.products, loop.select_on
-    if products == "auto":
-        products = resumed.products if resumed else choose_products()
-    if select_on == "auto":
-        select_on = resumed.select_on if resumed else "dev" if is_procedural(config.data.source) else "val"
-    loop = replace(loop, devices=devices, accumulate=accumulate, unroll=unroll, products=products, select_on=select_on)
+        select_on = "dev" if is_procedural(config.data.source) else "val"
+        parts = (2, True) if halves else (1, False)
+        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=choose_products(), select_on=select_on)
+    loop = replace(
+        loop,
+        devices=devices,
+        accumulate=loop.accumulate or used.accumulate,
+        unroll=loop.unroll if loop.accumulate else used.unroll,
+        products=used.products if loop.products == "auto" else loop.products,
+        select_on=used.select_on if loop.select_on == "auto" else loop.select_on,
+    )
     return replace(config, train=loop)
 
 
@@ -117,11 +117,9 @@ def start_folder(config: Config) -> Path:
     if config.resume:
         folder = resumed_folder(config)
         found = differences(to_json(resolve_loop(read_config(folder))), to_json(config))
-        found = [d for d in found if d.split(" ")[0] not in MAY_CHANGE]
-        if found:
-            raise InputError(
-                f"{folder} was trained with another configuration: {'; '.join(found)}; use these or another --run"
-            )
+        if found := [d for d in found if d.split(" ")[0] not in MAY_CHANGE]:
+            problem = f"was trained with another configuration: {'; '.join(found)}"
+            raise InputError(f"{folder} {problem}; use these or another --run")
         return folder
     folder = Path(config.run) if config.run else RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / "config.json").exists():
@@ -129,23 +127,17 @@ def start_folder(config: Config) -> Path:
     with writing(folder / "config.json") as part:
         part.write_text(json.dumps(to_json(config), indent=1) + "\n")
         (folder / "samples").mkdir(exist_ok=True)
-        if config.run is None:
-            _point_latest_at(folder)
+        if config.run is None:  # replaced in one step, so that there is always a link
+            link = LATEST.with_name(f".latest-{os.getpid()}")
+            link.symlink_to(folder.name, target_is_directory=True)
+            link.replace(LATEST)
     return folder
-
-
-def _point_latest_at(folder: Path) -> None:
-    """Replaces the link in one step, so that there is always one."""
-    link = LATEST.with_name(f".latest-{os.getpid()}")
-    link.symlink_to(folder.name, target_is_directory=True)
-    os.replace(link, LATEST)
 
 
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
-    graphdef, params, constants = nnx.split(
-        nnx.eval_shape(lambda: nnx.merge(*split_model(config.model, 0))), nnx.Param, ...
-    )
+    model = nnx.eval_shape(lambda: nnx.merge(*split_model(config.model, 0)))
+    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     return graphdef, jax.eval_shape(lambda p: init_state(p, optimizer), params), constants
 
@@ -175,16 +167,11 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     steps = checkpoints.steps
     if not steps:
         raise InputError(f"{folder}: the run has no checkpoint yet; train on with --resume")
-    if checkpoint == "best":
-        step = checkpoints.best or steps[-1]
-    elif checkpoint == "latest":
-        step = steps[-1]
-    elif checkpoint.isdigit() and int(checkpoint) in steps:
-        step = int(checkpoint)
-    else:
+    named = {str(step): step for step in steps} | {"latest": steps[-1], "best": checkpoints.best or steps[-1]}
+    if checkpoint not in named:
         raise InputError(f"--checkpoint {checkpoint!r}: best, latest or one of the steps {', '.join(map(str, steps))}")
     graphdef, state, constants = abstract_state(config)
-    state, constants = checkpoints.restore(state, constants, step=step)
+    state, constants = checkpoints.restore(state, constants, step=named[checkpoint])
     checkpoints.close()
     return Stored(config, graphdef, state.params, constants, int(state.step))
 

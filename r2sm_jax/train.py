@@ -48,14 +48,13 @@ FITTING = 0.99
 
 
 class Data(NamedTuple):
-    """What training reads."""
+    """What training reads: batches, token states, the embeddings of each attribute's values, and image features that
+    are kept (`--data.cache-features`) and must be computed before the first batch."""
 
     batches: grain.DatasetIterator
     texts: TextStates
     names: dict[str, np.ndarray]
-    """Text embeddings of each attribute's values."""
     frozen: FrozenImages | None
-    """Kept image features (`--data.cache-features`), to be computed before the first batch."""
 
 
 def source_options(config: Config) -> dict[str, Any]:
@@ -81,10 +80,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
-    if prepared.remember():
-        say(f"{len(prepared)} training images prepared")
-    else:
-        say(f"{len(prepared)} training images, prepared anew at each visit")
+    say(f"{len(prepared)} training images{' prepared' if prepared.remember() else ', prepared anew at each visit'}")
 
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=data.cache_features)
     if text.dim != texts.dim:
@@ -295,8 +291,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     best, data, loop = restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
     sources = open_splits(data.source, "all", count=loop.report_samples, **source_options(config))
-    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step)
-    report["meta"] |= {name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")}
+    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, loop=loop)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     write_report(report, evaluated, folder)
     show_report(report)

@@ -67,7 +67,7 @@ def test_evaluate_offers_the_nearest_flag_too(refused):
     [
         ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
         ("def get_config(:", "SyntaxError"),
-        ("x = 1", "no attribute 'get_config'"),
+        ("x = 1", "KeyError: 'get_config'"),
         ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
         ("def get_config():\n    return {'train': 1}", "get_config() must return"),
         ("from r2sm_jax.config import Config\ndef get_config():\n    return Config(speed=1)", "'speed'"),

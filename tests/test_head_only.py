@@ -101,7 +101,7 @@ def ablate(tiny_config, tmp_path, command):
     config = tmp_path / "tiny.py"
     config.write_text(
         "from dataclasses import replace\nfrom r2sm_jax.config import Config\n"
-        f"def get_config():\n    from r2sm_jax.config import from_json\n    import json\n"
+        f"def get_config():\n    from r2sm_jax.flags import from_json\n    import json\n"
         f"    return from_json(Config, json.loads({json.dumps(json.dumps(_plain(tiny_config)))}), 'tiny')\n"
     )
     main = runpy.run_path(str(SCRIPT))["main"]

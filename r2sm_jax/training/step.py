@@ -147,14 +147,10 @@ def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
     devices = loop.devices
     if devices > jax.local_device_count():
         raise InputError(f"--train.devices {devices}: this machine has {jax.local_device_count()}; give fewer")
-    if loop.batch_size % devices:
+    if loop.batch_size % (devices * loop.accumulate):
         raise InputError(
-            f"--train.batch-size {loop.batch_size} is not divisible by the {devices} devices; give a multiple"
-        )
-    if loop.batch_size // devices % loop.accumulate:
-        raise InputError(
-            f"--train.accumulate {loop.accumulate}: a device's {loop.batch_size // devices} images (--train.batch-size "
-            f"over {devices} devices) do not divide into so many parts; give a divisor"
+            f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
+            f"parts of --train.accumulate; give a multiple of {devices * loop.accumulate}"
         )
     axis = jax.sharding.AxisType.Auto
     return jax.make_mesh((devices,), ("data",), axis_types=(axis,), devices=jax.local_devices()[:devices])

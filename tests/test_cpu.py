@@ -1,4 +1,9 @@
-"""Products with bfloat16 operands: what they compute, and where."""
+"""What is specific to one kind of processor: products with bfloat16 operands, and memory that commands keep."""
+
+import os
+import platform
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +12,15 @@ import pytest
 from flax import nnx
 
 from r2sm_jax import cpu as module
-from r2sm_jax.cpu import are_bfloat16, choose_products, convolve, multiply, products
+from r2sm_jax.cpu import (
+    GIGABYTE_PAGES,
+    KEEP,
+    are_bfloat16,
+    choose_products,
+    convolve,
+    multiply,
+    products,
+)
 from r2sm_jax.models.layers import Conv, Linear
 
 
@@ -93,3 +106,36 @@ def test_no_setting_of_jax_changes_an_answer(layer):
     with jax.default_matmul_precision("bfloat16"):
         assert not are_bfloat16()
         np.testing.assert_array_equal(jax.jit(lambda x: layer(x))(x), before)
+
+
+# Memory that commands keep.
+
+WORK = """
+import os
+from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
+tune_malloc()
+ask_for_huge_pages()
+print(os.environ["GLIBC_TUNABLES"])
+"""
+
+glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+
+
+def settings(tmp_path, environment: dict[str, str]) -> str:
+    """The settings that a command runs under."""
+    script = tmp_path / "work.py"
+    script.write_text(WORK)
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | environment
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@glibc_only
+def test_a_command_restarts_with_settings_that_keep_its_memory(tmp_path):
+    expected = KEEP if GIGABYTE_PAGES.exists() else "glibc.malloc.hugetlb=1"
+    assert settings(tmp_path, {}) == expected
+
+
+@glibc_only
+def test_settings_of_the_user_are_left_alone(tmp_path):
+    assert settings(tmp_path, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == "glibc.malloc.hugetlb=0"
