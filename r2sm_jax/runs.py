@@ -57,7 +57,7 @@ def read_config(folder: Path) -> Config:
     if is_export(folder):
         raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
     if not path.exists():
-        raise InputError(f"{folder}: this is no such run folder, since {path} is missing; give one that train wrote")
+        raise InputError(f"{folder}: no such run folder, its config.json is missing; give one that train wrote")
     try:
         return from_json(Config, json.loads(path.read_text()), str(path))
     except (OSError, ValueError, TypeError) as error:
