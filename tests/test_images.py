@@ -77,7 +77,7 @@ def test_what_cannot_be_read_says_why(tmp_path):
     assert "no such image" in error(tmp_path / "missing.png")
     assert "cannot be read" in error(tmp_path)
     (tmp_path / "empty.jpg").touch()
-    assert "not an image" in error(tmp_path / "empty.jpg")
+    assert "empty" in error(tmp_path / "empty.jpg")
     (tmp_path / "text.jpg").write_text("not an image")
     assert "not an image" in error(tmp_path / "text.jpg")
 

@@ -209,7 +209,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
     except Image.DecompressionBombError as error:
         raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first") from error
     except UnidentifiedImageError as error:
-        raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file") from error
+        raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty") from error
     except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(
