@@ -14,10 +14,18 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.answers import AMODAL_QA, R2SM, AmodalQAFields, R2SMFields, join_queries, read_amodal_qa
 from r2sm_jax.tools.coco import PRESETS, read_coco_like
 from r2sm_jax.tools.conversion import Conversion, write_json
-from r2sm_jax.tools.referring import read_lisa_plus_plus, read_mmr, read_reasonseg, read_refcoco
+from r2sm_jax.tools.referring import (
+    AmodalQAFields,
+    R2SMFields,
+    join_queries,
+    read_amodal_qa,
+    read_lisa_plus_plus,
+    read_mmr,
+    read_reasonseg,
+    read_refcoco,
+)
 
 HEIGHT, WIDTH = 20, 30
 SIZE = {"height": HEIGHT, "width": WIDTH}
@@ -235,20 +243,20 @@ def refs(**changes: Any) -> list[dict[str, Any]]:
 def test_refcoco_and_grefcoco(tmp_path):
     instances = write(tmp_path / "instances.json", coco())
     (tmp_path / "refs(unc).p").write_bytes(pickle.dumps(refs()))
-    found = read_refcoco(tmp_path / "refs(unc).p", instances, split="train")
+    found = read_refcoco([tmp_path / "refs(unc).p"], instances, split="train")
     assert [q["text"] for q in found.queries] == ["left one"] and found.queries[0]["instance_ids"] == [1]
     photo(tmp_path / "a.jpg")
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
     path = write(tmp_path / "grefs.json", [*refs(ann_id=[31, 32]), *refs(ann_id=[-1])])
-    assert [q["instance_ids"] for q in read_refcoco(path, instances, split="train").queries] == [[1, 2], []]
+    assert [q["instance_ids"] for q in read_refcoco([path], instances, split="train").queries] == [[1, 2], []]
     with pytest.raises(InputError, match=r"no split 'test'; --split is one of train, val"):
-        read_refcoco(path, instances, split="test")
+        read_refcoco([path], instances, split="test")
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     (tmp_path / "refs.p").write_bytes(pickle.dumps([Path("x")]))
     with pytest.raises(InputError, match=r"holds more than plain data.*write it again as JSON"):
-        read_refcoco(tmp_path / "refs.p", write(tmp_path / "i.json", coco()), split="train")
+        read_refcoco([tmp_path / "refs.p"], write(tmp_path / "i.json", coco()), split="train")
 
 
 def test_amodal_questions_and_answers(tmp_path):
@@ -272,7 +280,7 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     ]  # fmt: skip
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    queries = join_queries(path, records, R2SM)
+    queries = join_queries(path, records, R2SMFields())
     assert [q["instance_ids"] for q in queries] == [[2], [1, 2]] and queries[0]["text"] == "the cup"
     renamed = [{"img": 7, "sentence": "x", "ids": [31]}]
     fields = R2SMFields(image="img", text="sentence", instances="ids")
@@ -280,7 +288,7 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     assert query["mask_type"] == "amodal"
     path.write_text(json.dumps(lines[0] | {"instance_ids": [99]}))
     with pytest.raises(InputError, match="line 1: image 7 has no instance 99"):
-        join_queries(path, records, R2SM)
+        join_queries(path, records, R2SMFields())
 
 
 READERS = {
@@ -288,8 +296,8 @@ READERS = {
     "mmr": lambda path: read_mmr([path]),
     "reasonseg": lambda path: read_reasonseg([path], path.parent),
     "lisa++": lambda path: read_lisa_plus_plus([path]),
-    "refcoco": lambda path: read_refcoco(path, path.parent / "i.json", split="train"),
-    "amodal-qa": lambda path: read_amodal_qa([path], AMODAL_QA),
+    "refcoco": lambda path: read_refcoco([path], path.parent / "i.json", split="train"),
+    "amodal-qa": lambda path: read_amodal_qa([path], AmodalQAFields()),
 }
 SEEDS = {
     "coco": coco(),

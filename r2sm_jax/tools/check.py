@@ -7,25 +7,24 @@ what refers to it. The text, mask type and instances of a query are never change
 
 import hashlib
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import image_size, open_image
+from r2sm_jax.data.images import open_image
 from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
 from r2sm_jax.data.samples import find_image, image_folders
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.tools.conversion import mask_fields, write_json
 
 Records = dict[str, Any]
-T = TypeVar("T")
-PROGRESS_SECONDS = 5.0
 
 
 def check(
@@ -69,6 +68,11 @@ def check(
         print(f"{file}: nothing wrong with {_summary(records)}")
 
 
+def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
+    """The same items, with a progress bar where stderr is a terminal."""
+    return track(items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
 def _summary(records: Records) -> str:
     return ", ".join(f"{len(records[key])} {key}" for key in LISTS)
 
@@ -80,7 +84,7 @@ def check_file(path: Path, images_dir: Path | None = None) -> tuple[Records, lis
     that is not there or not JSON.
     """
     records = load_json(path, "a dataset file")
-    return records, list(_all_problems(path, records, image_folders(path, images_dir)))
+    return records, list(_all_problems(records, image_folders(path, images_dir)))
 
 
 def repair(path: Path, records: Records, problems: list[Problem], images_dir: Path | None = None) -> list[str]:
@@ -94,14 +98,13 @@ def repair(path: Path, records: Records, problems: list[Problem], images_dir: Pa
             if problem.index < 0 and problem.mend is None:
                 raise InputError(f"{path}: {problem}; this cannot be repaired")
         mends = [(problem, problem.mend) for problem in problems if problem.mend is not None]
-        for problem, mend in mends:
-            done.append(f"{problem.where or path}: {problem.what}: {mend()}")
+        done += [f"{problem.where or path}: {problem.what}: {mend()}" for problem, mend in mends]
         if not mends:  # records are left out last, since a mend can make other records valid
             left_out = {(problem.records, problem.index) for problem in problems}
             done += [f"{problem.where}: {problem.what}: left out" for problem in problems]
             for key in LISTS:
                 records[key] = [record for index, record in enumerate(records[key]) if (key, index) not in left_out]
-        problems = list(_all_problems(path, records, image_folders(path, images_dir)))
+        problems = list(_all_problems(records, image_folders(path, images_dir)))
     return done
 
 
@@ -128,24 +131,23 @@ def _fingerprints(path: Path, images_dir: Path | None) -> tuple[dict[int, str], 
     return names, hashes
 
 
-def _all_problems(path: Path, records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
+def _all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
     """First the problems that `find_problems` sees, then those of images and masks of the other records."""
-    broken: set[tuple[str, int]] = set()
-    for problem in find_problems(records):
-        broken.add((problem.records, problem.index))
-        yield problem
+    listed = list(find_problems(records))
+    yield from listed
     if not isinstance(records, dict) or not all(isinstance(records.get(key), list) for key in LISTS):
         return
+    broken = {(problem.records, problem.index) for problem in listed}
     by_image: dict[int, list[Records]] = {}
     for annotation in records["annotations"]:
         if isinstance(annotation, dict) and is_id(annotation.get("image_id")):
             by_image.setdefault(annotation["image_id"], []).append(annotation)
     sizes: dict[int, tuple[int, int]] = {}
-    for index, image in enumerate(announce(records["images"], f"{path}: images")):
+    for index, image in enumerate(progress(records["images"], "images")):
         if ("images", index) not in broken:
             sizes[image["id"]] = image["height"], image["width"]
             yield from _image_problems(index, image, folders, by_image.get(image["id"], []))
-    for index, annotation in enumerate(announce(records["annotations"], f"{path}: annotations")):
+    for index, annotation in enumerate(progress(records["annotations"], "annotations")):
         if ("annotations", index) not in broken and annotation["image_id"] in sizes:
             yield from _annotation_problems(index, annotation, sizes[annotation["image_id"]], records)
 
@@ -159,28 +161,35 @@ def _image_problems(
         yield problem(f"{name} is not in {' or '.join(map(str, folders))}", "give the images' folder with --images DIR")
         return
     try:
-        open_image(path)
-        size = image_size(path)
+        height, width = open_image(path).shape[:2]
     except InputError as error:
         yield problem(f"{name} cannot be read ({error})", "put the image there again")
         return
-    if size != (image["height"], image["width"]):
 
-        def resize() -> str:
-            image["height"], image["width"] = size
-            return "the size was taken from the image"
+    def resize() -> str:
+        image["height"], image["width"] = height, width
+        return "the size was taken from the image"
 
+    if (height, width) != (image["height"], image["width"]):
         stated = [a[key] for a in annotations for key in MASKS if a.get(key) is not None]
-        agreed = stated and all(isinstance(mask, dict) and mask.get("size") == list(size) for mask in stated)
-        what = f"{name} is {size[0]} x {size[1]}, not {image['height']} x {image['width']}"
+        agreed = stated and all(isinstance(mask, dict) and mask.get("size") == [height, width] for mask in stated)
+        what = f"{name} is {height} x {width}, not {image['height']} x {image['width']}"
         yield problem(what, "give the image that was annotated", resize if agreed else None)
 
 
 def _annotation_problems(index: int, annotation: Records, size: tuple[int, int], records: Records) -> Iterator[Problem]:
     problem = partial(Problem, "annotations", index, f"annotation {annotation['id']}")
+
+    def renumber() -> str:
+        ids = [a.get("id") for a in records["annotations"] if isinstance(a, dict)]
+        annotation["id"] = new = max(filter(is_id, ids)) + 1
+        for query in records["queries"]:
+            if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
+                query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
+        return f"it is {new} now"
+
     if annotation["id"] == 0:
-        what = "its id is 0, which COCO tools take for no match"
-        yield problem(what, "number from 1", partial(_renumber, records, annotation))
+        yield problem("its id is 0, which COCO tools take for no match", "number from 1", renumber)
     decoded: dict[str, np.ndarray] = {}
     for key in MASKS:
         if annotation.get(key) is None:
@@ -204,22 +213,3 @@ def _annotation_problems(index: int, annotation: Records, size: tuple[int, int],
 
             what = f"{outside} pixels of visible_mask lie outside segmentation"
             yield problem(what, "make it a part of it", unite)
-
-
-def _renumber(records: Records, annotation: Records) -> str:
-    """Replaces the id 0 by a new one."""
-    annotation["id"] = new = max(a["id"] for a in records["annotations"]) + 1
-    for query in records["queries"]:
-        if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
-            query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
-    return f"it is {new} now"
-
-
-def announce(items: Sequence[T], what: str) -> Iterator[T]:
-    """Passes the items on, and says on stderr every few seconds how many are done."""
-    said = time.monotonic()
-    for number, item in enumerate(items, start=1):
-        yield item
-        if time.monotonic() - said >= PROGRESS_SECONDS:
-            said = time.monotonic()
-            print(f"{what}: {number:,} of {len(items):,}", file=sys.stderr)

@@ -1,10 +1,12 @@
 """The core of all readers: entries of annotation files, which know their place, and the records made of them."""
 
 import json
-from collections import Counter
+import pickle
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from io import BytesIO
+from os.path import commonpath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -62,18 +64,9 @@ class Entry:
     def entries(self, key: str, name: str | None = None) -> list["Entry"]:
         """The objects of a list. With `name`, an entry that has an id is called "NAME ID". Raises InputError where
         there is no list."""
-        place = key if not self.place else f"{self.place}.{key}"
+        place = f"{self.place}.{key}" if self.place else key
         listed = [Entry(self.path, f"{place}[{index}]", value) for index, value in enumerate(self.need(key, list))]
-        if name is None:
-            return listed
-        return [replace(e, place=f"{name} {e.get('id')}") if is_id(e.get("id")) else e for e in listed]
-
-    def file_name(self, key: str) -> str:
-        """A file name that stays in its folder. Raises InputError for any other."""
-        name = self.text(key)
-        if leads_outside(name):
-            raise self.error(f"{key} {name!r} leads out of the image folder", "give a path relative to it")
-        return name
+        return [replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e for e in listed]
 
     def size(self) -> Size:
         """Height and width of an image. Raises InputError where masks cannot have this size."""
@@ -88,7 +81,7 @@ class Entry:
         """The mask `[H W]` in a field: an RLE, or polygons as lists of numbers or of points. Raises InputError."""
         value = self.get(key)
         if isinstance(value, list):
-            value = [_flat(polygon) if isinstance(polygon, list) else polygon for polygon in value]
+            value = [_numbers(polygon) if isinstance(polygon, list) else polygon for polygon in value]
         try:
             return masks.from_segmentation(value, *size)
         except ValueError as error:
@@ -96,41 +89,8 @@ class Entry:
             raise self.error(f"its {key} cannot be used ({error})", remedy) from error
 
 
-def _flat(polygon: list[Any]) -> list[Any]:
+def _numbers(polygon: list[Any]) -> list[Any]:
     return [x for point in polygon for x in (point if isinstance(point, list) else [point])]
-
-
-def read_object(path: Path, what: str) -> Entry:
-    """The content of a JSON file that is one object. `what` describes the format. Raises InputError."""
-    return Entry(path, "", load_json(path, what))
-
-
-def read_list(path: Path, what: str) -> Iterator[Entry]:
-    """The entries of a JSON list, or of a file with one JSON object a line (.jsonl).
-
-    `what` describes the format. Raises InputError for any other file.
-    """
-    if path.suffix == ".jsonl":
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot read the file ({error}); give {what}") from error
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    yield Entry(path, f"line {number}", json.loads(line))
-                except (ValueError, RecursionError) as error:
-                    raise InputError(f"{path}: line {number}: this is not JSON ({error}); correct it") from error
-        return
-    listed = load_json(path, what)
-    if not isinstance(listed, list):
-        raise InputError(f"{path}: this is not a list; give {what}")
-    yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
-
-
-def names_of_image(path: Path) -> list[str]:
-    """The names that the image of an annotation file X.json can have: X.jpg and the like."""
-    return [path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
 
 
 def json_files(sources: Sequence[Path]) -> Iterator[Path]:
@@ -139,6 +99,55 @@ def json_files(sources: Sequence[Path]) -> Iterator[Path]:
         if not source.exists():
             raise InputError(f"{source}: there is no such file or folder; check the path")
         yield from sorted(source.glob("*.json")) if source.is_dir() else [source]
+
+
+def read_list(sources: Sequence[Path], what: str) -> Iterator[Entry]:
+    """The entries of lists in JSON files, pickles of plain data (.p), or files with one JSON object a line (.jsonl).
+
+    `what` describes the format. Raises InputError for any other file.
+    """
+    for path in sources:
+        if path.suffix == ".jsonl":
+            yield from _read_lines(path, what)
+            continue
+        listed = _read_pickle(path) if path.suffix == ".p" else load_json(path, what)
+        if not isinstance(listed, list):
+            raise InputError(f"{path}: this is not a list; give {what}")
+        yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
+
+
+def _read_lines(path: Path, what: str) -> Iterator[Entry]:
+    for number, line in enumerate(_read_bytes(path).splitlines(), start=1):
+        if line.strip():
+            try:
+                yield Entry(path, f"line {number}", json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}: line {number}: this is not JSON ({error}); give {what}") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
+
+
+class _PlainData(pickle.Unpickler):
+    """An unpickler that knows no classes: reading a pickle can run code, and here nothing can run."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
+
+
+def _read_pickle(path: Path) -> Any:
+    content = _read_bytes(path)
+    try:
+        return _PlainData(BytesIO(content)).load()
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise InputError(
+            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, since pickles "
+            "can run code; write it again as JSON (a list of refs) with a .json name"
+        ) from error
 
 
 def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
@@ -188,28 +197,28 @@ class Conversion:
     """The ids of images (by path) and objects (by a key of the reader) that several entries share."""
 
     def note(self, entry: Entry, sentence: str) -> None:
-        """Tells the user something about an entry."""
+        """Tells the user something about an entry, such as that it was left out."""
         self.notes.append(f"{entry}: {sentence}")
 
-    def skip(self, entry: Entry, reason: str) -> None:
-        """Notes that an entry was left out."""
-        self.note(entry, f"left out, {reason}")
-
     def add_image(
-        self, entry: Entry, file_names: Sequence[str], image_id: int | None = None, size: Size | None = None
+        self, entry: Entry, file_name: str | None = None, image_id: int | None = None, size: Size | None = None
     ) -> int:
-        """Adds the image that has one of the `file_names` and returns its id.
+        """Adds the image of an entry and returns its id.
 
-        Without `size` the file must exist: its header gives the size. Without `image_id` the image gets the next
-        number, and a file that has one already is not added again. Raises InputError for a file that is not there or
-        no image, and for an `image_id` that is taken.
+        Without `file_name` the image of an annotation file X.json is X.jpg, X.jpeg or X.png, or has the name at the
+        end of the entry's `url`. Without `size` the file must exist: its header gives the size. Without `image_id` the
+        image gets the next number, and a file that has one already is not added again. Raises InputError where the
+        file is missing, damaged or outside the folder, and for an `image_id` that is taken.
         """
+        names = [file_name] if file_name is not None else _names_of_image(entry)
         folder = self.images_dir or (entry.path.parent if size is None else None)
-        name, path = file_names[0], None
+        name, path = names[0], None
+        if leads_outside(name):
+            raise entry.error(f"the file name {name!r} leads out of the image folder", "give a path relative to it")
         if folder is not None:
-            name = next((name for name in file_names if find_image([folder], name)), None)
+            name = next((name for name in names if find_image([folder], name)), None)
             if name is None:
-                raise entry.error(f"{' or '.join(file_names)} is not in {folder}", "give the folder with --images DIR")
+                raise entry.error(f"{' or '.join(names)} is not in {folder}", "give the folder with --images DIR")
             path = folder / name
         if image_id is None and path in self.known:
             return self.known[path]
@@ -218,10 +227,8 @@ class Conversion:
             raise entry.error(f"image {number} occurs twice", "give each split its own run")
         if path is not None:
             self.image_paths[number], self.known[path] = path, number
-            size = size or image_size(path)
-        assert size is not None
-        self.sizes[number] = size
-        self.images.append({"id": number, "file_name": name, "height": size[0], "width": size[1]})
+        height, width = self.sizes[number] = size or image_size(self.image_paths[number])
+        self.images.append({"id": number, "file_name": name, "height": height, "width": width})
         return number
 
     def add_annotation(
@@ -259,31 +266,29 @@ class Conversion:
         self.queries.append(record | ({"answer": answer} if isinstance(answer, str) else {}))
 
     def name_images(self, out: Path) -> str:
-        """Sets the `file_name` of each image whose file is known: relative to the folder of `out` if all files lie
-        below it, else the bare name.
+        """Sets the `file_name` of each image whose file is known, relative to the folder of the dataset file `out`.
 
-        Returns what the user must pass with the dataset in the second case. Raises InputError for bare names that
-        occur twice.
+        Where an image does not lie below it, names are relative to the nearest folder above all images; then returns
+        the flag that the user must pass with the dataset.
         """
-        folder = out.resolve().parent
         paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
+        folder = out.resolve().parent
         below = all(path.is_relative_to(folder) for path in paths.values())
+        if not below:
+            folder = Path(commonpath([path.parent for path in paths.values()]))
         for image in self.images:
-            if path := paths.get(image["id"]):
-                image["file_name"] = path.relative_to(folder).as_posix() if below else path.name
-        if below:
-            return ""
-        name, times = Counter(path.name for path in paths.values()).most_common(1)[0]
-        if times > 1:
-            raise InputError(
-                f"{out}: the image name {name} occurs in several folders, none below {out.parent}; "
-                "write the dataset file into a folder above them all"
-            )
-        folders = {path.parent for path in self.image_paths.values()}
-        return f"--data.images {folders.pop()}" if len(folders) == 1 else "a folder of all images (--data.images DIR)"
+            if image["id"] in paths:
+                image["file_name"] = paths[image["id"]].relative_to(folder).as_posix()
+        return "" if below else f"--data.images {folder}"
 
     def records(self, description: str) -> dict[str, Any]:
         """The records of the dataset file."""
         categories = [{"id": number, "name": name} for name, number in self.categories.items()]
         lists = {"images": self.images, "annotations": self.annotations, "categories": categories}
         return lists | {"queries": self.queries, "info": {"description": description}}
+
+
+def _names_of_image(entry: Entry) -> list[str]:
+    names = [entry.path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
+    url = entry.get("url")
+    return names + ([PurePosixPath(url).name] if is_text(url) else [])

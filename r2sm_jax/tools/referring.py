@@ -1,19 +1,47 @@
-"""Reads referring and reasoning segmentation, with visible masks only: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR."""
+"""Reads questions with the objects that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR, and R2SM's queries.
 
-import io
-import pickle
+AmodalReasonSeg and R2SM have not published how their files are laid out, so the names of the fields are settings.
+"""
+
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from r2sm_jax.errors import InputError
-from r2sm_jax.tools.answers import named_ids
-from r2sm_jax.tools.conversion import Conversion, Entry, json_files, names_of_image, read_list, read_object
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.conversion import Conversion, Entry, json_files, read_list
 
 
-def read_refcoco(refs: Path, instances: Path, *, split: str, images_dir: Path | None = None) -> Conversion:
+@dataclass(frozen=True)
+class AmodalQAFields:
+    """Names of the fields of a record, and of the objects in it."""
+
+    image: str = "image"
+    question: str = "question"
+    answer: str = "answer"
+    objects: str = "objects"
+    name: str = "name"
+    visible: str = "visible_mask"
+    amodal: str = "amodal_mask"
+
+
+@dataclass(frozen=True)
+class R2SMFields:
+    """Names of the fields of a query record."""
+
+    image: str = "image_id"
+    """Image id or file name."""
+    text: str = "text"
+    mask_type: str = "mask_type"
+    instances: str = "instance_ids"
+    """List of annotation ids; where it is missing the answer is read."""
+    answer: str = "answer"
+
+
+def read_refcoco(sources: Sequence[Path], instances: Path, *, split: str, images_dir: Path | None = None) -> Conversion:
     """Reads one split of RefCOCO, RefCOCO+, RefCOCOg (`refs(*).p`) or gRefCOCO (`grefs(*).json`).
 
     The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no target. `instances`
@@ -21,61 +49,38 @@ def read_refcoco(refs: Path, instances: Path, *, split: str, images_dir: Path | 
     not fit the format, and for a pickle that holds more than plain data.
     """
     found = Conversion(images_dir)
-    listed = list(_read_pickle(refs) if refs.suffix == ".p" else read_list(refs, "refs(...).p or grefs(...).json"))
-    splits = sorted({str(ref.get("split")) for ref in listed})
+    refs = list(read_list(sources, "refs(...).p or grefs(...).json"))
+    splits = sorted({str(ref.get("split")) for ref in refs})
     if split not in splits:
-        raise InputError(f"{refs}: there is no split {split!r}; --split is one of {', '.join(splits)}")
-    coco = read_object(instances, "COCO's instances.json")
-    images, annotations, categories = (
-        {entry.need("id", int): entry for entry in coco.entries(key, name)}
+        raise InputError(f"{sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}")
+    coco = Entry(instances, "", load_json(instances, "COCO's instances.json"))
+    known = {
+        name: {entry.need("id", int): entry for entry in coco.entries(key, name)}
         for key, name in (("images", "image"), ("annotations", "annotation"), ("categories", "category"))
-    )
+    }
 
-    def look_up(name: str, entries: Mapping[int, Entry], number: Any, source: Entry) -> Entry:
-        if isinstance(number, bool) or number not in entries:
+    def look_up(name: str, number: Any, source: Entry) -> Entry:
+        if type(number) is not int or number not in known[name]:
             raise source.error(f"{name} {number!r} is not in {instances}", "give the instances that belong to it")
-        return entries[number]
+        return known[name][number]
 
-    for ref in listed:
+    for ref in refs:
         if ref.need("split", str) != split:
             continue
         number = ref.need("image_id", int)
         if number not in found.sizes:
-            image = look_up("image", images, number, ref)
-            found.add_image(image, [image.file_name("file_name")], number, image.size())
+            image = look_up("image", number, ref)
+            found.add_image(image, image.text("file_name"), number, image.size())
         targets, meant = ref.need("ann_id", int, list), []
         targets = targets if isinstance(targets, list) else [targets]
         for target in targets if targets != [-1] else []:
-            annotation = look_up("annotation", annotations, target, ref)
-            category = look_up("category", categories, annotation.need("category_id", int), annotation)
-            name = category.need("name", str)
+            annotation = look_up("annotation", target, ref)
+            name = look_up("category", annotation.get("category_id"), annotation).need("name", str)
             meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
         for sentence in ref.entries("sentences"):
             if sentence.need("sent", str).strip():
                 found.add_query(number, sentence.text("sent"), "modal", meant, task="referring")
     return found
-
-
-class _PlainData(pickle.Unpickler):
-    """An unpickler that knows no classes: reading a pickle can run code, and here nothing can run."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
-
-
-def _read_pickle(path: Path) -> Iterator[Entry]:
-    try:
-        listed = _PlainData(io.BytesIO(path.read_bytes())).load()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise InputError(
-            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, since pickles "
-            "can run code; write it again as JSON (a list of refs) with a .json name"
-        ) from error
-    if not isinstance(listed, list):
-        raise InputError(f"{path}: this is not a list of refs; give refs(...).p")
-    yield from (Entry(path, f"[{index}]", ref) for index, ref in enumerate(listed))
 
 
 def read_reasonseg(
@@ -89,12 +94,11 @@ def read_reasonseg(
     InputError for files that do not fit the format.
     """
     found = Conversion(images_dir)
-    answers = {}
-    for entry in read_list(explanatory, "ReasonSeg's explanatory/train.json") if explanatory else ():
-        answers[entry.need("image", str), entry.need("query", str)] = entry.need("outputs", str)
+    explained = read_list([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
+    answers = {(e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained}
     for path in json_files(sources):
-        file = read_object(path, "a ReasonSeg annotation")
-        number = found.add_image(file, names_of_image(path))
+        file = Entry(path, "", load_json(path, "a ReasonSeg annotation"))
+        number = found.add_image(file)
         target, ignored = _paint(file, found.sizes[number])
         ids = [found.add_annotation(number, "target", target)] if target.any() else []
         if ignored.any():
@@ -132,22 +136,25 @@ def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None)
     do not fit the format.
     """
     found = Conversion(images_dir)
-    for path in sources:
-        for entry in read_list(path, "a LISA++ file"):
-            question, answer = entry.text("English Question"), entry.need("English Answer", str)
-            number = found.add_image(entry, [entry.file_name("img_path")])
-            ids = [str(instance_id) for instance_id in entry.need("ID", list)]
-            named = named_ids(answer)
-            if named and set(named) != set(ids):
-                found.note(entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)")
-            points = entry.entry("points")
-            meant = []
-            for instance_id in ids:
-                shape = points.entry(instance_id)
-                name = shape.need("label name", str)
-                meant.append(found.add_object(number, name, shape, modal="points", key=instance_id))
-            found.add_query(number, question, "modal", meant, answer, task="reasoning")
+    for entry in read_list(sources, "a LISA++ file"):
+        question, answer = entry.text("English Question"), entry.need("English Answer", str)
+        number = found.add_image(entry, entry.text("img_path"))
+        ids = [str(instance_id) for instance_id in entry.need("ID", list)]
+        named = named_ids(answer)
+        if named and set(named) != set(ids):
+            found.note(entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)")
+        points, meant = entry.entry("points"), []
+        for instance_id in ids:
+            shape = points.entry(instance_id)
+            name = shape.need("label name", str)
+            meant.append(found.add_object(number, name, shape, modal="points", key=instance_id))
+        found.add_query(number, question, "modal", meant, answer, task="reasoning")
     return found
+
+
+def named_ids(answer: str) -> list[str]:
+    """The ids in an answer of the form "instance id is 3, class name is cup; ..."; brackets and tags are optional."""
+    return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
 def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Conversion:
@@ -159,21 +166,20 @@ def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Convers
     InputError for files that do not fit the format.
     """
     found = Conversion(images_dir)
-    for path in sources:
-        for image in read_list(path, "an MMR file"):
-            number = found.add_image(image, [image.file_name("file_name")], image.need("image_id", int), image.size())
-            for question in _mmr_questions(image):
-                text, targets, meant = question.get("text"), question.entries("answers"), []
-                if isinstance(text, str) and text.count("{seg}") != len(targets):
-                    found.skip(question, "its text answer has another number of {seg} than answers")
-                    continue
-                names = [target.need("category_name", str) for target in targets]
-                for target, name in zip(targets, names, strict=True):
-                    key = name, repr(target.get("segmentation"))
-                    meant.append(found.add_object(number, name, target, modal="segmentation", key=key))
-                parts = {":" in name for name in names}
-                level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
-                found.add_query(number, question.text("question"), "modal", meant, text, task="reasoning", level=level)
+    for image in read_list(sources, "an MMR file"):
+        number = found.add_image(image, image.text("file_name"), image.need("image_id", int), image.size())
+        for question in _mmr_questions(image):
+            text, targets, meant = question.get("text"), question.entries("answers"), []
+            if isinstance(text, str) and text.count("{seg}") != len(targets):
+                found.note(question, "left out, its text answer has another number of {seg} than answers")
+                continue
+            names = [target.need("category_name", str) for target in targets]
+            for target, name in zip(targets, names, strict=True):
+                key = name, repr(target.get("segmentation"))
+                meant.append(found.add_object(number, name, target, modal="segmentation", key=key))
+            parts = {":" in name for name in names}
+            level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
+            found.add_query(number, question.text("question"), "modal", meant, text, task="reasoning", level=level)
     return found
 
 
@@ -187,3 +193,57 @@ def _mmr_questions(image: Entry) -> Iterator[Entry]:
     for index, (question, targets, text) in enumerate(zip(questions, answers, texts, strict=True)):
         fields = {"question": question, "answers": targets, "text": text}
         yield Entry(image.path, f"{image.place}, question {index}", fields)
+
+
+def read_amodal_qa(sources: Sequence[Path], fields: AmodalQAFields, images_dir: Path | None = None) -> Conversion:
+    """Reads lists of questions with a visible and an amodal mask for each object that answers them.
+
+    AmodalReasonSeg (arXiv 2503.10225) describes such files, but they are not released. Queries are amodal. Masks are
+    RLE or polygons; objects of one image with the same masks are one annotation. Raises InputError for files that do
+    not fit the format.
+    """
+    found = Conversion(images_dir)
+    for entry in read_list(sources, "a list of questions"):
+        number = found.add_image(entry, entry.text(fields.image))
+        meant = []
+        for target in entry.entries(fields.objects):
+            key = repr([target.need(mask, dict, list) for mask in (fields.visible, fields.amodal)])
+            name = str(target.get(fields.name) or "object")
+            meant.append(found.add_object(number, name, target, modal=fields.visible, amodal=fields.amodal, key=key))
+        answer = entry.get(fields.answer)
+        found.add_query(number, entry.text(fields.question), "amodal", meant, answer, task="reasoning")
+    return found
+
+
+def join_queries(
+    path: Path, records: Mapping[str, Any], fields: R2SMFields, mask_type: str | None = None
+) -> list[dict[str, Any]]:
+    """R2SM's queries in `path` (JSON list or .jsonl) as records of the dataset `records`.
+
+    `mask_type` is for files that hold one type only. Instances are given as ids or named in the answer. Their ids are
+    those of the annotations' `source_id` where there is one, else of the annotations. Raises InputError for a query
+    that does not fit the dataset.
+    """
+    images = {image["id"]: image["id"] for image in records["images"]}
+    images |= {Path(image["file_name"]).name: image["id"] for image in records["images"]}
+    ids = {(a["image_id"], a.get("source_id", a["id"])): a["id"] for a in records["annotations"]}
+    found = Conversion()
+    for entry in read_list([path], "a list of queries, or one JSON object a line (.jsonl)"):
+        name = entry.need(fields.image, int, str)
+        image_id = images.get(Path(name).name if isinstance(name, str) else name)
+        if image_id is None:
+            raise entry.error(f"image {name!r} is not in the dataset", "convert the images first")
+        answer, listed = entry.get(fields.answer), entry.get(fields.instances)
+        if listed is None and isinstance(answer, str):
+            listed = [int(number) for number in named_ids(answer) if number.isdecimal()]
+        if not isinstance(listed, list):
+            raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
+        for number in listed:
+            if not isinstance(number, int) or (image_id, number) not in ids:
+                raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
+        wanted = mask_type or entry.need(fields.mask_type, str)
+        if wanted not in ("modal", "amodal"):
+            raise entry.error(f"its mask type is {wanted!r}", 'write "modal" or "amodal"')
+        meant = [ids[image_id, number] for number in listed]
+        found.add_query(image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning")
+    return found.queries

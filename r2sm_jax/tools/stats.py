@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 from tyro.conf import Positional
 
-from r2sm_jax.data import masks
+from r2sm_jax.data import masks, sheet
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import Dataset, images_of_split
-from r2sm_jax.data.sheet import FAINT, INK, OCCLUDED, VISIBLE
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.metrics.pages import table
 from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.sources import SPLITS, open_source
-from r2sm_jax.tools.check import announce
+from r2sm_jax.tools.check import progress
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,16 @@ class Bins:
     heading: str = ""
     unit: str = ""
 
-    def label(self, value: float) -> str:
-        """The label of the bin that holds a value."""
-        return self.labels[bisect_left(self.edges, value)]
-
 
 _DEFINITIONS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SHARES: dict[str, str] = _DEFINITIONS["shares"]
 HISTOGRAMS = {name: Bins(**fields) for name, fields in _DEFINITIONS["histograms"].items()}
+TITLES = {name: name.replace("_", " ") for name in (*TABLE_1, *SHARES)}
 FILES = ("stats.json", "stats.md", "stats.png")
+INK, FAINT, VISIBLE, OCCLUDED = (
+    f"#{bytes(colour).hex()}" for colour in (sheet.INK, sheet.FAINT, sheet.VISIBLE, sheet.OCCLUDED)
+)
+COLOURS = {"modal": VISIBLE, "amodal": OCCLUDED, "instances": FAINT}
 
 Counts = Counter[str | tuple[str, ...]]
 """How often each thing occurs; a tuple names a histogram (or "tasks"), its series and the bin."""
@@ -89,10 +90,8 @@ def stats(
     if compare and not any({"train", "val"} & found.keys() for found in chosen.values()):
         raise InputError(f"--compare {compare}: the paper counts train and val; give a folder with these splits")
     if out is not None:
-        if out.is_file():
-            raise InputError(f"--out {out}: this is a file; give a folder")
-        if out.resolve() in {path.parent for path in files}:
-            raise InputError(f"--out {out}: stats.json would look like a split of the data there; give another folder")
+        if out.is_file() or out.resolve() in {path.parent for path in files}:
+            raise InputError(f"--out {out}: this is a file, or stats.json would look like a split; give another folder")
         for name in FILES:
             refuse_overwrite(out / name, overwrite)
     counts = {
@@ -142,7 +141,7 @@ def count_file(path: Path, split: str = "all") -> Counts:
     chosen = images_of_split(path, dataset.image_ids, split)
     counts: Counts = Counter()
     indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in chosen]
-    for index in announce(indices, f"{path}: images"):
+    for index in progress(indices, "images"):
         _, (height, width), instances = dataset.rles_at(index)
         areas = [tuple(masks.areas([m])[0] if m else None for m in i[1:3]) for i in instances if not i.ignore]
         counts["ignore_regions"] += len(instances) - len(areas)
@@ -154,7 +153,7 @@ def count_scenes(split: str, number: int) -> Counts:
     """The counts of the first `number` procedural scenes of a split."""
     source = open_source("scenes", split, count=number)
     counts: Counts = Counter()
-    for index in announce(range(number), f"scenes, {split}"):
+    for index in progress(range(number), "scenes"):
         sample = source[index]
         areas = [tuple(None if m is None else masks.area(m) for m in (i.modal, i.amodal)) for i in sample.instances]
         _count_image(counts, sample.image.shape[0] * sample.image.shape[1], areas, sample.queries)
@@ -190,7 +189,8 @@ def _count_image(counts: Counts, pixels: int, areas: Iterable[tuple[Any, ...]], 
 
 
 def _count_bin(counts: Counts, name: str, series: str, value: float) -> None:
-    counts[name, series, HISTOGRAMS[name].label(value)] += 1
+    bins = HISTOGRAMS[name]
+    counts[name, series, bins.labels[bisect_left(bins.edges, value)]] += 1
 
 
 def make_report(counts: Mapping[str, Mapping[str, Counts]], compare: str | None = None) -> dict[str, Any]:
@@ -228,10 +228,10 @@ def _figures(counts: Counts) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page of tables."""
-    lines, escaped = ["# Dataset statistics", ""], r"\|"
+    lines = ["# Dataset statistics", ""]
     for title, header, rows in _tables(report):
-        lines += [f"## {title}", "", f"| | {' | '.join(header)} |", "|---" + "|---:" * len(header) + "|"]
-        lines += [f"| {' | '.join(cell.replace('|', escaped) for cell in row)} |" for row in rows] + [""]
+        escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+        lines += [f"## {title}", "", *table(["", *header], escaped)]
     return "\n".join(lines)
 
 
@@ -244,11 +244,11 @@ def _tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[
     header, every = list(columns), [figures for figures, _ in columns.values()]
     several = len(report["sources"]) > 1
     for spec, splits in report["sources"].items() if several else ():
-        yield spec, list(splits), [[_words(name), *(f"{f[name]:,}" for f in splits.values())] for name in TABLE_1]
+        yield spec, list(splits), [[TITLES[name], *(f"{f[name]:,}" for f in splits.values())] for name in TABLE_1]
     title = "all sources" if several else next(iter(report["sources"]))
     title += f", beside {published['dataset']} as published" if "dataset" in published else ""
-    yield title, header, [[_words(n), *(_beside(f[n], p and p[n]) for f, p in columns.values())] for n in TABLE_1]
-    rows = [[_words(name), *(_with_share(f[name], f[of]) for f in every)] for name, of in SHARES.items()]
+    yield title, header, [[TITLES[n], *(_beside(f[n], p and p[n]) for f, p in columns.values())] for n in TABLE_1]
+    rows = [[TITLES[name], *(_with_share(f[name], f[of]) for f in every)] for name, of in SHARES.items()]
     rows.append(["ignore regions", *(f"{f['ignore_regions']:,}" for f in every)])
     for task in report["total"]["tasks"]:
         rows.append([f"task: {task}", *(_with_share(f["tasks"].get(task, 0), f["all_queries"]) for f in every)])
@@ -259,10 +259,6 @@ def _tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[
             cells = (" / ".join(f"{f['histograms'][name][s][label]:,}" for s in bins.series) for f in every)
             rows.append([f"{bins.title}: {label}", *cells])
     yield "Histograms (modal / amodal)", header, rows
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _with_share(part: int, whole: int) -> str:
@@ -299,8 +295,7 @@ def draw(figures: dict[str, Any], title: str) -> bytes:
         for ax, name, note in zip(axes, drawn, notes, strict=True):
             _draw_histogram(ax, HISTOGRAMS[name], figures["histograms"][name], note)
         title = title if len(title) <= 64 else f"…{title[-63:]}"
-        ink = [channel / 255 for channel in INK]
-        page.text(0.065, 0.955, title, fontsize=14, fontweight="bold", color=ink, va="center", parse_math=False)
+        page.text(0.065, 0.955, title, fontsize=14, fontweight="bold", color=INK, va="center", parse_math=False)
         handles = axes[1].get_legend_handles_labels()
         page.legend(*handles, loc="center right", bbox_to_anchor=(0.985, 0.955), ncols=2)
         page.savefig(content, format="png")
@@ -309,16 +304,14 @@ def draw(figures: dict[str, Any], title: str) -> bytes:
 
 def _draw_histogram(ax: Any, bins: Bins, counts: Mapping[str, Mapping[str, int]], note: str) -> None:
     """Draws the series of a histogram side by side, as shares of each series."""
-    colours = {"modal": VISIBLE, "amodal": OCCLUDED, "instances": FAINT}
-    faint = [channel / 255 for channel in FAINT]
     width = 0.8 / len(counts)
     for number, (series, by_bin) in enumerate(counts.items()):
         values = np.array(list(by_bin.values()), float)
         places = np.arange(len(values)) + (number - (len(counts) - 1) / 2) * width
-        colour = [channel / 255 for channel in colours[series]]
-        bars = ax.bar(places, 100 * values / max(1, values.sum()), 0.94 * width, color=colour, label=series)
-        ax.bar_label(bars, [f"{v:,.0f}" if v else "" for v in values], padding=2, fontsize=7, color=faint)
+        shares = 100 * values / max(1, values.sum())
+        bars = ax.bar(places, shares, 0.94 * width, color=COLOURS[series], label=series)
+        ax.bar_label(bars, [f"{v:,.0f}" if v else "" for v in values], padding=2, fontsize=7, color=FAINT)
     labels = [label.replace("-", "–").replace(" or more", "+") for label in bins.labels]
     ax.set(xticks=range(len(labels)), xticklabels=labels, ylim=(0, max(1.12 * ax.dataLim.ymax, 1)))
     ax.set(xlabel=bins.title, ylabel=f"% of {bins.unit}", title=bins.heading)
-    ax.text(0, 1.035, note, transform=ax.transAxes, fontsize=8.5, color=faint)
+    ax.text(0, 1.035, note, transform=ax.transAxes, fontsize=8.5, color=FAINT)
