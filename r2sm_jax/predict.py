@@ -20,16 +20,14 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import frames, open_image
-from r2sm_jax.data.sheet import overlay, with_words
-from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite
-from r2sm_jax.explain import WordShare
+from r2sm_jax.data.sheet import with_words
+from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.predict_many import predict_many
-from r2sm_jax.predict_tasks import find_tasks, is_pattern
-from r2sm_jax.predictor import CutQuery, Prediction, check_query
+from r2sm_jax.predict_many import find_tasks, is_pattern, predict_many
+from r2sm_jax.prediction import MASKS, Prediction, WordShare
+from r2sm_jax.predictor import CutQuery, check_query
 from r2sm_jax.runs import open_run
 
-MASKS = ("mask", "modal", "amodal", "occluded")
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 
 
@@ -70,7 +68,7 @@ def to_json(prediction: Prediction, words: Sequence[WordShare] = ()) -> dict[str
         **({"undecided": True} if prediction.undecided else {}),
         **({"words": [{"word": word, "share": round(share, 4)} for word, share in words]} if words else {}),
         "score": prediction.score,
-        **{name: masks.encode(getattr(prediction, name)) for name in MASKS},
+        **{name: prediction.rle(name) for name in MASKS},
         "instances": [
             {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
             for i in prediction.instances
@@ -85,17 +83,12 @@ def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction, wo
     Raises:
         InputError: the folder cannot be written.
     """
-    pictures = {name: np.where(getattr(prediction, name), 255, 0).astype(np.uint8) for name in MASKS}
-    pictures["overlay"] = overlay(image, prediction.modal, prediction.occluded, prediction.mask_type)
-    if words:
-        pictures["overlay"] = with_words(pictures["overlay"], words)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, picture in pictures.items():
-            Image.fromarray(picture).save(folder / f"{name}.png")
-        (folder / "prediction.json").write_text(json.dumps(to_json(prediction, words)) + "\n")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot write there ({error.strerror}); pass another --out") from None
+    overlay = prediction.overlay(image)
+    with writing(folder / "prediction.json") as part:
+        for name in MASKS:
+            (folder / f"{name}.png").write_bytes(prediction.png(name))
+        Image.fromarray(with_words(overlay, words) if words else overlay).save(folder / "overlay.png")
+        part.write_text(json.dumps(to_json(prediction, words)) + "\n")
 
 
 def summary(prediction: Prediction, words: Sequence[WordShare] = ()) -> str:
@@ -162,14 +155,11 @@ def _predict_one(args: PredictConfig, query: str) -> None:
         print(f"warning: {args.image}: it has {count} frames; the first one is looked at", file=sys.stderr)
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     predictor.set_image(image)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CutQuery)  # printed below, in one line
+    with warnings.catch_warnings(record=True, action="always", category=CutQuery) as cut:
         (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
+    for warning in cut:
+        print(f"warning: {warning.message}", file=sys.stderr)
     words = predictor.explain(query) if args.explain else []
-    if unread := prediction.unread:
-        shown = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
-        limit = f"the query is longer than {predictor.texts.max_tokens} tokens"
-        print(f"warning: {limit}; this was not read: {shown}", file=sys.stderr)
     if out:
         write_prediction(out, image, prediction, words)
     if args.json:

@@ -3,9 +3,8 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,12 +15,11 @@ from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import ImageLike, Letterbox, open_image
 from r2sm_jax.errors import InputError
-from r2sm_jax.explain import WordShare, explain_words
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.prediction import InstanceMask, Prediction
+from r2sm_jax.prediction import InstanceMask, Prediction, WordShare, explain_words
 from r2sm_jax.query import MaskType
 
 T = TypeVar("T")
@@ -30,8 +28,8 @@ CHOICES = ("auto", "modal", "amodal")
 QUERY_BUCKETS = (1, 4, 8)
 """Queries about an image are padded to one of these numbers, so that nothing recompiles; more than the last are
 answered in several rows."""
-IMAGE_BUCKETS = (1, 8)
-"""The same for the rows of a batch."""
+ROWS = 8
+"""Rows of a batch of images; the last batch is padded."""
 PRESENT = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
 TextEncoding = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
@@ -83,19 +81,6 @@ def check_query(query: str) -> None:
         raise InputError("the query is empty; say what to segment, such as 'the red mug'")
 
 
-def _jit_float32(function: Callable[..., Any]) -> Any:
-    """`jax.jit` with float32 products, whatever JAX's default precision is. The setting must be inside: a compiled
-    function does not see it change."""
-
-    @jax.jit
-    @wraps(function)
-    def compiled(*args):
-        with products("float32"):
-            return function(*args)
-
-    return compiled
-
-
 class Predictor:
     """Answers queries about images. An image is encoded once, whatever is asked about it.
 
@@ -110,20 +95,25 @@ class Predictor:
         def merged(leaves: Sequence[jax.Array]) -> R2SM:
             return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
 
-        @_jit_float32
+        # Products are float32, whatever JAX's default is. A compiled function does not see the default change, so the
+        # setting is inside.
+        @jax.jit
         def encode(leaves, image, valid):
-            return merged(leaves).encode_image(image, valid)
+            with products("float32"):
+                return merged(leaves).encode_image(image, valid)
 
-        @_jit_float32
+        @jax.jit
         def decode(leaves, tokens, pixels, text, text_mask):
-            out = merged(leaves).answer(tokens, pixels, text, text_mask)
+            with products("float32"):
+                out = merged(leaves).answer(tokens, pixels, text, text_mask)
             fused, slots = (out.modal, out.amodal, out.iou), (out.slot_modal, out.slot_amodal)
             return jax.nn.sigmoid(out.type_logit), *fused, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
 
-        @_jit_float32
+        @jax.jit
         def type_logits(leaves, text, mask):
             model = merged(leaves)
-            return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
+            with products("float32"):
+                return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
 
         self._encode, self._decode, self._type_logits = encode, decode, type_logits
         self._image: EncodedImage | None = None
@@ -193,7 +183,7 @@ class Predictor:
 
     def explain(self, query: str) -> list[WordShare]:
         """Which words of a query drove the decision: the calibrated logits that each of them adds for the complete
-        shape, see explain.py.
+        shape, see prediction.py.
 
         Raises:
             InputError: the query is empty, or the run's head does not decide from the words alone.
@@ -236,9 +226,7 @@ class Predictor:
             self.check(of_image, mask_type)
         found: list[list[Prediction]] = [[] for _ in images]
         asked = ((open_image(image), [(i, query) for query in queries[i]]) for i, image in enumerate(images))
-        count = sum(-(-len(of_image) // QUERY_BUCKETS[-1]) for of_image in queries)
-        rows = _bucket(min(count, IMAGE_BUCKETS[-1]), IMAGE_BUCKETS)
-        for i, outputs in self.answer_all(asked, self.texts.for_request, rows):
+        for i, outputs in self.answer_all(asked, self.texts.for_request, ROWS if len(images) > 1 else 1):
             found[i].append(self.to_prediction(outputs, mask_type))
         return found
 
@@ -246,7 +234,7 @@ class Predictor:
         self,
         asked: Iterable[tuple[UInt8[np.ndarray, "H W 3"], Sequence[tuple[T, str]]]],
         texts: TextEncoding | None = None,
-        rows: int = IMAGE_BUCKETS[-1],
+        rows: int = ROWS,
     ) -> Iterator[tuple[T, QueryOutputs]]:
         """The one loop that letterboxes images, batches them and answers queries. Gives the outputs in order.
 
@@ -316,7 +304,7 @@ class Predictor:
         """The end of a query that is longer than the language model's limit, with a warning."""
         unread = self.texts.cut_off(query) if query in self.texts.truncated else ""
         if unread:
-            shown = f"{unread[:60]!r}{' ...' if len(unread) > 60 else ''}"
+            shown = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
             limit = f"the query is longer than {self.texts.max_tokens} tokens"
             warnings.warn(f"{limit}; this was not read: {shown}", CutQuery, stacklevel=4)
         return unread
@@ -338,7 +326,7 @@ class Predictor:
         self, tokens: jax.Array, pixels: PixelFeatures, rows: Sequence[Sequence[str]], texts: TextEncoding
     ) -> list[list[Outputs]]:
         """The outputs for the queries `rows[i]` about image i; images beyond these are padding."""
-        width = _bucket(max(map(len, rows)), QUERY_BUCKETS)
+        width = next(count for count in QUERY_BUCKETS if count >= max(map(len, rows)))
         padded = _padded(rows, len(tokens))
         decoded = self._decoded(tokens, pixels, *texts([query for row in padded for query in _padded(row, width)]))
         return [[Outputs(*(x[b, k] for x in decoded)) for k in range(len(row))] for b, row in enumerate(rows)]
@@ -347,10 +335,6 @@ class Predictor:
         """`text` and `mask` are of the queries about the first image, then the second, ..."""
         text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
         return Outputs(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
-
-
-def _bucket(count: int, buckets: Sequence[int]) -> int:
-    return next(b for b in buckets if b >= count)
 
 
 def _padded(items: Sequence[T], count: int) -> list[T]:

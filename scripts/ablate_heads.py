@@ -32,11 +32,9 @@ from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import score_source
 from r2sm_jax.flags import load_config_file, parse_flags
-from r2sm_jax.metrics.bootstrap import interval
-from r2sm_jax.metrics.iou import lisa
-from r2sm_jax.metrics.mask_type import mask_type_scores
+from r2sm_jax.metrics.iou import interval, lisa
 from r2sm_jax.metrics.pages import percent, table
-from r2sm_jax.metrics.report import REFERENCES, collect, with_decision, wrong_type_gap
+from r2sm_jax.metrics.report import REFERENCES, collect, mask_type_scores, with_decision, wrong_type_gap
 from r2sm_jax.metrics.score import QueryResult
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates

@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 from hypothesis import given, strategies as st
 
-from r2sm_jax.explain import word_shares, words_of
-from r2sm_jax.metrics.mask_type import calibration_error
+from r2sm_jax.metrics.report import calibration_error
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.prediction import word_shares, words_of
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.train import calibrate
 from r2sm_jax.training.losses import TEMPERATURES, fit_temperature

@@ -14,8 +14,8 @@ MOST_LINES, MOST_FILES, LONGEST_FILE = 12_500, 75, 400
 ROOMS = {
     "ground": "errors query config flags cpu random_choice", "data": "data", "models": "models", "training": "training",
     "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools", "sources": "sources",
-    "predictor": "predictor prediction explain", "runs": "runs exported",
-    "commands": "train evaluate predict predict_many predict_tasks",
+    "predictor": "predictor prediction", "runs": "runs exported",
+    "commands": "train evaluate predict predict_many",
 }  # fmt: skip
 """Room -> files and folders of the package that belong to it."""
 MAY_IMPORT = {

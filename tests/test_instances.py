@@ -29,7 +29,7 @@ def box(x: int, y: int, width: int, height: int) -> dict:
 
 def query(truth=(), found=(), crowd=()) -> dict:
     """`truth` and `crowd`: masks; `found`: (mask, score)."""
-    return {"truth": list(truth) + list(crowd), "crowd": [False] * len(truth) + [True] * len(crowd), "found": found}
+    return {"truth": list(truth), "crowd": list(crowd), "found": found}
 
 
 ENGINES = {"pycocotools": (COCO, COCOeval), "hotcoco": (hotcoco.COCO, hotcoco.COCOeval)}
@@ -40,7 +40,8 @@ def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, flo
     dataset, evaluator = ENGINES[engine]
     annotations, results = [], []
     for number, one in enumerate(queries, start=1):
-        for mask, crowd in zip(one["truth"], one["crowd"], strict=True):
+        for place, mask in enumerate([*one["truth"], *one["crowd"]]):
+            crowd = place >= len(one["truth"])
             annotations.append(
                 {"id": len(annotations) + 1, "image_id": number, "category_id": 1, "segmentation": mask,
                  "area": float(masks.area(masks.decode(mask))), "iscrowd": int(crowd), "bbox": [0, 0, 1, 1]}

@@ -4,8 +4,7 @@ import pytest
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import InstanceRLE
 from r2sm_jax.metrics.iou import VARIANTS, lisa, overlap
-from r2sm_jax.metrics.mask_type import calibration_error, mask_type_scores
-from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.metrics.report import calibration_error, mask_type_scores, split_figures
 from r2sm_jax.metrics.score import Answer, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
 

@@ -17,8 +17,7 @@ from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
 from r2sm_jax.predict import main
-from r2sm_jax.predict_many import JOURNAL, PRODUCT, predict_many
-from r2sm_jax.predict_tasks import find_tasks
+from r2sm_jax.predict_many import JOURNAL, PRODUCT, find_tasks, predict_many
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource

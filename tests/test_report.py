@@ -16,9 +16,8 @@ from sample_records import to_records
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split
 from r2sm_jax.metrics.html import choose, first_of_images, page, panels, render
-from r2sm_jax.metrics.pages import markdown, percent
+from r2sm_jax.metrics.pages import PUBLISHED, TABLE_2, benchmark_of, markdown, percent
 from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.published import PUBLISHED, TABLE_2, benchmark_of
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
 from r2sm_jax.sources import open_source

@@ -2,16 +2,13 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.metrics.bootstrap import Ratio, interval
-from r2sm_jax.metrics.iou import Overlap, lisa_iou
+from r2sm_jax.metrics.iou import Overlap, Ratio, interval, lisa_iou
 from r2sm_jax.metrics.pages import TYPES, percent, table
 from r2sm_jax.metrics.score import QueryResult
 
@@ -22,6 +19,11 @@ COLUMNS = (
     "split", "query_id", "image_id", "mask_type", "said", "amodal_probability", "predicted", "truth",
     *(f"{prefix}{name}" for prefix in COUNTS for name in ("intersection", "union")),
 )  # fmt: skip
+NUMBERS = ("query_id", "image_id", "truth")
+Table = dict[str, np.ndarray]
+"""The queries of one split, in the order of their ids: `NUMBERS`; `amodal`, whether the amodal mask was requested;
+`right`, 1 where the decision was right, 0 where wrong, NaN without one; and for each prefix of `COUNTS` the
+intersections and unions `[n 2]`, NaN where there are none."""
 
 
 def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
@@ -34,11 +36,10 @@ def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> N
 
 
 def _cells(result: QueryResult) -> dict[str, Any]:
-    answered = result.answered
     cells = {
         "query_id": result.query_id, "image_id": result.image_id, "mask_type": result.mask_type,
-        "said": result.decision,
-        "amodal_probability": result.probability, "predicted": answered.predicted, "truth": answered.truth,
+        "said": result.decision, "amodal_probability": result.probability,
+        "predicted": result.answered.predicted, "truth": result.answered.truth,
     }  # fmt: skip
     for prefix, field in COUNTS.items():
         counts: Overlap | None = getattr(result, field)
@@ -47,23 +48,7 @@ def _cells(result: QueryResult) -> dict[str, Any]:
     return cells
 
 
-@dataclass(frozen=True)
-class Queries:
-    """The table of one split, in the order of its query ids."""
-
-    query_id: Int[np.ndarray, " n"]
-    image_id: Int[np.ndarray, " n"]
-    truth: Int[np.ndarray, " n"]
-    """Area of the requested mask."""
-    amodal: Bool[np.ndarray, " n"]
-    """Whether the amodal mask was requested."""
-    right: Float[np.ndarray, " n"]
-    """1 where the decision about the mask type was right, 0 where wrong, NaN without a decision."""
-    counts: dict[str, Float[np.ndarray, "n 2"]]
-    """Intersection and union by prefix of `COUNTS`; NaN where there are none."""
-
-
-def read_queries(folder: Path) -> dict[str, Queries]:
+def read_queries(folder: Path) -> dict[str, Table]:
     """The tables of every split of a report.
 
     Raises:
@@ -76,33 +61,26 @@ def read_queries(folder: Path) -> dict[str, Queries]:
         )
     rows: dict[str, list[dict[str, str]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for row in csv.DictReader(file):
-            rows.setdefault(row.get("split") or "", []).append(row)
-    try:
-        tables = {split: _table(sorted(found, key=lambda r: int(r["query_id"]))) for split, found in rows.items()}
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: this is no table of queries; evaluate again with --out") from None
-    if not tables:
+        for row in csv.DictReader(file, restval="missing"):
+            rows.setdefault(row.get("split", ""), []).append(row)
+    if not rows:
         raise InputError(f"{path}: there are no queries in it; evaluate again with --out")
-    return tables
+    try:
+        return {split: _table(found) for split, found in rows.items()}
+    except (KeyError, ValueError, OverflowError):
+        raise InputError(f"{path}: this is no table of queries; evaluate again with --out") from None
 
 
-def _table(rows: Sequence[dict[str, str]]) -> Queries:
-    def numbers(column: str) -> np.ndarray:
-        return np.array([float(row[column]) if row[column] else np.nan for row in rows])
-
-    def whole(column: str) -> np.ndarray:
-        return np.array([int(row[column]) for row in rows], np.int64)
-
-    said = [row["said"] for row in rows]
-    return Queries(
-        whole("query_id"),
-        whole("image_id"),
-        whole("truth"),
-        np.array([row["mask_type"] == "amodal" for row in rows]),
-        np.array([float(s == row["mask_type"]) if s else np.nan for s, row in zip(said, rows, strict=True)]),
-        {p: np.stack([numbers(f"{p}intersection"), numbers(f"{p}union")], axis=1) for p in COUNTS},
-    )
+def _table(rows: Sequence[dict[str, str]]) -> Table:
+    text = {name: np.array([row[name] for row in rows]) for name in COLUMNS}
+    found = {name: text[name].astype(np.int64) for name in NUMBERS}
+    found["amodal"] = text["mask_type"] == "amodal"
+    found["right"] = np.where(text["said"] == "", np.nan, text["said"] == text["mask_type"])
+    for prefix in COUNTS:
+        counts = np.stack([text[f"{prefix}intersection"], text[f"{prefix}union"]], axis=1)
+        found[prefix] = np.where(counts == "", "nan", counts).astype(float)
+    order = np.argsort(found["query_id"])
+    return {name: values[order] for name, values in found.items()}
 
 
 FIGURES = {
@@ -131,23 +109,22 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
     return {"reports": [str(folder) for folder in folders], "splits": splits}
 
 
-def _check_same(one: Queries, other: Queries, where: str) -> None:
-    if not np.array_equal(one.query_id, other.query_id):
-        odd = np.setxor1d(one.query_id, other.query_id)[0]
+def _check_same(one: Table, other: Table, where: str) -> None:
+    if not np.array_equal(one["query_id"], other["query_id"]):
+        odd = np.setxor1d(one["query_id"], other["query_id"])[0]
         raise InputError(f"--compare: {where}: query {odd} is in one of them only; evaluate the same data")
-    differ = (one.truth != other.truth) | (one.amodal != other.amodal) | (one.image_id != other.image_id)
+    differ = np.any([one[name] != other[name] for name in ("truth", "amodal", "image_id")], axis=0)
     if differ.any():
-        number = one.query_id[differ][0]
+        number = one["query_id"][differ][0]
         raise InputError(f"--compare: {where}: query {number} has another true mask there; evaluate the same data")
 
 
-def _compare(queries: Sequence[Queries]) -> dict[str, Any]:
+def _compare(tables: Sequence[Table]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in TYPES:
-        amodal = queries[0].amodal
+        amodal = tables[0]["amodal"]
         rows = np.ones_like(amodal) if kind == "all" else amodal == (kind == "amodal")
-        images = queries[0].image_id[rows]
-        ratios = [_ratios(q, rows) for q in queries]
+        images, ratios = tables[0]["image_id"][rows], [_ratios(queries, rows) for queries in tables]
         found[kind] = {
             name: {
                 "values": [_value(r[name]) for r in ratios],
@@ -158,21 +135,15 @@ def _compare(queries: Sequence[Queries]) -> dict[str, Any]:
     return found
 
 
-def _ratios(queries: Queries, rows: np.ndarray) -> dict[str, Ratio]:
+def _ratios(queries: Table, rows: np.ndarray) -> dict[str, Ratio]:
     """Every figure as a ratio of sums over queries; a query that a figure does not count has 0 in both."""
-
-    def mean(values: np.ndarray) -> Ratio:
-        there = ~np.isnan(values)
-        return np.where(there, values, 0), there.astype(float)
-
-    answered = queries.counts[""][rows]
-    return {
-        "giou": mean(lisa_iou(answered)),
-        "ciou": (answered[:, 0], answered[:, 1]),
-        "occluded_iou": mean(lisa_iou(queries.counts["occluded_"][rows])),
-        "boundary_iou": mean(lisa_iou(queries.counts["boundary_"][rows])),
-        "accuracy": mean(queries.right[rows]),
-    }
+    answered, hidden, outline = (queries[prefix][rows] for prefix in COUNTS)
+    values = {
+        "giou": lisa_iou(answered), "occluded_iou": lisa_iou(hidden), "boundary_iou": lisa_iou(outline),
+        "accuracy": queries["right"][rows],
+    }  # fmt: skip
+    means = {name: (np.nan_to_num(v), (~np.isnan(v)).astype(float)) for name, v in values.items()}
+    return means | {"ciou": (answered[:, 0], answered[:, 1])}
 
 
 def _value(ratio: Ratio) -> float | None:
@@ -184,13 +155,14 @@ def _difference(images: np.ndarray, ratio: Ratio, first: Ratio) -> dict[str, Any
     value, base = _value(ratio), _value(first)
     if value is None or base is None:
         return {"value": None, "interval": None}
-    bounds = interval(images, ratio, minus=first)
-    return {"value": value - base, "interval": None if bounds is None else list(bounds)}
+    return {"value": value - base, "interval": interval(images, ratio, minus=first)}
 
 
 def markdown(compared: dict[str, Any]) -> str:
     """The comparison as Markdown. A difference whose interval leaves out 0 is marked with a star."""
-    names = _names(compared["reports"])
+    names = [Path(report).name for report in compared["reports"]]
+    if len(set(names)) < len(names):
+        names = [chr(ord("A") + i) for i in range(len(names))]
     lines = ["# R2SM evaluations side by side", ""]
     lines += [f"{name}: `{report}`  " for name, report in zip(names, compared["reports"], strict=True)]
     lines += ["", f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over images. "
@@ -204,12 +176,6 @@ def markdown(compared: dict[str, Any]) -> str:
         ]
         lines += [f"## {split}", "", *table(header, rows)]
     return "\n".join(lines)
-
-
-def _names(reports: Sequence[str]) -> list[str]:
-    """The folders' own names where they differ, else letters."""
-    names = [Path(report).name for report in reports]
-    return names if len(set(names)) == len(names) else [chr(ord("A") + i) for i in range(len(reports))]
 
 
 def _shown(difference: dict[str, Any]) -> str:

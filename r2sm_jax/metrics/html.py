@@ -18,14 +18,12 @@ from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.pages import TYPES, interval_of, markdown, percent
-from r2sm_jax.metrics.score import QueryResult, QueryTruth, Scored, truths_at
+from r2sm_jax.metrics.score import QueryResult, Scored, truths_at
 
 PICTURE = 288
 """Pixels of a picture's longer side."""
 Galleries = Mapping[str, Mapping[str, Sequence[Sequence[Panel]]]]
 """Rows of panels by split and title."""
-EACH = 4
-"""Queries in each group of a gallery."""
 
 LEGEND = (
     '<p class="legend"><i style="background:#1f6fd6"></i>visible'
@@ -34,7 +32,7 @@ LEGEND = (
 )
 
 
-def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
+def choose(scored: Scored, each: int = 4) -> dict[str, list[QueryResult]]:
     """The queries of the highest, the middle and the lowest IoU, each group of different images, and none twice."""
     iou = [r.answered.intersection / r.answered.union if r.answered.union else 1.0 for r in scored.results]
     order = [scored.results[i] for i in np.argsort(iou, kind="stable")]
@@ -43,12 +41,10 @@ def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
     taken: set[int] = set()
 
     def first(candidates: Sequence[QueryResult]) -> list[QueryResult]:
-        images: dict[int, QueryResult] = {}
-        for result in candidates:
-            if len(images) < each and result.query_id not in taken:
-                images.setdefault(scored.drawings[result.query_id].index, result)
-        taken.update(result.query_id for result in images.values())
-        return list(images.values())
+        by_image = _by_image(scored, (r for r in candidates if r.query_id not in taken))
+        found = [of_image[0] for of_image in by_image[:each]]
+        taken.update(result.query_id for result in found)
+        return found
 
     worst, best = first(order), first(order[::-1])
     return {"Best": best, "Median": first(from_middle), "Worst": worst}
@@ -56,10 +52,15 @@ def choose(scored: Scored, each: int = EACH) -> dict[str, list[QueryResult]]:
 
 def first_of_images(scored: Scored, count: int) -> list[QueryResult]:
     """One query of each of the first images: the first of the first image, the second of the second, ..."""
-    by_image: dict[int, list[QueryResult]] = {}
-    for result in scored.results:
-        by_image.setdefault(scored.drawings[result.query_id].index, []).append(result)
-    return [queries[i % len(queries)] for i, queries in zip(range(count), by_image.values(), strict=False)]
+    by_image = _by_image(scored, scored.results)[:count]
+    return [queries[i % len(queries)] for i, queries in enumerate(by_image)]
+
+
+def _by_image(scored: Scored, results: Iterable[QueryResult]) -> list[list[QueryResult]]:
+    found: dict[int, list[QueryResult]] = {}
+    for result in results:
+        found.setdefault(scored.drawings[result.query_id].index, []).append(result)
+    return list(found.values())
 
 
 def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> list[list[Panel]]:
@@ -69,19 +70,16 @@ def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> li
         drawing = scored.drawings[result.query_id]
         truth = next(t for t in truths_at(source, drawing.index) if t.query.id == result.query_id)
         modal, amodal, visible, whole = map(masks.decode, (truth.modal, truth.amodal, drawing.modal, drawing.amodal))
+        try:
+            image = source[truth.index].image
+        except InputError:
+            image = np.full((truth.height, truth.width, 3), GROUND, np.uint8)
         row = prediction_row(
-            _image(source, truth), truth.query.text, result.mask_type, (modal, amodal & ~modal),
+            image, truth.query.text, result.mask_type, (modal, amodal & ~modal),
             result.decision, result.probability, (visible, whole & ~visible),
         )  # fmt: skip
         rows.append(row)
     return rows
-
-
-def _image(source: Source, truth: QueryTruth) -> np.ndarray:
-    try:
-        return source[truth.index].image
-    except InputError:
-        return np.full((truth.height, truth.width, 3), GROUND, np.uint8)
 
 
 def html(report: dict[str, Any], galleries: Galleries) -> str:
@@ -120,21 +118,17 @@ def _tiles(splits: dict[str, Any]) -> list[str]:
     parts = []
     for name, split in splits.items():
         parts += [f"<h2>{escape(name)}, {split['all']['queries']:,} queries</h2>", '<div class="tiles">']
-        figures = [
-            *((f"gIoU, {kind}", *_value(split[kind], "giou")) for kind in TYPES),
-            ("cIoU, all", *_value(split["all"], "ciou")),
-            ("occluded IoU", *_value(split["all"], "occluded_iou")),
-        ]
+        shown = [(f"gIoU, {kind}", split[kind], "giou") for kind in TYPES]
+        shown += [("cIoU, all", split["all"], "ciou"), ("occluded IoU", split["all"], "occluded_iou")]
         if split["mask_type"]["accuracy"] is not None:
-            figures.append(("mask type right", *_value(split["mask_type"], "accuracy")))
-        for label, value, bounds in figures:
-            parts.append(f'<div class="tile"><span>{label}</span><b>{value}</b><span>{bounds}&nbsp;</span></div>')
+            shown.append(("mask type right", split["mask_type"], "accuracy"))
+        parts += [
+            f'<div class="tile"><span>{label}</span><b>{percent(figures[key])}</b>'
+            f"<span>{interval_of(figures, key)}&nbsp;</span></div>"
+            for label, figures, key in shown
+        ]
         parts.append("</div>")
     return parts
-
-
-def _value(figures: dict[str, Any], name: str) -> tuple[str, str]:
-    return percent(figures[name]), interval_of(figures, name)
 
 
 def _card(row: Sequence[Panel]) -> str:
@@ -156,21 +150,20 @@ def _picture(panel: Panel) -> str:
 
 def _calibration(splits: dict[str, Any]) -> list[str]:
     """The reliability diagram of the splits whose decisions have probabilities."""
-    known = {name: s["mask_type"]["reliability"] for name, s in splits.items() if s["mask_type"]["reliability"]}
+    known = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["reliability"]}
     if not known:
         return []
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}):
         figure = Figure(figsize=(3.2 * len(known), 3.2), layout="constrained")
-        for place, (name, bins) in enumerate(known.items(), start=1):
-            axes = figure.add_subplot(1, len(known), place)
+        for axes, (name, scores) in zip(figure.subplots(1, len(known), squeeze=False)[0], known.items(), strict=True):
+            bins = scores["reliability"]
+            confidence, accuracy, counts = ([b[key] for b in bins] for key in ("confidence", "accuracy", "queries"))
             axes.plot([0.5, 1], [0.5, 1], color="#9aa0a8", linewidth=1, linestyle="--")
-            confidence, accuracy = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-            largest = max(b["queries"] for b in bins)
-            sizes = [12 + 160 * b["queries"] / largest for b in bins]
             axes.plot(confidence, accuracy, color="#1f6fd6", linewidth=1.2)
+            sizes = [12 + 160 * count / max(counts) for count in counts]
             axes.scatter(confidence, accuracy, s=sizes, color="#1f6fd6", alpha=0.7)
             axes.set(xlim=(0.48, 1.02), ylim=(-0.02, 1.05), xlabel="confidence", ylabel="share right")
-            axes.set_title(f"{name}, ECE {percent(splits[name]['mask_type']['ece'])}", fontsize=9)
+            axes.set_title(f"{name}, ECE {percent(scores['ece'])}", fontsize=9)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()

@@ -7,6 +7,7 @@ reference's, ties included; only the loops run over all queries of one shape at 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,6 @@ CHUNK = 4096
 class Unit(NamedTuple):
     """One query: its detections, best first, and their overlaps with its instances."""
 
-    query_id: int
     scores: Float[np.ndarray, " d"]
     areas: Float[np.ndarray, " d"]
     truth_areas: Float[np.ndarray, " g"]
@@ -57,24 +57,22 @@ class InstanceScores:
         detections: Sequence[RLE],
         scores: Sequence[float],
         truth: Sequence[RLE],
-        crowd: Sequence[bool] | None = None,
+        crowd: Sequence[RLE] = (),
     ) -> None:
-        """One query: compressed RLEs of its detections with scores, and of the instances that it means.
-
-        `crowd` marks truths that are regions to ignore. Raises ValueError for a query that was added before.
-        """
+        """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
+        ignore (`crowd`). Raises ValueError for a query that was added before."""
         if query_id in self.units:
             raise ValueError(f"query {query_id} was added before")
-        order = np.argsort(-np.asarray(scores, float), kind="mergesort")[: MOST[-1]]
-        found = [detections[i] for i in order]
-        flags = [bool(flag) for flag in crowd] if crowd is not None else [False] * len(truth)
+        values = np.asarray(scores, float)
+        order = np.argsort(-values, kind="stable")[: MOST[-1]]
+        found, wanted = [detections[i] for i in order], [*truth, *crowd]
+        flags = [False] * len(truth) + [True] * len(crowd)
         self.units[query_id] = Unit(
-            query_id,
-            np.asarray(scores, float)[order],
+            values[order],
             np.array(masks.areas(found), float),
-            np.array(masks.areas(truth), float),
+            np.array(masks.areas(wanted), float),
             np.array(flags, bool),
-            masks.ious(found, truth, flags),
+            masks.ious(found, wanted, flags),
         )
 
     def figures(self, queries: Collection[int] | None = None) -> dict[str, float | None]:
@@ -146,23 +144,18 @@ def _match(units: Sequence[Unit]) -> Matched:
     shape = (count, len(AREAS), len(THRESHOLDS))
     free = np.ones((*shape, instances), bool)
     hit, ignored = np.zeros((*shape, detections), bool), np.zeros((*shape, detections), bool)
+    if not instances:
+        return Matched(hit, ignored | outside[:, :, None], np.zeros(shape[:2]))
     for d in range(detections):
         overlap = np.broadcast_to(iou[:, None, None, d], free.shape)
         possible = (free | crowd[:, None, None]) & (overlap >= least)
         proper = possible & ~ignore[:, :, None]
         candidates = np.where(proper.any(-1, keepdims=True), proper, possible)
-        found = np.asarray(candidates.any(-1))
-        if instances:
-            # The last of equal ones.
-            ranked = np.where(candidates, overlap, -1)[..., ::-1]
-            best = instances - 1 - ranked.argmax(-1)
-            taken = (np.arange(instances) == best[..., None]) & found[..., None]
-            free &= ~taken
-            to_ignored = np.any(taken & ignore[:, :, None], axis=-1)
-        else:
-            to_ignored = np.zeros(shape, bool)
-        hit[..., d] = found
-        ignored[..., d] = np.where(found, to_ignored, outside[:, :, None, d])
+        ranked = np.where(candidates, overlap, -1)[..., ::-1]  # the last of equal ones comes first
+        taken = candidates & (np.arange(instances) == instances - 1 - ranked.argmax(-1)[..., None])
+        free &= ~taken
+        hit[..., d] = found = taken.any(-1)
+        ignored[..., d] = np.where(found, (taken & ignore[:, :, None]).any(-1), outside[:, :, None, d])
     return Matched(hit, ignored, (~ignore).sum(-1).astype(float))
 
 
@@ -174,23 +167,17 @@ def _accumulate(
     recall = np.full(precision.shape[:2], -1.0)
     if not units:
         return precision, recall
-    order = np.argsort(-np.concatenate([unit.scores[:most] for unit in units]), kind="mergesort")
+    order = np.argsort(-np.concatenate([unit.scores[:most] for unit in units]), kind="stable")
     hit = np.concatenate([m.hit[..., :most] for m in matched], axis=-1)[..., order]
     ignored = np.concatenate([m.ignored[..., :most] for m in matched], axis=-1)[..., order]
     right = np.cumsum(hit & ~ignored, axis=-1, dtype=float)
     wrong = np.cumsum(~hit & ~ignored, axis=-1, dtype=float)
-    for a, wanted in enumerate(np.sum([m.wanted for m in matched], axis=0)):
-        if not wanted:
-            continue
-        for t in range(len(THRESHOLDS)):
-            if not len(order):
-                precision[a, t], recall[a, t] = 0, 0
-                continue
-            recalls = right[a, t] / wanted
-            precisions = right[a, t] / (wrong[a, t] + right[a, t] + np.spacing(1))
-            # The best precision at this recall or a greater one.
-            precisions = np.maximum.accumulate(precisions[::-1])[::-1]
-            at = np.searchsorted(recalls, RECALLS, side="left")
-            precision[a, t] = np.append(precisions, 0.0)[at]
-            recall[a, t] = recalls[-1]
+    wanted = np.sum([m.wanted for m in matched], axis=0)
+    for a, t in product(np.flatnonzero(wanted), range(len(THRESHOLDS))):
+        recalls = right[a, t] / wanted[a]
+        precisions = right[a, t] / (wrong[a, t] + right[a, t] + np.spacing(1))
+        # The best precision at this recall or a greater one.
+        precisions = np.maximum.accumulate(precisions[::-1])[::-1]
+        precision[a, t] = np.append(precisions, 0.0)[np.searchsorted(recalls, RECALLS)]
+        recall[a, t] = recalls[-1] if len(recalls) else 0
     return precision, recall

@@ -1,4 +1,4 @@
-"""gIoU and cIoU in every definition that the field reports under these names, and boundary IoU.
+"""gIoU and cIoU in every definition that the field reports under these names, their intervals, and boundary IoU.
 
 All follow from integer counts of pixels. docs/metrics.md tells what each definition does with empty masks.
 """
@@ -15,8 +15,16 @@ from r2sm_jax.data.masks import RLE
 
 EPSILON = 1e-5
 BOUNDARY_RATIO = 0.02
+RESAMPLES = 1000
+CHUNK = 100
+"""Resamples that are drawn at once, to spare memory."""
 
 Scores = dict[str, float | None]
+
+
+Ratio = tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
+"""A figure as the ratio of two sums over queries: numerators and denominators, which both are 0 where a query does not
+count."""
 
 
 class Overlap(NamedTuple):
@@ -91,6 +99,30 @@ VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {
     "lisa": lisa, "gres": gres, "segzero": segzero, "mmr": mmr,
 }  # fmt: skip
 """Definitions by name. PixelLM's `muse` needs a query's instances, see instances.py."""
+
+
+def interval(images: Int[np.ndarray, " n"], ratio: Ratio, *, minus: Ratio | None = None) -> list[float] | None:
+    """The 95 % percentile interval of a ratio of sums, or of its difference from `minus` on the same images.
+
+    `images` is the image of each query: the bootstrap draws images, since the queries of one are not independent. None
+    with fewer than two images, or where a resample has no denominator.
+    """
+    numbers, place = np.unique(images, return_inverse=True)
+    count = len(numbers)
+    if count < 2:
+        return None
+    sums = [np.bincount(place, weights=values, minlength=count) for values in (*ratio, *(minus or ()))]
+    rng = np.random.default_rng(0)
+    drawn: list[np.ndarray] = []
+    for _ in range(RESAMPLES // CHUNK):
+        weights = rng.multinomial(count, np.full(count, 1 / count), size=CHUNK).astype(float)
+        totals = [weights @ s for s in sums]
+        if any((denominator <= 0).any() for denominator in totals[1::2]):
+            return None
+        ratios = [a / b for a, b in zip(totals[::2], totals[1::2], strict=True)]
+        drawn.append(ratios[0] - ratios[1] if minus else ratios[0])
+    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
+    return [float(low), float(high)]
 
 
 def boundary_width(height: int, width: int) -> int:

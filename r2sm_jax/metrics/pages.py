@@ -1,35 +1,50 @@
-"""A report as Markdown."""
+"""A report as Markdown, and the published figures of R2SM (arXiv 2506.01795, Tables 1 to 3) that stand in it.
 
-from collections.abc import Iterator, Sequence
+They are shown only beside a split that has the benchmark's own numbers of images and queries (Table 1), never beside
+other data.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
-from r2sm_jax.metrics.published import TABLE_2, TABLE_3
+_PAPER = tomllib.loads(files("r2sm_jax.metrics").joinpath("published.toml").read_text(encoding="utf-8"))
 
+TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
+PUBLISHED: dict[str, dict[str, list[int]]] = _PAPER["table_1"]
+"""Published counts by dataset and split, in the order of `TABLE_1`."""
+TABLE_2: dict[str, dict[str, list[float]]] = _PAPER["table_2"]
+"""By dataset and system: gIoU and cIoU of all queries, then of the amodal ones, in percent."""
+TABLE_3: dict[str, dict[str, list[float]]] = _PAPER["table_3"]
+"""By dataset and row: AP, AP50, AP75, APs, APm, APl and AR in percent."""
 TYPES = ("all", "modal", "amodal")
-FIGURES = {
-    "Masks": {
-        "gIoU": "giou", "cIoU": "ciou", "occluded IoU": "occluded_iou", "occluded cIoU": "occluded_ciou",
-        "complete IoU": "complete_iou", "boundary IoU": "boundary_iou", "wrong-type gap": "wrong_type_gap",
-    },
-    "Instances": {
-        "AP": "ap", "AP50": "ap50", "AP75": "ap75", "APs": "ap_small", "APm": "ap_medium", "APl": "ap_large",
-        "AR": "ar", "AR@1": "ar1", "AR@10": "ar10",
-    },
+MASKS = {
+    "gIoU": "giou", "cIoU": "ciou", "occluded IoU": "occluded_iou", "occluded cIoU": "occluded_ciou",
+    "complete IoU": "complete_iou", "boundary IoU": "boundary_iou", "wrong-type gap": "wrong_type_gap",
 }  # fmt: skip
-"""Tables with a row for each split and type of query."""
-TABLE_3_COLUMNS = {name: key for name, key in FIGURES["Instances"].items() if "@" not in name}
+INSTANCES = {
+    "AP": "ap", "AP50": "ap50", "AP75": "ap75", "APs": "ap_small", "APm": "ap_medium", "APl": "ap_large",
+    "AR": "ar", "AR@1": "ar1", "AR@10": "ar10",
+}  # fmt: skip
+"""Columns of the tables with a row for each split and type of query."""
 HASHES = {"weights": "weights_sha256", "predictions": "predictions_sha256", "language model": "language_model_sha256"}
 DETAILS = 4
 """Number of tables at the end of a page that a brief page leaves out."""
 
 
+def benchmark_of(*, images: int, modal: int, amodal: int) -> str | None:
+    """The R2SM dataset whose validation split has these numbers of images and queries (Table 1)."""
+    for name in TABLE_2:
+        counts = dict(zip(TABLE_1, PUBLISHED[name]["val"], strict=True))
+        if (counts["images"], counts["modal_queries"], counts["amodal_queries"]) == (images, modal, amodal):
+            return name
+    return None
+
+
 def percent(value: float | None) -> str:
     """A fraction as percent with two decimals; a dash where it is undefined."""
     return "–" if value is None else f"{100 * value:.2f}"
-
-
-def _count(value: float | None) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -38,52 +53,36 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def with_interval(figures: dict[str, Any], name: str) -> str:
-    """A figure as percent, with its interval where it has one."""
-    bounds = interval_of(figures, name)
-    return percent(figures[name]) + (f" ({bounds})" if bounds else "")
-
-
 def interval_of(figures: dict[str, Any], name: str) -> str:
     """The interval of a figure as percent; nothing where it has none."""
     bounds = figures["interval"].get(name)
     return "" if bounds is None else f"{percent(bounds[0])}-{percent(bounds[1])}"
 
 
-def _paper(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """The rows of the paper's Tables 2 and 3 in its columns, beside the published ones where the split is R2SM's."""
-    header = ["", "All gIoU", "All cIoU", "Amodal gIoU", "Amodal cIoU"]
-    rows = []
-    for name, s in splits.items():
-        rows.append([name, *(percent(s[kind][key]) for kind in ("all", "amodal") for key in ("giou", "ciou"))])
-        for system, values in TABLE_2.get(benchmark.get(name, ""), {}).items():
-            rows.append([f"{benchmark[name]}, {system}", *(f"{value:.2f}" for value in values)])
-    yield "R2SM, Table 2", header, rows
-    if any("ap" in s["all"] for s in splits.values()):
-        rows = []
-        for name, s in splits.items():
-            for kind in ("all", "amodal"):
-                rows.append([f"{name}, {kind}", *(percent(s[kind][key]) for key in TABLE_3_COLUMNS.values())])
-            for system, values in TABLE_3.get(benchmark.get(name, ""), {}).items():
-                rows.append([f"{benchmark[name]}, {system}", *(f"{value:.2f}" for value in values)])
-        yield "R2SM, Table 3", ["", *TABLE_3_COLUMNS], rows
+def _cells(figures: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Figures as percent, with their intervals where they have one."""
+    bounds = {name: interval_of(figures, name) for name in names}
+    return [percent(figures[name]) + (f" ({shown})" if shown else "") for name, shown in bounds.items()]
+
+
+def _published(table: dict[str, dict[str, list[float]]], dataset: str) -> list[list[str]]:
+    return [
+        [f"{dataset}, {system}", *(f"{value:.2f}" for value in values)]
+        for system, values in table.get(dataset, {}).items()
+    ]
 
 
 def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of each table."""
     groups = [(f"{name}, {kind}", s[kind]) for name, s in splits.items() for kind in TYPES]
-    for title, columns in FIGURES.items():
-        known = {label: key for label, key in columns.items() if any(key in figures for _, figures in groups)}
-        if known:
-            key, label = ("queries", "queries") if title == "Masks" else ("detections", "detections a query")
-            rows = [
-                [name, _count(f[key]), *(with_interval(f, column) for column in known.values())] for name, f in groups
-            ]
-            yield title, ["", label, *known], rows
+    rows = [[name, str(f["queries"]), *_cells(f, MASKS.values())] for name, f in groups]
+    yield "Masks", ["", "queries", *MASKS], rows
+    rows = [[name, f"{f['detections'] or 0:.1f}", *_cells(f, INSTANCES.values())] for name, f in groups]
+    yield "Instances", ["", "detections a query", *INSTANCES], rows
     decided = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["accuracy"] is not None}
     if decided:
-        header, keys = ["", "accuracy", "F1", "MCC", "ECE"], ("accuracy", "f1", "mcc", "ece")
-        yield "Mask type", header, [[name, *(with_interval(f, key) for key in keys)] for name, f in decided.items()]
+        rows = [[name, *_cells(f, ("accuracy", "f1", "mcc", "ece"))] for name, f in decided.items()]
+        yield "Mask type", ["", "accuracy", "F1", "MCC", "ECE"], rows
     names = [name for name, f in next(iter(splits.values()))["references"].items() if f["giou"] is not None]
     rows = [
         [name, *(f"{percent(s['references'][r]['giou'])} / {percent(s['references'][r]['ciou'])}" for r in names)]
@@ -91,7 +90,18 @@ def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple
     ]
     title = "The same masks with another decision, and true masks of one type for all (gIoU / cIoU)"
     yield title, ["", *(name.replace("_", " ") for name in names)], rows
-    yield from _paper(splits, benchmark)
+    rows = []
+    for name, s in splits.items():
+        rows.append([name, *(percent(s[kind][key]) for kind in ("all", "amodal") for key in ("giou", "ciou"))])
+        rows += _published(TABLE_2, benchmark.get(name, ""))
+    yield "R2SM, Table 2", ["", "All gIoU", "All cIoU", "Amodal gIoU", "Amodal cIoU"], rows
+    columns = {label: key for label, key in INSTANCES.items() if "@" not in label}
+    rows = []
+    for name, s in splits.items():
+        for kind in ("all", "amodal"):
+            rows.append([f"{name}, {kind}", *(percent(s[kind][key]) for key in columns.values())])
+        rows += _published(TABLE_3, benchmark.get(name, ""))
+    yield "R2SM, Table 3", ["", *columns], rows
     rows = [
         [f"{name}, {variant}", percent(scores["giou"]), percent(scores.get("ciou"))]
         for name, s in splits.items()

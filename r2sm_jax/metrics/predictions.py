@@ -10,7 +10,7 @@ Formats, by name:
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from r2sm_jax.metrics.score import Answer, Scored, score, truths
 
 Sizes = Mapping[int, tuple[int, int]]
 """Height and width of the image of each query."""
+ReadMasks = Callable[[Path, tuple[int, int]], np.ndarray]
+"""Reads the masks `[n H W]` in a file; the size is that of the query's image."""
 
 
 def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
@@ -43,14 +45,14 @@ def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, 
     """
     if form == "auto":
         form = "coco" if not path.is_dir() else "png" if any(path.glob("*.png")) else "logits"
-    if form not in FORMATS:
-        raise InputError(f"--format {form!r} is unknown; use {', '.join(FORMATS)}")
+    if form != "coco" and form not in FOLDERS:
+        raise InputError(f"--format {form!r} is unknown; use coco, {' or '.join(FOLDERS)}")
     if not path.exists():
         raise InputError(f"{path}: there are no predictions here; check the path")
     if (form == "coco") == path.is_dir():
         what = "a file, but this is a folder" if form == "coco" else "a folder, but this is a file"
         raise InputError(f"{path}: predictions of the format {form} are {what}; choose another --format")
-    return FORMATS[form](path, sizes)
+    return _read_coco(path, sizes) if form == "coco" else _read_folder(path, sizes, *FOLDERS[form])
 
 
 def entries_of(answer: Answer) -> list[dict[str, Any]]:
@@ -114,12 +116,12 @@ def _add_entry(where: str, answer: Answer, entry: Mapping[str, Any], size: tuple
     answer.probability = answer.probability if probability is None else float(probability)
 
 
-def _read_folder(
-    path: Path, suffix: str, sizes: Sizes, read: Callable[[Path, tuple[int, int]], np.ndarray]
-) -> dict[int, Answer]:
-    """One file for each query, named after its id; `read` gives its masks `[n H W]`."""
+def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict[int, Answer]:
+    """One file for each query, named after its id."""
     found: dict[int, Answer] = {}
-    for file in _files(path, suffix):
+    for file in sorted(path.glob(f"*{suffix}")):
+        if not re.fullmatch(r"\d+", file.stem):
+            raise InputError(f"{file}: its name is not a query id; name it <query id>{suffix}")
         number = int(file.stem)
         size = _size_of(str(file), sizes, number)
         drawn = read(file, size)
@@ -131,17 +133,9 @@ def _read_folder(
         if number in found:
             raise InputError(f"{file}: query {number} is answered by another file already; keep one")
         found[number] = Answer(instances=[masks.encode(mask) for mask in drawn], scores=[1.0] * len(drawn))
-    return found
-
-
-def _files(path: Path, suffix: str) -> Iterator[Path]:
-    files = sorted(path.glob(f"*{suffix}"))
-    if not files:
+    if not found:
         raise InputError(f"{path}: there is no {suffix} file in this folder; name them after their query ids")
-    for file in files:
-        if not re.fullmatch(r"\d+", file.stem):
-            raise InputError(f"{file}: its name is not a query id; name it <query id>{suffix}")
-        yield file
+    return found
 
 
 def _read_png(file: Path, size: tuple[int, int]) -> np.ndarray:
@@ -165,8 +159,5 @@ def _read_logits(file: Path, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(logits) > 0 if logits.shape[1:] == size else logits
 
 
-FORMATS: dict[str, Callable[[Path, Sizes], dict[int, Answer]]] = {
-    "coco": _read_coco,
-    "png": lambda path, sizes: _read_folder(path, ".png", sizes, _read_png),
-    "logits": lambda path, sizes: _read_folder(path, ".npy", sizes, _read_logits),
-}
+FOLDERS: dict[str, tuple[str, ReadMasks]] = {"png": (".png", _read_png), "logits": (".npy", _read_logits)}
+"""Suffix and reader of the files in a folder, by format."""

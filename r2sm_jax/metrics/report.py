@@ -1,25 +1,21 @@
 """Per-query results -> the figures of a report. Each is defined in docs/metrics.md."""
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
 from r2sm_jax.data.samples import Source
-from r2sm_jax.metrics.bootstrap import Ratio, interval
 from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.html import choose, html, panels
 from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
-from r2sm_jax.metrics.iou import VARIANTS, Overlap, lisa, lisa_iou
-from r2sm_jax.metrics.mask_type import decision_scores, mask_type_scores
-from r2sm_jax.metrics.pages import markdown
-from r2sm_jax.metrics.published import benchmark_of
+from r2sm_jax.metrics.iou import VARIANTS, Overlap, Ratio, interval, lisa, lisa_iou
+from r2sm_jax.metrics.pages import benchmark_of, markdown
 from r2sm_jax.metrics.score import MaskCounts, QueryResult, Scored
 from r2sm_jax.query import MaskType
 
@@ -29,6 +25,7 @@ TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 RATES = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins, which belong to their bins."""
 SIZES = {name: high for name, (_, high) in AREAS.items() if name != "all"}
+BINS = 10
 FIXED_DATA = ("json", "tfds")
 """Kinds of sources that a published split can come from; the others make as many samples as are asked for."""
 
@@ -59,36 +56,30 @@ def split_figures(results: Sequence[QueryResult], instances: InstanceScores | No
 
 
 def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
-    hidden, whole = lisa(collect(results, occluded)), lisa(collect(results, complete))
     images = np.array([result.image_id for result in results], np.int64)
-    figures: dict[str, Any] = {
-        **lisa(collect(results, answered)),
-        "occluded_iou": hidden["giou"],
-        "occluded_ciou": hidden["ciou"],
-        "complete_iou": whole["giou"],
-        "complete_ciou": whole["ciou"],
-        "boundary_iou": lisa(collect(results, boundary))["giou"],
+    counts, hidden, outline = (collect(results, pick) for pick in (answered, occluded, boundary))
+    hidden_scores, whole_scores = lisa(hidden), lisa(collect(results, complete))
+    ones, has_hidden = np.ones(len(results)), np.array([r.occluded is not None for r in results], float)
+    hidden_iou = np.zeros(len(results))
+    hidden_iou[has_hidden > 0] = lisa_iou(hidden)
+    ratios: dict[str, Ratio] = {
+        "giou": (lisa_iou(counts), ones),
+        "ciou": (counts[:, 0].astype(float), counts[:, 1].astype(float)),
+        "occluded_iou": (hidden_iou, has_hidden),
+        "boundary_iou": (lisa_iou(outline), ones),
+    }
+    return {
+        **lisa(counts),
+        "occluded_iou": hidden_scores["giou"],
+        "occluded_ciou": hidden_scores["ciou"],
+        "complete_iou": whole_scores["giou"],
+        "complete_ciou": whole_scores["ciou"],
+        "boundary_iou": lisa(outline)["giou"],
         "wrong_type_gap": wrong_type_gap(results),
         "queries": len(results),
-        "occluded_queries": len(collect(results, occluded)),
-        "interval": {name: interval(images, ratio) for name, ratio in _ratios(results).items()},
-    }
-    if instances is not None:
-        figures |= instances.figures([result.query_id for result in results])
-    return figures
-
-
-def _ratios(results: Sequence[QueryResult]) -> dict[str, Ratio]:
-    """The figures that have an interval, as ratios of sums over queries."""
-    counts = collect(results, answered)
-    has_hidden = np.array([r.occluded is not None for r in results], float)
-    hidden = np.zeros(len(results))
-    hidden[has_hidden > 0] = lisa_iou(collect(results, occluded))
-    return {
-        "giou": (lisa_iou(counts), np.ones(len(results))),
-        "ciou": (counts[:, 0].astype(float), counts[:, 1].astype(float)),
-        "occluded_iou": (hidden, has_hidden),
-        "boundary_iou": (lisa_iou(collect(results, boundary)), np.ones(len(results))),
+        "occluded_queries": len(hidden),
+        "interval": {name: interval(images, ratio) for name, ratio in ratios.items()},
+        **(instances.figures([result.query_id for result in results]) if instances is not None else {}),
     }
 
 
@@ -145,21 +136,16 @@ def _named(key: str, yes: str, no: str) -> Callable[[QueryResult], str | None]:
     return lambda r: None if r.kind.get(key) is None else yes if r.kind[key] else no
 
 
-def _occlusion(result: QueryResult) -> str | None:
-    rate = result.occlusion_rate
-    return None if rate is None else list(RATES)[bisect_left(list(RATES.values())[:-1], rate)]
-
-
-def _size(result: QueryResult) -> str:
-    return next(name for name, high in SIZES.items() if result.answered.truth <= high)
+def _bin(value: float, edges: Mapping[str, float]) -> str:
+    return next(name for name, high in edges.items() if value <= high)
 
 
 BREAKDOWNS: dict[str, tuple[Callable[[QueryResult], str | None], Sequence[str]]] = {
     "task": (lambda r: r.kind.get("task"), ()),
     "difficulty": (_named("hard", "hard", "easy"), ()),
     "instances": (_named("multi", "several", "one"), ()),
-    "occlusion": (_occlusion, tuple(RATES)),
-    "size": (_size, tuple(SIZES)),
+    "occlusion": (lambda r: None if r.occlusion_rate is None else _bin(r.occlusion_rate, RATES), tuple(RATES)),
+    "size": (lambda r: _bin(r.answered.truth, SIZES), tuple(SIZES)),
 }
 """The group of a query, and the order of the groups; without one they are sorted."""
 
@@ -183,18 +169,62 @@ def _breakdown(
     }
 
 
+# Decisions about the mask type.
+
+
 def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Quality of the decisions about the type, and calibration where every decision has a probability."""
     decided = [r for r in results if r.decision is not None]
     requested = np.array([r.mask_type == "amodal" for r in decided], bool)
-    predicted = np.array([r.decision == "amodal" for r in decided], bool)
-    if all(r.probability is not None for r in decided):
-        scores = mask_type_scores(np.array([r.probability for r in decided], float), requested)
-    else:
-        scores = decision_scores(predicted, requested)
-    images = np.array([r.image_id for r in decided], np.int64)
-    bounds = interval(images, ((predicted == requested).astype(float), np.ones(len(decided))))
+    right = np.array([r.decision == r.mask_type for r in decided], float)
+    known = all(r.probability is not None for r in decided)
+    probability = [r.probability if known else r.decision == "amodal" for r in decided]
+    scores = mask_type_scores(np.array(probability, float), requested, calibrated=known)
+    bounds = interval(np.array([r.image_id for r in decided], np.int64), (right, np.ones(len(decided))))
     return scores | {"interval": {"accuracy": bounds}}
+
+
+def mask_type_scores(
+    probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"], *, calibrated: bool = True
+) -> dict[str, Any]:
+    """Accuracy, F1, Matthews correlation, confusion counts and calibration of probabilities of amodal, the positive
+    class, which decide above 0.5.
+
+    F1 and MCC are None where they are undefined, calibration where the probabilities are mere decisions (not
+    `calibrated`), and everything without queries.
+    """
+    if not len(probability):
+        return dict.fromkeys(("accuracy", "f1", "mcc", "ece", "confusion", "reliability"))
+    predicted = probability > 0.5
+    tp, tn = int((predicted & requested).sum()), int((~predicted & ~requested).sum())
+    fp, fn = int((predicted & ~requested).sum()), int((~predicted & requested).sum())
+    denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+    return {
+        "accuracy": (tp + tn) / len(predicted),
+        "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
+        "mcc": (tp * tn - fp * fn) / denominator if denominator else None,
+        "ece": calibration_error(probability, requested) if calibrated else None,
+        "confusion": {"amodal_as_amodal": tp, "amodal_as_modal": fn, "modal_as_amodal": fp, "modal_as_modal": tn},
+        "reliability": reliability(probability, requested) if calibrated else None,
+    }
+
+
+def calibration_error(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"]) -> float:
+    """Mean gap between confidence in the decision and how often it is right, weighted by bin size
+    (Guo et al. 2017, arXiv 1706.04599)."""
+    bins = reliability(probability, requested)
+    return sum(abs(b["confidence"] - b["accuracy"]) * b["queries"] / len(probability) for b in bins)
+
+
+def reliability(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"]) -> list[dict[str, float]]:
+    """For each of the `BINS` bins of confidence that has queries: their number, mean confidence and accuracy."""
+    confidence, right = np.maximum(probability, 1 - probability), (probability > 0.5) == requested
+    bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    members = [bins == b for b in np.unique(bins)]
+    return [
+        {"queries": int(m.sum()), "confidence": float(confidence[m].mean()), "accuracy": float(right[m].mean())}
+        for m in members
+    ]
 
 
 def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> dict[str, Any]:

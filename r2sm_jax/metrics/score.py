@@ -8,11 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import Any, NamedTuple
-
-import numpy as np
-from jaxtyping import Bool
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
@@ -83,11 +79,7 @@ class QueryTruth(NamedTuple):
     @property
     def amodal(self) -> RLE:
         """The complete shape of all instances; their visible part where no more is annotated."""
-        return masks.merge([_complete(i) for i in self.instances], self.height, self.width)
-
-
-def _complete(instance: InstanceRLE) -> RLE:
-    return instance.modal if instance.amodal is None else instance.amodal
+        return masks.merge([i.complete for i in self.instances], self.height, self.width)
 
 
 def truths(source: Source) -> Iterator[QueryTruth]:
@@ -110,7 +102,7 @@ def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[
             for i in sample.instances
         )
     by_id = {instance.id: instance for instance in instances}
-    regions = [_complete(instance) for instance in instances if instance.ignore]
+    regions = [instance.complete for instance in instances if instance.ignore]
     ignored = masks.merge(regions, height, width) if regions else None
     return [
         QueryTruth(q, index, image_id, height, width, tuple(by_id[i] for i in dict.fromkeys(q.instance_ids)), ignored)
@@ -220,69 +212,55 @@ class Scored:
         file they come from."""
         return self._digest.hexdigest()
 
-    def add(self, truth: QueryTruth, answer: Answer | None, ignored: "Ignored") -> None:
-        """Scores the answer to one query."""
+    def add(self, truth: QueryTruth, answer: Answer | None) -> None:
+        """Scores the answer to one query; None counts as an empty mask."""
         query, modal, amodal = truth.query, truth.modal, truth.amodal
         if answer is None:
             self.missing.append(query.id)
             answer = Answer()
+        ignored = None if truth.ignored is None else masks.expand(truth.ignored)
+        counted = None if ignored is None else masks.encode(~ignored)
+
+        def kept(mask: RLE) -> RLE:
+            return mask if counted is None else masks.intersect(mask, counted)
+
+        def count(mask: RLE) -> MaskCounts:
+            mask = kept(mask)
+            return MaskCounts(*masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]))
+
         fused = answer.mask(truth.height, truth.width)
-        chosen = ignored.count(fused, modal, amodal)
-        drawings, counts = (fused, fused), (None, None)
-        if answer.other is not None:
-            drawings, counts = (fused, answer.other), (chosen, ignored.count(answer.other, modal, amodal))
+        either = [fused, fused if answer.other is None else answer.other]
         if answer.decision == "amodal":
-            drawings, counts = drawings[::-1], counts[::-1]
-        areas = masks.areas([ignored.remove(modal), ignored.remove(amodal)])
+            either.reverse()
+        areas = masks.areas([kept(modal), kept(amodal)])
         self.results.append(
             QueryResult(
                 query_id=query.id,
                 image_id=truth.image_id,
                 mask_type=query.mask_type,
                 truth=TruthAreas(areas[0], areas[1] if truth.known else None),
-                chosen=chosen,
+                chosen=count(fused),
                 decision=answer.decision,
                 probability=answer.probability,
-                modal=counts[0],
-                amodal=counts[1],
-                boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored.mask),
+                modal=None if answer.other is None else count(either[0]),
+                amodal=None if answer.other is None else count(either[1]),
+                boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,
             )
         )
-        self.drawings[query.id] = Drawing(truth.index, *drawings)
-        wanted = [_complete(i) if query.mask_type == "amodal" else i.modal for i in truth.instances]
+        self.drawings[query.id] = Drawing(truth.index, *either)
+        wanted = [i.complete if query.mask_type == "amodal" else i.modal for i in truth.instances]
         crowd = [] if truth.ignored is None else [truth.ignored]
-        flags = [False] * len(wanted) + [True] * len(crowd)
-        self.instances.add(query.id, answer.instances, answer.scores, [*wanted, *crowd], flags)
+        self.instances.add(query.id, answer.instances, answer.scores, wanted, crowd)
         runs = [r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])]
         self._digest.update(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""]))
 
 
-class Ignored:
-    """The region of an image that counts nowhere."""
-
-    def __init__(self, region: RLE | None):
-        self.mask: Bool[np.ndarray, "H W"] | None = None if region is None else masks.expand(region)
-        self._rest = None if self.mask is None else masks.encode(~self.mask)
-
-    def remove(self, mask: RLE) -> RLE:
-        """The mask without the region."""
-        return mask if self._rest is None else masks.intersect(mask, self._rest)
-
-    def count(self, mask: RLE, modal: RLE, amodal: RLE) -> MaskCounts:
-        """The counts of a predicted mask against the true masks."""
-        mask = self.remove(mask)
-        return MaskCounts(*masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]))
-
-
 def score(answered: Iterable[tuple[QueryTruth, Answer | None]]) -> Scored:
-    """Scores queries with their answers, those about one image one after another. Queries for a mask that is not
-    annotated are left out; None as an answer counts as an empty mask."""
+    """Scores queries with their answers. Queries for a mask that is not annotated are left out."""
     scored = Scored()
-    for _, of_image in groupby((pair for pair in answered if pair[0].scored), key=lambda pair: pair[0].index):
-        ignored = None
-        for truth, answer in of_image:
-            ignored = ignored or Ignored(truth.ignored)
-            scored.add(truth, answer, ignored)
+    for truth, answer in answered:
+        if truth.scored:
+            scored.add(truth, answer)
     return scored

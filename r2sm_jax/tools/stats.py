@@ -24,8 +24,7 @@ from r2sm_jax.data import masks, sheet
 from r2sm_jax.data.records import read_records
 from r2sm_jax.data.samples import Dataset, images_of_split
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.metrics.pages import table
-from r2sm_jax.metrics.published import PUBLISHED, TABLE_1
+from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.sources import SPLITS, open_source
 from r2sm_jax.tools.check import progress
