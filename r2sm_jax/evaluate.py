@@ -8,7 +8,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from rich.markdown import Markdown
 from r2sm_jax.config import LoopConfig, is_procedural
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.errors import InputError, exit_cleanly, writing
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.metrics import compare
 from r2sm_jax.metrics.html import page, render
@@ -76,10 +75,9 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
     The decision of the model selects the mask. Masks are compared at the images' own resolution.
     """
     predictor.texts.encode(q.text for index in range(len(source)) for q in source.queries_at(index))
-    outputs = predictor.answer_all(_questions(source))
     return score(
         (truth, to_answer(predictor, of_query, requested=truth.query.mask_type, both=True))
-        for truth, of_query in outputs
+        for truth, of_query in predictor.answer_all(_questions(source))
     )
 
 
@@ -87,8 +85,7 @@ def _questions(source: Source) -> Iterator[tuple[np.ndarray, list[tuple[QueryTru
     """The images with the queries that can be scored."""
     for index in range(len(source)):
         sample = source[index]
-        queries = [(truth, truth.query.text) for truth in truths_at(source, index, sample) if truth.scored]
-        yield sample.image, queries
+        yield sample.image, [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored]
 
 
 def evaluate(
@@ -115,18 +112,15 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
     Raises:
         InputError: a split does not exist.
     """
-    if split != "all":
-        return {name: open_source(spec, name, **options) for name in split.split(",")}
-    if is_procedural(spec):
-        return {name: open_source(spec, name, **options) for name in SPLITS if name.startswith("val")}
     kind, _, name = spec.partition(":")
-    path = Path(name)
-    if kind == "json" and name and path.is_dir():
-        names = sorted(f.stem for f in path.glob("*.json") if f.stem != "train")
+    names = ["val"] if split == "all" else split.split(",")
+    if split == "all" and is_procedural(spec):
+        names = [name for name in SPLITS if name.startswith("val")]
+    elif split == "all" and kind == "json" and name and Path(name).is_dir():
+        names = sorted(f.stem for f in Path(name).glob("*.json") if f.stem != "train")
         if not names:
-            raise InputError(f"{path}: no split but train; name one with --split")
-        return {name: open_source(spec, name, **options) for name in names}
-    return {"val": open_source(spec, "val", **options)}
+            raise InputError(f"{name}: no split but train; name one with --split")
+    return {name: open_source(spec, name, **options) for name in names}
 
 
 def show_report(report: dict[str, Any]) -> None:
@@ -157,8 +151,7 @@ def main() -> None:
     if args.compare:
         if args.run is not None or args.predictions is not None:
             raise InputError("--compare: reports are compared alone; leave the run and --predictions out")
-        _compare([Path(folder) for folder in args.compare], args.out)
-        return
+        return _compare([Path(folder) for folder in args.compare], args.out)
     if args.predictions is not None:
         report, evaluated, out = _evaluate_predictions(args, Path(args.predictions))
     elif args.run is not None:
@@ -169,17 +162,8 @@ def main() -> None:
         )
     show_report(report)
     if out is not None:
-        with _writing("the report", out):
-            write_report(report, evaluated, out)
+        write_report(report, evaluated, out)
         print(f"wrote {out / 'report.html'}, report.md, report.json and queries.csv")
-
-
-@contextmanager
-def _writing(what: str, out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{out}: {what} cannot be written ({error.strerror}); pass another --out") from None
 
 
 def _evaluate_run(args: EvaluateConfig, folder: Path) -> tuple[dict[str, Any], Evaluated, Path | None]:
@@ -235,13 +219,12 @@ def _compare(folders: list[Path], out: str | None) -> None:
     text = compare.markdown(compared)
     _print_markdown(text)
     if out is not None:
-        folder = Path(out)
-        with _writing("the comparison", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "compare.json").write_text(json.dumps(compared, indent=1) + "\n")
-            (folder / "compare.md").write_text(text)
-            (folder / "compare.html").write_text(page("R2SM evaluations side by side", render(text)))
-        print(f"wrote {folder / 'compare.html'}, compare.md and compare.json")
+        file = Path(out) / "compare.html"
+        with writing(file) as part:
+            part.write_text(page("R2SM evaluations side by side", render(text)))
+            file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n")
+            file.with_suffix(".md").write_text(text)
+        print(f"wrote {file}, compare.md and compare.json")
 
 
 if __name__ == "__main__":

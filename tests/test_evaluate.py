@@ -208,7 +208,7 @@ def test_bad_arguments_are_one_sentence(arguments, words, tiny_run, refused):
 def test_a_report_that_cannot_be_written_is_one_sentence(tiny_run, tmp_path, refused):
     (tmp_path / "file").write_text("")
     message = refused(main, tiny_run, "--split", "val", "--samples", 1, "--out", tmp_path / "file" / "out")
-    assert "cannot be written" in message
+    assert "cannot write there" in message
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path, refused):

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
 from r2sm_jax.data.samples import Source
+from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.html import choose, html, panels
 from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
@@ -250,13 +251,17 @@ def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> 
 
 
 def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, Scored]], folder: Path) -> None:
-    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query."""
+    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
     galleries = {
         name: {title: panels(source, scored, chosen) for title, chosen in choose(scored).items()}
         for name, (source, scored) in evaluated.items()
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    (folder / "report.md").write_text(markdown(report))
-    (folder / "report.html").write_text(html(report, galleries))
-    write_queries(folder / NAME, {name: scored.results for name, (_, scored) in evaluated.items()})
+    with writing(folder / "report.json") as part:
+        part.write_text(json.dumps(report, indent=1) + "\n")
+        (folder / "report.md").write_text(markdown(report))
+        (folder / "report.html").write_text(html(report, galleries))
+        write_queries(folder / NAME, {name: scored.results for name, (_, scored) in evaluated.items()})
