@@ -148,27 +148,22 @@ def main() -> None:
     """Command line."""
     tune_malloc()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
-    if args.compare:
-        if args.run is not None or args.predictions is not None:
-            raise InputError("--compare: reports are compared alone; leave the run and --predictions out")
-        return _compare([Path(folder) for folder in args.compare], args.out)
-    if args.predictions is not None:
-        report, evaluated, out = _evaluate_predictions(args, Path(args.predictions))
-    elif args.run is not None:
-        report, evaluated, out = _evaluate_run(args, Path(args.run))
-    else:
+    if sum(map(bool, (args.run, args.predictions, args.compare))) != 1:
         raise InputError(
-            "nothing to evaluate; give a run folder, or --predictions FILE --data SPEC, or --compare REPORT REPORT"
+            "give a run folder, or --predictions FILE --data SPEC, or --compare REPORT REPORT, one of them"
         )
+    if args.compare:
+        return _compare([Path(folder) for folder in args.compare], args.out)
+    report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)
     show_report(report)
     if out is not None:
         write_report(report, evaluated, out)
         print(f"wrote {out / 'report.html'}, report.md, report.json and queries.csv")
 
 
-def _evaluate_run(args: EvaluateConfig, folder: Path) -> tuple[dict[str, Any], Evaluated, Path | None]:
+def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Scores a trained segmenter."""
-    compiled = count_compilations()
+    folder, compiled = Path(args.run or ""), count_compilations()
     run = open_run(folder, checkpoint=args.checkpoint)
     data = run.config.data
     spec = args.data or data.source
@@ -188,10 +183,9 @@ def _evaluate_run(args: EvaluateConfig, folder: Path) -> tuple[dict[str, Any], E
     return report, evaluated, Path(args.out) if args.out else folder if as_trained else None
 
 
-def _evaluate_predictions(args: EvaluateConfig, path: Path) -> tuple[dict[str, Any], Evaluated, Path | None]:
+def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     """Scores a file or folder of masks."""
-    if args.run is not None:
-        raise InputError(f"--predictions: the masks are scored alone; leave {args.run} out, or --predictions")
+    path = Path(args.predictions or "")
     if args.data is None:
         raise InputError("--predictions: the data that they are for are missing; give --data json:FILE")
     if "," in args.split:

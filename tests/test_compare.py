@@ -97,7 +97,7 @@ def test_the_command_shows_and_writes_the_comparison(reports, command, tmp_path)
 def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
     assert "two reports or more" in refused(main, "--compare", reports / "a")
     assert f"there is no {NAME}" in refused(main, "--compare", reports / "a", tmp_path)
-    assert "leave the run" in refused(main, "run", "--compare", reports / "a", reports / "b")
+    assert "one of them" in refused(main, "run", "--compare", reports / "a", reports / "b")
     lines = (reports / "b" / NAME).read_text().splitlines()
 
     def spoilt(*changed: str) -> str:

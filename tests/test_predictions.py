@@ -223,9 +223,9 @@ def test_scenes_have_query_ids_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["nothing to evaluate", "--predictions FILE"]),
+        ([], ["give one of them", "--predictions FILE"]),
         (["--predictions", "p.json"], ["--data json:FILE"]),
-        (["runs/x", "--predictions", "p.json", "--data", "scenes"], ["leave runs/x out"]),
+        (["runs/x", "--predictions", "p.json", "--data", "scenes"], ["one of them"]),
         (["--predictions", "p.json", "--data", "scenes", "--split", "val,dev"], ["for one split"]),
     ],
 )

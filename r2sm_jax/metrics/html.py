@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 import matplotlib
@@ -98,12 +99,8 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
 
 def page(title: str, body: str) -> str:
     """A document around a body."""
-    style = files("r2sm_jax.metrics").joinpath("report.css").read_text()
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    page, style = (files("r2sm_jax.metrics").joinpath(name).read_text() for name in ("report.html", "report.css"))
+    return Template(page).substitute(title=escape(title), style=style, body=body)
 
 
 def render(text: str) -> str:
