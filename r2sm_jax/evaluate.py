@@ -149,9 +149,7 @@ def main() -> None:
     tune_malloc()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if sum(map(bool, (args.run, args.predictions, args.compare))) != 1:
-        raise InputError(
-            "give a run folder, or --predictions FILE --data SPEC, or --compare REPORT REPORT, one of them"
-        )
+        raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
     report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)
