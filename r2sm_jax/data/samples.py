@@ -50,6 +50,11 @@ class InstanceRLE(NamedTuple):
     amodal: Mapping[str, Any] | None
     ignore: bool
 
+    @property
+    def complete(self) -> Mapping[str, Any]:
+        """The amodal mask, or the modal one where the complete shape is not known."""
+        return self.modal if self.amodal is None else self.amodal
+
 
 @dataclass(frozen=True)
 class Sample:
