@@ -130,10 +130,10 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
         InputError: the run has another architecture, or the published weights do not fit.
     """
     if config.init is None:
-        params, constants, reports = load_published(config.model, params, constants)
-        for report in reports:
-            print(report, flush=True)
-        lines = [line for report in reports for line in (f"# {report.name}", *report.lines())]
+        params, constants, matches = load_published(config.model, params, constants)
+        for name, found in matches.items():
+            print(f"{name}: {found}", flush=True)
+        lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
         if lines:
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
         return params, constants

@@ -21,7 +21,7 @@ from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.flags import parse_config
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text import abstract_text_encoder
-from r2sm_jax.models.weights import find_language_model
+from r2sm_jax.models.weights import find_model
 from r2sm_jax.runs import abstract_state, resolve, resolve_loop
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import jit_train_step, make_mesh
@@ -72,7 +72,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     try:
-        language_model = abstract_text_encoder(find_language_model(config.model.text.name))
+        language_model = abstract_text_encoder(find_model(config.model.text.name, "--model.text.name"))
         yield f"frozen: {config.model.text.name}", f"{count(language_model):,}"
     except InputError as error:
         yield f"frozen: {config.model.text.name}", f"not counted: {error}"

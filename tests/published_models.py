@@ -5,7 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from flax import nnx
 from safetensors.numpy import load_file, save_file
+
+from r2sm_jax.config import ModelConfig, VisionConfig
+from r2sm_jax.models.published import load_published, with_published_sizes
+from r2sm_jax.models.vision import VisionEncoder, adapt_published
+from r2sm_jax.models.weights import Match
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SAM_IMAGE = 80
@@ -60,6 +66,22 @@ def write(config: transformers.PreTrainedConfig, folder: Path, seed: int = 0) ->
             value.copy_(centre + (0.3 if "pos" in name or "token" in name else 2 * spread) * torch.randn(value.shape))
     model.save_pretrained(folder)
     return model
+
+
+def build_encoder(config: VisionConfig) -> VisionEncoder:
+    """Ours, with fresh weights; published parts are frozen or adapted."""
+    encoder = VisionEncoder(config, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
+    adapt_published(encoder, rngs=nnx.Rngs(0))
+    return encoder
+
+
+def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, Match]:
+    """Ours, with published sizes and weights, and what became of them."""
+    model = with_published_sizes(ModelConfig(vision=config))
+    graphdef, *parts = nnx.split(build_encoder(model.vision), nnx.Param, ...)
+    params, constants, matches = load_published(model, *(nnx.State({"vision": part}) for part in parts))
+    (found,) = matches.values()
+    return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), found
 
 
 def nchw(x: np.ndarray) -> torch.Tensor:

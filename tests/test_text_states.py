@@ -201,7 +201,7 @@ def test_a_damaged_tokenizer_is_named(content, folders, tmp_path):
     ("change", "said"),
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary scaling 'yarn' cannot be loaded"),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"num_attention_heads": 5}, "not a readable configuration of llama"),
     ],
 )

@@ -2,18 +2,24 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from r2sm_jax.models.published import load_encoder, resize_grid, resize_line, sam_names
+from r2sm_jax.config import VisionConfig
+from r2sm_jax.models.published import resize_grid, resize_line, sam_names
 
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
 
 EXACT = 1e-4
+
+
+def load_encoder(source: Path, image_size: int = published.SAM_IMAGE):
+    return published.load_encoder(VisionConfig(init=str(source), image_size=image_size))[0]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def run(module, x):
 
 def test_attention_and_blocks_of_sam(sam):
     model, folder = sam
-    encoder = load_encoder(str(folder))
+    encoder = load_encoder(folder)
     x = np.random.default_rng(1).normal(size=(2, 5, 5, 32)).astype(np.float32)
     for ours, theirs in zip(encoder.blocks, model.vision_encoder.layers, strict=True):
         side = theirs.window_size or 5
@@ -51,7 +57,7 @@ def test_the_whole_encoder_of_sam(sam, implementation):
     model.set_attn_implementation(implementation)
     x = images(published.SAM_IMAGE)
     theirs = published.nhwc(model.vision_encoder(published.nchw(x))[0])
-    assert published.difference(run(load_encoder(str(folder)), x).tokens, theirs) < EXACT
+    assert published.difference(run(load_encoder(folder), x).tokens, theirs) < EXACT
 
 
 @pytest.mark.parametrize("size", [48, 112, 192])
@@ -71,7 +77,7 @@ def test_sam_at_another_size_interpolates_both_kinds_of_positions(sam, size):
         for name in ("rel_pos_h", "rel_pos_w"):
             getattr(layer.attn, name).data = table[f"layers.{i}.attn.{name}"]
     x = images(size)
-    ours = run(load_encoder(str(folder), image_size=size), x).tokens
+    ours = run(load_encoder(folder, size), x).tokens
     assert published.difference(ours, published.nhwc(other(published.nchw(x))[0])) < EXACT
 
 
@@ -125,8 +131,8 @@ def test_the_original_names_give_the_same_weights(sam, tmp_path):
     assert used <= set(back) and all(np.array_equal(back[k], tensors[k]) for k in used)
     shutil.copy(folder / "config.json", tmp_path)
     save_file(original, tmp_path / "sam_vit_tiny.safetensors")
-    ours = nnx.to_flat_state(nnx.state(load_encoder(str(tmp_path / "sam_vit_tiny.safetensors"))))
-    wanted = dict(nnx.to_flat_state(nnx.state(load_encoder(str(folder)))))
+    ours = nnx.to_flat_state(nnx.state(load_encoder(tmp_path / "sam_vit_tiny.safetensors")))
+    wanted = dict(nnx.to_flat_state(nnx.state(load_encoder(folder))))
     assert all(np.array_equal(leaf[...], wanted[path][...]) for path, leaf in ours)
 
 

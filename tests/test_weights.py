@@ -14,12 +14,11 @@ from r2sm_jax.models.weights import (
     INDEX,
     KeyTable,
     file_sha256,
-    fill,
     find_model,
     key_table,
     match,
     place,
-    read_config,
+    read_published_config,
     read_tensors,
     weight_files,
     weights_sha256,
@@ -55,6 +54,10 @@ def abstract() -> tuple[nnx.GraphDef, nnx.State]:
     return graphdef, state
 
 
+def fill(state, tensors, folder):
+    return place(state, match(state, tensors, TABLE, source=folder).values)
+
+
 def shard(tensors, folder, count=3) -> None:
     """Writes tensors as `count` shards with an index, as the hub has them."""
     weight_map = {key: f"model-{i % count + 1:05d}-of-{count:05d}.safetensors" for i, key in enumerate(sorted(tensors))}
@@ -65,7 +68,7 @@ def shard(tensors, folder, count=3) -> None:
 
 def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
     save_file(tensors, tmp_path / "model.safetensors")
-    model = nnx.merge(abstract[0], fill(abstract[1], read_tensors(tmp_path), TABLE, where=tmp_path))
+    model = nnx.merge(abstract[0], fill(abstract[1], read_tensors(tmp_path), tmp_path))
     np.testing.assert_array_equal(model.dense.kernel[...], tensors["fc.weight"].T)
     np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"])
     np.testing.assert_array_equal(model.norm.scale[...], tensors["norm.weight"])
@@ -77,7 +80,7 @@ def test_half_precision_files_are_read_as_they_are(tmp_path, tensors, abstract, 
     save_file({k: v.astype(stored) for k, v in tensors.items()}, tmp_path / "model.safetensors")
     read = read_tensors(tmp_path)
     assert {v.dtype for v in read.values()} == {np.dtype(stored)}
-    model = nnx.merge(abstract[0], fill(abstract[1], read, TABLE, where=tmp_path))
+    model = nnx.merge(abstract[0], fill(abstract[1], read, tmp_path))
     assert model.dense.kernel[...].dtype == jnp.float32
     np.testing.assert_array_equal(model.dense.bias[...], tensors["fc.bias"].astype(stored).astype(np.float32))
 
@@ -132,7 +135,7 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     for ask in (
         lambda: read_tensors(tmp_path),
-        lambda: find_model(str(tmp_path / name), what="vision encoder", flag="--model.vision.init"),
+        lambda: find_model(str(tmp_path / name), "--model.vision.init"),
     ):
         with pytest.raises(InputError, match=rf"{name} is a pickle .* runs any code .* convert it once with torch"):
             ask()
@@ -141,11 +144,11 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
 
 def test_a_file_of_tensors_can_stand_for_a_folder(tmp_path, tensors):
     save_file(tensors, tmp_path / "sam.safetensors")
-    found = find_model(str(tmp_path / "sam.safetensors"), what="vision encoder", flag="--model.vision.init")
+    found = find_model(str(tmp_path / "sam.safetensors"), "--model.vision.init")
     assert read_tensors(found).keys() == tensors.keys() and weights_sha256(found) == file_sha256(found)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(InputError, match=r"--model\.vision\.init .*notes\.txt: not a safetensors file"):
-        find_model(str(tmp_path / "notes.txt"), what="vision encoder", flag="--model.vision.init")
+        find_model(str(tmp_path / "notes.txt"), "--model.vision.init")
 
 
 def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstract):
@@ -153,7 +156,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     tensors["fc.bias"] = np.ones(9, np.float32)
     del tensors["words.weight"], tensors["norm.bias"]
     with pytest.raises(InputError) as caught:
-        fill(abstract[1], tensors, TABLE, where=tmp_path)
+        fill(abstract[1], tensors, tmp_path)
     message = str(caught.value)
     for part in (
         "unknown key gain",
@@ -163,37 +166,47 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     ):
         assert part in message
     with pytest.raises(InputError, match="and 50 more"):
-        fill(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, TABLE, where=tmp_path)
+        fill(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, tmp_path)
 
 
-def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tensors, abstract):
+def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tmp_path, tensors, abstract):
     model = Small(rngs=nnx.Rngs(1))
     state = nnx.state(model)
-    table = TABLE._replace(prefixes=["net."], unused=["old.**"], fresh=["dense.bias"])
-    given = {f"net.{k}": v for k, v in tensors.items() if "fc" not in k} | {"net.old.1.2": np.ones(1)}
-    found = match(state, given, table)
-    assert found.sources["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old.1.2"]
-    assert found.missing == ["dense.kernel"] and found.fresh == ["dense.bias"] and not found.problems
-    nnx.update(model, place(state, found.loaded))
+    table = TABLE._replace(prefixes=["net."], unused=["old.**"], fresh=["dense.**"], within=["dense.**", "conv.**"])
+    given = {f"net.{k}": v for k, v in tensors.items() if "conv" in k} | {"net.old.1.2": np.ones(1)}
+    found = match(state, given, table, source=tmp_path)
+    assert found.loaded["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old.1.2"]
+    assert sorted(found.initialised) == ["dense.bias", "dense.kernel"] and not found.copied
+    assert str(found) == "2 loaded, 0 copied, 2 initialised, 1 unused" and "unused       net.old.1.2" in found.lines()
+    nnx.update(model, place(state, found.values))
     np.testing.assert_array_equal(model.conv.bias[...], tensors["conv.bias"])
     np.testing.assert_array_equal(model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...])
+    with pytest.raises(InputError, match="missing dense"):
+        match(state, given, table._replace(fresh=[]), source=tmp_path)
 
 
-def test_a_value_may_be_changed_to_fit(tensors, abstract):
+def test_a_value_may_be_changed_to_fit_and_fill_several_places(tmp_path, tensors, abstract):
     tensors["words.weight"] = np.arange(14 * 4, dtype=np.float32).reshape(14, 4)
+    del tensors["norm.bias"]
 
-    def change(path, value, shape):
+    def fit(path, value, shape):
         return value[::2] if path == "words.embedding" and value.shape != shape else value
 
-    filled = place(abstract[1], match(abstract[1], tensors, TABLE, change=change).loaded)
-    np.testing.assert_array_equal(nnx.merge(abstract[0], filled).words.embedding[...], tensors["words.weight"][::2])
+    def targets(path):
+        return ["norm.scale", "norm.bias"] if path == "norm.scale" else [path]
+
+    found = match(abstract[1], tensors, TABLE, source=tmp_path, fit=fit, targets=targets)
+    model = nnx.merge(abstract[0], place(abstract[1], found.values))
+    np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"][::2])
+    np.testing.assert_array_equal(model.norm.bias[...], tensors["norm.weight"])
+    assert found.copied == {"norm.bias": "norm.weight"}
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "\xff"])
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
-    with pytest.raises(InputError, match=r"config\.json: not readable as"):
-        read_config(tmp_path)
+    with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
+        read_published_config(tmp_path)
 
 
 def test_the_notation_of_the_key_tables():

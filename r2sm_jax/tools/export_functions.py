@@ -29,7 +29,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.exported import WEIGHTS, with_weights
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.r2sm import input_spec
-from r2sm_jax.models.text import abstract_text_encoder, fill_text_encoder
+from r2sm_jax.models.text import abstract_text_encoder, load_text_encoder
 from r2sm_jax.models.weights import Tensor, weight_files
 from r2sm_jax.runs import Run, open_run
 from r2sm_jax.sources import open_source
@@ -56,7 +56,7 @@ def export_functions(
         raise InputError(f"{language_model}: a language model that reads its padding (SigLIP) cannot be exported yet")
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return fill_text_encoder(language_model, tensors).kept_states(ids, mask, config.text.layers)
+        return load_text_encoder(language_model, tensors).kept_states(ids, mask, config.text.layers)
 
     def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         tokens, pixels = with_weights(config, tensors, Path(WEIGHTS)).encode_image(image, valid)
