@@ -6,8 +6,7 @@ from fake_inputs import fake_inputs
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, TextConfig, VisionConfig
-from r2sm_jax.models.layers import Buffer
-from r2sm_jax.models.lora import merge_lora
+from r2sm_jax.models.layers import Buffer, merge_lora
 from r2sm_jax.models.r2sm import build_model
 
 PLAIN = PlainViTConfig("clip", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, activation="quick_gelu")

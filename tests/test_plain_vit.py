@@ -9,8 +9,7 @@ from flax import nnx
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
-from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.models.vision import IMAGENET, NORMALISATION, VisionEncoder, resize
 
 pytest.importorskip("torch")
 import published_models as published

@@ -10,16 +10,16 @@ last. So a run that is killed while it writes leaves whole files, and several ru
 import hashlib
 import io
 import json
-import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, writing
 
 Arrays = tuple[np.ndarray, ...]
 FILE_BYTES = 64 << 20
@@ -35,9 +35,9 @@ def digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
-            found.update(f"{part.dtype} {part.shape} ".encode())
-            part = np.ascontiguousarray(part).data
-        found.update(part if isinstance(part, memoryview) else f"{part}\0".encode())
+            found.update(f"{part.dtype} {part.shape} ".encode() + part.tobytes())
+        else:
+            found.update(f"{part}\0".encode())
     return found.hexdigest()
 
 
@@ -52,26 +52,23 @@ class FeatureCache:
         """
         self.folder = folder / model[:32]
         self._flag = f"--data.cache-features {folder}"
-        try:
-            from grain.sources import ArrayRecordDataSource
-        except ImportError:  # array_record has no wheel for Windows
-            raise InputError(f"{self._flag}: array_record is not available on this platform") from None
-        self._source = ArrayRecordDataSource
         self._find()
 
     def _find(self) -> None:
         try:
+            from grain.sources import ArrayRecordDataSource
+        except ImportError:  # array_record has no wheel for Windows
+            raise InputError(f"{self._flag}: array_record is not available on this platform") from None
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lists = sorted(self.folder.glob("*.json"))
-            keys = [key for file in lists for key in json.loads(file.read_text())["keys"]]
         except OSError as error:
             raise InputError(f"{self._flag}: {error.strerror}; give a folder that can be written to") from None
-        except (ValueError, KeyError, TypeError):
-            raise self._damaged() from None
-        records = [str(file.with_suffix(".array_record")) for file in lists]
         try:
-            self._records: Any = self._source(records) if records else []
-        except Exception:  # array_record has no errors of its own: a damaged file raises whatever its C++ part does
+            lists = sorted(self.folder.glob("*.json"))
+            keys = [key for file in lists for key in json.loads(file.read_text())["keys"]]
+            records = [str(file.with_suffix(".array_record")) for file in lists]
+            self._records: Any = ArrayRecordDataSource(records) if records else []
+        except Exception:  # a damaged array_record file raises whatever its C++ part does
             raise self._damaged() from None
         if len(self._records) != len(keys):
             raise self._damaged()
@@ -84,10 +81,14 @@ class FeatureCache:
         return key in self._rows
 
     def __getitem__(self, key: str) -> Arrays:
+        arrays = []
         try:
-            return _unpack(self._records[self._rows[key]])
+            record = io.BytesIO(self._records[self._rows[key]])
+            while record.tell() < len(record.getbuffer()):
+                arrays.append(np.load(record))
         except (ValueError, RuntimeError, OSError):
             raise self._damaged() from None
+        return tuple(arrays)
 
     def _damaged(self) -> InputError:
         return InputError(f"{self.folder} is damaged; delete it, and its features are computed again")
@@ -98,15 +99,13 @@ class FeatureCache:
         Raises:
             InputError: the disk does not have that much to spare.
         """
-        if not count:
-            return
         free = shutil.disk_usage(self.folder).free
         if size >= QUIET_BYTES:
-            print(f"caching the features of {count:,} {what}, {_readable(size)}, in {self.folder}", flush=True)
-        if size + SPARE_BYTES > free:
+            print(f"caching the features of {count:,} {what}, {decimal(size)}, in {self.folder}", flush=True)
+        if count and size + SPARE_BYTES > free:
             raise InputError(
-                f"{self._flag}: the features of {count:,} {what} take {_readable(size)} and the disk has "
-                f"{_readable(free)} left; free some, give another folder, or train without the cache"
+                f"{self._flag}: the features of {count:,} {what} take {decimal(size)} and the disk has "
+                f"{decimal(free)} left; free some, give another folder, or train without the cache"
             )
 
     def add(self, items: Iterable[tuple[str, Arrays]]) -> None:
@@ -128,25 +127,19 @@ class FeatureCache:
         self._find()
 
     def _write(self, records: dict[str, bytes]) -> None:
-        """One file of records and its list of keys."""
+        """One file of records, and then its list of keys."""
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        name = digest(*records)[:32]
-        try:
-            with tempfile.TemporaryDirectory(dir=self.folder) as work:
-                file, keys = Path(work, "records"), Path(work, "keys")
+        name = uuid.uuid4().hex
+        with writing(self.folder / f"{name}.json") as keys, writing(self.folder / f"{name}.array_record") as file:
+            keys.write_text(json.dumps({"keys": list(records)}))
+            try:
                 writer = ArrayRecordWriter(str(file), "group_size:1,uncompressed")
                 for record in records.values():
                     writer.write(record)
                 writer.close()
-                keys.write_text(json.dumps({"keys": list(records)}))
-                os.replace(file, self.folder / f"{name}.array_record")
-                os.replace(keys, self.folder / f"{name}.json")
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"{self._flag}: features cannot be written ({reason}); free disk space or train without the cache"
-            ) from None
+            except (RuntimeError, ValueError) as error:
+                raise OSError(str(error)) from None
 
 
 def _pack(arrays: Arrays) -> bytes:
@@ -159,15 +152,3 @@ def _pack(arrays: Arrays) -> bytes:
             )
         np.save(record, kept)
     return record.getvalue()
-
-
-def _unpack(record: bytes) -> Arrays:
-    stream, found = io.BytesIO(record), []
-    while stream.tell() < len(record):
-        found.append(np.load(stream))
-    return tuple(found)
-
-
-def _readable(size: int) -> str:
-    """A number of bytes for people."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 1e5) / 1e6:.1f} MB"

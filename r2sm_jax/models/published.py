@@ -258,9 +258,7 @@ def resize_line(table: Float[np.ndarray, "n d"], size: int) -> Float[np.ndarray,
     (modeling/image_encoder.py, get_rel_pos)."""
     if len(table) == size:
         return table
-    centres = (np.arange(size) + 0.5) * (len(table) / size) - 0.5
-    columns = [np.interp(centres, np.arange(len(table)), column) for column in table.T]
-    return np.stack(columns, axis=1).astype(np.float32)
+    return np.asarray(jax.image.resize(table, (size, table.shape[1]), "linear", antialias=False))
 
 
 def _bicubic(source: int, target: int, a: float = -0.75) -> Float[np.ndarray, "target source"]:

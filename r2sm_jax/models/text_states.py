@@ -1,10 +1,9 @@
 """Token states of the frozen language model, computed once per unique sentence and kept in host memory."""
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import jax
@@ -29,12 +28,9 @@ REQUEST_LENGTHS = (16, 32)
 """Sentences of a request are padded to one of these, or to the token limit."""
 REQUEST_KEPT = 1024
 """Sentences of requests that are kept, so that a server's memory does not grow."""
-VOCABULARIES = {
-    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-}
-
-Tokens = tuple[str, list[int]]
-"""A sentence and its token ids, up to the limit."""
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+)
 
 
 class TextStates:
@@ -78,7 +74,7 @@ class TextStates:
         self._encoder = encoder_of
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
         self._states: dict[str, np.ndarray] = {}
-        self._requested: deque[str] = deque()
+        self._requested: list[str] = []
         self._lock = threading.RLock()
         self.truncated: set[str] = set()
 
@@ -113,41 +109,43 @@ class TextStates:
         `kind`: how dense layers multiply (cpu.py).
         """
         with self._lock:
-            new = self._look_up(self._tokenize_new(sentences))
-            by_length: dict[int, list[Tokens]] = {}
-            for sentence, ids in new:
-                by_length.setdefault(_round_up(max(len(ids), 1), LENGTH_STEP), []).append((sentence, ids))
-            for length, group in sorted(by_length.items()):
-                rows = max(1, BATCH_TOKENS // length)
+            new = self._not_known(sentences)
+
+            def padded_length(sentence: str) -> int:
+                return _round_up(max(len(new[sentence]), 1), LENGTH_STEP)
+
+            for length, group in groupby(sorted(new, key=padded_length), key=padded_length):
+                group, rows = list(group), max(1, BATCH_TOKENS // length)
                 for start in range(0, len(group), rows):
-                    self._encode_batch(group[start : start + rows], rows, length, kind)
+                    batch = {sentence: new[sentence] for sentence in group[start : start + rows]}
+                    self._encode_batch(batch, rows, length, kind)
             if self._cache is not None and new:
-                self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new)
+                self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new.items())
             return len(new)
 
     def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
         """As a call, for the few sentences of one request: batches of few shapes, padded to the token limit. The latest
         `REQUEST_KEPT` new sentences are kept."""
         with self._lock:
-            new = self._tokenize_new(sentences)
+            new = list(self._not_known(sentences).items())
             for start in range(0, len(new), REQUEST_ROWS[-1]):
-                batch = new[start : start + REQUEST_ROWS[-1]]
-                longest = max(len(ids) for _, ids in batch)
-                length = next(n for n in self._request_lengths() if longest <= n)
+                batch = dict(new[start : start + REQUEST_ROWS[-1]])
+                longest = max(map(len, batch.values()))
                 rows = next(n for n in REQUEST_ROWS if n >= len(batch))
+                length = next(n for n in self._request_lengths() if n >= longest)
                 self._encode_batch(batch, rows, length)
             found = self(sentences, self.max_tokens)
             self._requested += [sentence for sentence, _ in new]
-            while len(self._requested) > REQUEST_KEPT:
-                oldest = self._requested.popleft()
+            for oldest in self._requested[:-REQUEST_KEPT]:
                 self._states.pop(oldest, None)
                 self.truncated.discard(oldest)
+            self._requested = self._requested[-REQUEST_KEPT:]
             return found
 
     def warm_up(self) -> None:
         """Compiles all that `for_request` needs."""
         for rows, length in product(REQUEST_ROWS, self._request_lengths()):
-            self._encode_batch([], rows, length)
+            self._encode_batch({}, rows, length)
 
     def _request_lengths(self) -> list[int]:
         return [*(n for n in REQUEST_LENGTHS if n < self.max_tokens), self.max_tokens]
@@ -215,28 +213,24 @@ class TextStates:
         self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > self._limit}
         return [ids if len(ids) <= self._limit else [*ids[: self._words], *self._ending] for ids in encoded]
 
-    def _tokenize_new(self, sentences: Iterable[str]) -> list[Tokens]:
-        """The sentences that are not in memory."""
-        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._states]
-        return list(zip(new, self._tokenize(new), strict=True)) if new else []
-
-    def _look_up(self, new: list[Tokens]) -> list[Tokens]:
-        """Takes sentences from the cache; returns those that it lacks, and makes room for them."""
+    def _not_known(self, sentences: Iterable[str]) -> dict[str, list[int]]:
+        """Ids of the sentences that neither memory nor cache has. Makes room in the cache for their states."""
+        names = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._states]
+        new = dict(zip(names, self._tokenize(names), strict=True)) if names else {}
         if self._cache is None:
             return new
-        lacking = [(sentence, ids) for sentence, ids in new if _key(ids) not in self._cache]
-        for sentence, ids in new:
-            if _key(ids) in self._cache:
-                (self._states[sentence],) = self._cache[_key(ids)]
-        tokens = sum(max(len(ids), 1) + bool(self._full_length) for _, ids in lacking)
-        self._cache.make_room("sentences", len(lacking), 2 * tokens * len(self.layers) * self.dim)
-        return lacking
+        known = {sentence for sentence, ids in new.items() if _key(ids) in self._cache}
+        for sentence in known:
+            (self._states[sentence],) = self._cache[_key(new.pop(sentence))]
+        tokens = sum(max(len(ids), 1) + bool(self._full_length) for ids in new.values())
+        self._cache.make_room("sentences", len(new), 2 * tokens * len(self.layers) * self.dim)
+        return new
 
-    def _encode_batch(self, batch: list[Tokens], rows: int, length: int, kind: Products = "float32") -> None:
+    def _encode_batch(self, batch: dict[str, list[int]], rows: int, length: int, kind: Products = "float32") -> None:
         """Encodes and keeps a batch that is padded to `rows` sentences of `length` tokens."""
-        ids, mask = self._pad([ids for _, ids in batch], rows, length)
+        ids, mask = self._pad(list(batch.values()), rows, length)
         states = np.asarray(self._encoder(self.weights, ids, mask, kind))
-        for row, (sentence, ids) in enumerate(batch):
+        for row, (sentence, ids) in enumerate(batch.items()):
             kept = states[row, : max(len(ids), 1)]
             self._states[sentence] = np.concatenate([kept, states[row, -1:]]) if self._full_length else kept.copy()
 
@@ -267,23 +261,24 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
         InputError: it is missing or unreadable, has no padding token where the model reads one, or has ids that the
             model has no embedding for.
     """
-    if not VOCABULARIES & {file.name for file in folder.iterdir()}:
+    if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever the many tokenizers raise on a damaged file
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None
-    if not tokenizer.is_fast:
-        raise InputError(f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add the file")
-    if sizes.reads_padding and tokenizer.pad_token_id is None:
-        raise InputError(f"{folder}: its tokenizer has no padding token, which this model reads; restore pad_token")
     largest = max(tokenizer.get_vocab().values())
-    if largest >= sizes.vocab_size:
-        raise InputError(
-            f"{folder}: its tokenizer has ids up to {largest}, the model {sizes.vocab_size} embeddings; "
-            "take the tokenizer that belongs to the model"
-        )
+    problems = {
+        "has no tokenizer.json and cannot be converted to one; add the file": not tokenizer.is_fast,
+        "has no padding token, which this model reads; restore pad_token":
+            sizes.reads_padding and tokenizer.pad_token_id is None,
+        f"has ids up to {largest}, the model {sizes.vocab_size} embeddings; take the tokenizer that belongs to it":
+            largest >= sizes.vocab_size,
+    }  # fmt: skip
+    for problem, found in problems.items():
+        if found:
+            raise InputError(f"{folder}: its tokenizer {problem}")
     return tokenizer
 
 

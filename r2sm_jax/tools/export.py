@@ -24,7 +24,7 @@ from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
 from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.flags import parse_flags, to_json
-from r2sm_jax.models.lora import merge_lora
+from r2sm_jax.models.layers import merge_lora
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
