@@ -177,7 +177,7 @@ def test_the_patch_stem_has_no_skips():
 
 @pytest.mark.parametrize("skips", [{}, {2: 5, 4: 7}, {4: 7}, {1: 3, 2: 5, 4: 7, 8: 9}])
 def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
-    decoder = nnx.eval_shape(lambda: PixelDecoder(DECODER, 24, 8, skips, dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    decoder = nnx.eval_shape(lambda: PixelDecoder(CONFIG, skips, rngs=nnx.Rngs(0)))
     sizes = [jax.ShapeDtypeStruct((2, 32 // stride, 32 // stride, c), FLOAT32) for stride, c in skips.items()]
     features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)

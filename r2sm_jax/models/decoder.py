@@ -15,7 +15,7 @@ from einops import rearrange, reduce
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.config import PLACE, DecoderConfig
+from r2sm_jax.config import DECODER_HEAD, PLACE, DecoderConfig, ModelConfig
 from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear
 from r2sm_jax.models.vision import VisionFeatures
 
@@ -53,26 +53,18 @@ class Upscale(nnx.Module):
 class PixelDecoder(nnx.Module):
     """Token grid and skips of any encoder -> pixel features at 4 times the token resolution."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        in_dim: int,
-        stride: int,
-        skip_dims: Mapping[int, int],
-        *,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        """`in_dim` and `stride`: channels and pixels of a token. `skip_dims`: channels of the encoder's skips by
-        stride; those at a half and a quarter of the tokens' stride are used, if there are any."""
+    def __init__(self, config: ModelConfig, skip_dims: Mapping[int, int], *, rngs: nnx.Rngs):
+        """`skip_dims`: channels of the encoder's skips by stride; those at a half and a quarter of the tokens' stride
+        are used, if there are any."""
+        decoder, stride, dtype = config.decoder, config.vision.patch_size, jnp.dtype(config.dtype)
         strides = list(skip_dims)
         self.skips = tuple(strides.index(s) if s in strides else None for s in (stride // 2, stride // 4))
         coarse_dim, fine_dim = (skip_dims.get(s, 0) for s in (stride // 2, stride // 4))
-        self.coarse = Upscale(in_dim, config.fine_dim, coarse_dim, dtype=dtype, rngs=rngs)
-        self.refine = ConvBlock(config.fine_dim, dtype=dtype, rngs=rngs)
-        self.fine = Upscale(config.fine_dim, config.mask_dim, fine_dim, dtype=dtype, rngs=rngs)
-        self.norm = nnx.LayerNorm(config.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.out = Linear(config.mask_dim, config.mask_dim, dtype=dtype, rngs=rngs)
+        self.coarse = Upscale(config.vision.out_dim, decoder.fine_dim, coarse_dim, dtype=dtype, rngs=rngs)
+        self.refine = ConvBlock(decoder.fine_dim, dtype=dtype, rngs=rngs)
+        self.fine = Upscale(decoder.fine_dim, decoder.mask_dim, fine_dim, dtype=dtype, rngs=rngs)
+        self.norm = nnx.LayerNorm(decoder.mask_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.out = Linear(decoder.mask_dim, decoder.mask_dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, features: VisionFeatures) -> PixelFeatures:
         coarse_skip, fine_skip = (None if i is None else features.skips[i] for i in self.skips)
@@ -155,29 +147,21 @@ class MaskTokens(NamedTuple):
 class MaskDecoder(nnx.Module):
     """Text and image -> kernels of the fused mask and of N instance slots."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        image_dim: int,
-        text_dim: int,
-        grid: int,
-        *,
-        type_token: bool = False,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ):
-        """`type_token`: one more token, which draws no mask, for the `decoder` mask-type head."""
-        d = config.dim
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """The `decoder` mask-type head gets one more token, which draws no mask."""
+        decoder, d, dtype = config.decoder, config.decoder.dim, jnp.dtype(config.dtype)
+        self.masks, self.type_token = 1 + decoder.slots, config.head == DECODER_HEAD
         init = nnx.initializers.truncated_normal(1.0)
-        self.masks, self.type_token = 1 + config.slots, type_token
-        self.output_tokens = nnx.Param(init(rngs.params(), (self.masks + type_token, d)))
-        self.positions = Buffer(fourier_positions(grid, d, rngs.params()))
-        self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
+        self.output_tokens = nnx.Param(init(rngs.params(), (self.masks + self.type_token, d)))
+        # SAM's random Fourier features of the cell centres (prompt_encoder.py, PositionEmbeddingRandom).
+        frequencies = jax.random.normal(rngs.params(), (2, d // 2))
+        self.positions = Buffer(fourier_features(grid_centres(config.vision.grid), frequencies))
+        self.text = Linear(config.text.dim * len(config.text.layers), d, dtype=dtype, rngs=rngs)
         self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.image = Linear(image_dim, d, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([DecoderBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)])
+        self.image = Linear(config.vision.out_dim, d, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([DecoderBlock(decoder, dtype=dtype, rngs=rngs) for _ in range(decoder.depth)])
         self.norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        out = 2 * (config.kernel_dim + 1)
+        out = 2 * (decoder.kernel_dim + 1)
         self.fused = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
         self.slots = MLP((d, d, d, out), dtype=dtype, rngs=rngs)
         self.scores = MLP((d, d, 3), dtype=dtype, rngs=rngs)
@@ -220,11 +204,6 @@ def make_kernels(out: Float[Array, "b k q _o"]) -> Kernels:
     out = rearrange(out, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
     weights = out[..., :-1]
     return Kernels(weights * weights.shape[-1] ** -0.5, out[..., -1] + PRIOR)
-
-
-def fourier_positions(grid: int, dim: int, key: jax.Array) -> Float[Array, "n d"]:
-    """SAM's random Fourier features of the cell centres (prompt_encoder.py, PositionEmbeddingRandom)."""
-    return fourier_features(grid_centres(grid), jax.random.normal(key, (2, dim // 2)))
 
 
 def grid_centres(grid: int) -> Float[Array, "n 2"]:

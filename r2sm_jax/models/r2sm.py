@@ -67,21 +67,14 @@ class R2SM(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         check_head(config.head)
         dtype = jnp.dtype(config.dtype)
-        vision, decoder = config.vision, config.decoder
+        decoder = config.decoder
         self.config = config
-        self.vision = VisionEncoder(vision, dtype=dtype, rngs=rngs)
-        self.pixels = PixelDecoder(
-            decoder, vision.out_dim, vision.patch_size, self.vision.skip_dims, dtype=dtype, rngs=rngs
-        )
-        words = config.text.dim * len(config.text.layers)
-        type_token, options = config.head == DECODER_HEAD, {"dtype": dtype, "rngs": rngs}
-        if decoder.kind == "sam":
-            self.decoder = SamMaskDecoder(decoder, words, type_token=type_token, **options)
-        else:
-            self.decoder = MaskDecoder(decoder, vision.out_dim, words, vision.grid, type_token=type_token, **options)
+        self.vision = VisionEncoder(config.vision, dtype=dtype, rngs=rngs)
+        self.pixels = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
+        self.decoder = (SamMaskDecoder if decoder.kind == "sam" else MaskDecoder)(config, rngs=rngs)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
-        self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if type_token else None
+        self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
         self.type_temperature = Buffer(jnp.ones(()))
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
         channels = decoder.kernel_dim

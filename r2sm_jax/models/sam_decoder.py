@@ -15,7 +15,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.config import DecoderConfig
+from r2sm_jax.config import DECODER_HEAD, DecoderConfig, ModelConfig
 from r2sm_jax.models.decoder import Kernels, MaskTokens, fourier_features, grid_centres
 from r2sm_jax.models.layers import MLP, Attention, Buffer, Linear
 
@@ -71,21 +71,19 @@ class SamUpscale(nnx.Module):
 class SamMaskDecoder(nnx.Module):
     """Text and image -> kernels of the fused mask and of N instance slots, and the pixel features of each query."""
 
-    def __init__(
-        self, config: DecoderConfig, text_dim: int, *, type_token: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        """`type_token`: one more token, from which the `decoder` head reads the mask type."""
-        d, masks = config.dim, 1 + config.slots
-        init = nnx.initializers.truncated_normal(1.0)
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """The `decoder` mask-type head gets one more token."""
+        decoder, d, dtype = config.decoder, config.decoder.dim, jnp.dtype(config.dtype)
+        masks, init = 1 + decoder.slots, nnx.initializers.truncated_normal(1.0)
         self.iou_token = nnx.Param(init(rngs.params(), (1, d)))
         self.mask_tokens = nnx.Param(init(rngs.params(), (masks, d)))
-        self.type_token = nnx.Param(init(rngs.params(), (1, d))) if type_token else None
+        self.type_token = nnx.Param(init(rngs.params(), (1, d))) if config.head == DECODER_HEAD else None
         self.no_mask = nnx.Param(jnp.zeros((1, d)))
         self.frequencies = Buffer(jax.random.normal(rngs.params(), (2, d // 2)))
-        self.text = Linear(text_dim, d, dtype=dtype, rngs=rngs)
+        self.text = Linear(config.text.dim * len(config.text.layers), d, dtype=dtype, rngs=rngs)
         self.text_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([TwoWayBlock(config, i == 0, dtype=dtype, rngs=rngs) for i in range(config.depth)])
-        self.last = Attention(d, config.heads, inner=d // 2, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([TwoWayBlock(decoder, i == 0, dtype=dtype, rngs=rngs) for i in range(decoder.depth)])
+        self.last = Attention(d, decoder.heads, inner=d // 2, dtype=dtype, rngs=rngs)
         self.last_norm = nnx.LayerNorm(d, epsilon=1e-5, dtype=dtype, rngs=rngs)
         self.upscale = SamUpscale(d, dtype=dtype, rngs=rngs)
         options = {"dtype": dtype, "rngs": rngs, "activation": "relu"}

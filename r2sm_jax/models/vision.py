@@ -81,11 +81,6 @@ class ConvStem(nnx.Module):
 class PatchStem(nnx.Conv):
     """SAM's patch embedding, which has no skips."""
 
-    @property
-    def skip_dims(self) -> dict[int, int]:
-        """Channels by stride."""
-        return {}
-
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         size = (config.patch_size, config.patch_size)
         super().__init__(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
@@ -192,16 +187,11 @@ def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array
 class PlainViT(nnx.Module):
     """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
 
-    def __init__(
-        self, config: PlainViTConfig, grid: int, *, remat: bool = False, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):  # fmt: skip
-        """`grid` tokens each way; `remat` as in `VisionConfig`."""
-        d, patch = config.dim, (config.patch_size, config.patch_size)
-        self.config, self.grid, self.remat = config, grid, remat
-        clip = config.family == "clip"
-        self.patches = nnx.Conv(
-            3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs
-        )  # fmt: skip
+    def __init__(self, vision: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        config, grid = vision.plain, vision.name_grid or vision.grid
+        self.config, self.grid, self.remat = config, grid, vision.remat
+        d, patch, clip = config.dim, (config.patch_size, config.patch_size), config.family == "clip"
+        self.patches = nnx.Conv(3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs)
         init = nnx.initializers.truncated_normal(0.02)
         self.positions = nnx.Param(init(rngs.params(), (grid * grid + config.class_token, d)))
         self.class_token = nnx.Param(init(rngs.params(), (1, d))) if config.class_token else None
@@ -268,8 +258,7 @@ class VisionEncoder(nnx.Module):
         if config.plain.family == "none":
             self.plain = None
         else:
-            grid = config.name_grid or config.grid
-            self.plain = PlainViT(config.plain, grid, remat=config.remat, dtype=dtype, rngs=rngs)
+            self.plain = PlainViT(config, dtype=dtype, rngs=rngs)
             # Beside published weights the plain ViT starts without effect, so that they start as published.
             init = nnx.initializers.zeros_init() if config.init else nnx.initializers.lecun_normal()
             self.join = Linear(
@@ -279,7 +268,7 @@ class VisionEncoder(nnx.Module):
     @property
     def skip_dims(self) -> dict[int, int]:
         """Stride in pixels -> channels of each of the skips, in their order."""
-        return {} if self.stem is None else self.stem.skip_dims
+        return self.stem.skip_dims if isinstance(self.stem, ConvStem) else {}
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """What stays the same throughout training."""
