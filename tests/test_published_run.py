@@ -91,7 +91,7 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
     [
         (["--model.vision.init", "{dinov2}"], "needs SAM, not model_type 'dinov2'"),
         (["--model.vision.name", "{sam}"], "cannot load it: model_type 'sam'"),
-        (["--model.vision.init", "{sam}", "--model.vision.dim", "64"], "--model.vision.dim 64 (it has 32)"),
+        (["--model.vision.init", "{sam}", "--model.vision.dim", "64"], "dim 64: the published weights have 32"),
         (["--model.vision.init", "{sam}", "--model.vision.image-size", "60"], "--model.vision.image-size 60"),
         (["--model.vision.init", "no/such/folder/here"], "--model.vision.init"),
         (["--model.vision.frozen"], "--model.vision.frozen"),

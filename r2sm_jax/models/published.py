@@ -5,11 +5,11 @@ repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -58,31 +58,30 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
     Raises:
         InputError: the weights cannot be had or are of another architecture, or a given size contradicts theirs.
     """
-    vision, decoder, init, name = model.vision, model.decoder, model.vision.init, model.vision.name
-    if known is not None and (known.vision.init, known.vision.name) != (init, name):
-        known = None
-    if init:
-        if known is None:
-            sizes, decoder_sizes = sam_sizes(_folder(init, INIT))
-        else:
-            sizes = {field: getattr(known.vision, field) for field in (*SAM_SIZES, *SAM_ALWAYS)}
-            decoder_sizes = {field: getattr(known.decoder, field) for field in SAM_DECODER_SIZES}
-        vision = _with_sizes(vision, sizes, init, "--model.vision")
+    vision, decoder = model.vision, model.decoder
+    if known is None or (known.vision.init, known.vision.name) != (vision.init, vision.name):
+        known = ModelConfig()
+        if vision.init:
+            known = sam_sizes(_folder(vision.init, INIT))
+        if vision.name:
+            plain = plain_sizes(_folder(vision.name, NAME))
+            known = replace(known, vision=replace(known.vision, plain=plain))
+    if vision.init:
+        vision = _with_sizes(vision, known.vision, [*SAM_SIZES, *SAM_ALWAYS], "--model.vision")
         if decoder.kind == "sam":
-            decoder = _with_sizes(decoder, decoder_sizes, init, "--model.decoder")
-    if name:
-        plain = known.vision.plain if known else plain_sizes(_folder(name, NAME))
-        vision = replace(vision, plain=plain)
-    return replace(model, vision=vision, decoder=decoder)
+            decoder = _with_sizes(decoder, known.decoder, SAM_DECODER_SIZES, "--model.decoder")
+    return replace(model, vision=replace(vision, plain=known.vision.plain), decoder=decoder)
 
 
-def _with_sizes(config: T, sizes: Mapping[str, Any], name: str, flag: str) -> T:
-    """Sets the sizes. One that the user gave, so is not the default, must be the same."""
-    given, default = {field: getattr(config, field) for field in sizes}, type(config)()
-    wrong = [field for field, v in given.items() if v not in (getattr(default, field), sizes[field])]
-    if wrong:
-        flags = ", ".join(f"{flag}.{f.replace('_', '-')} {given[f]} (it has {sizes[f]})" for f in wrong)
-        raise InputError(f"{name} has sizes of its own, which contradict {flags}; leave these flags out")
+def _with_sizes(config: T, known: T, fields: Iterable[str], flag: str) -> T:
+    """Takes the fields from `known`. One that the user gave, so is not the default, must be the same."""
+    default, sizes = type(config)(), {field: getattr(known, field) for field in fields}
+    for field, size in sizes.items():
+        given = getattr(config, field)
+        if given not in (getattr(default, field), size):
+            raise InputError(
+                f"{flag}.{field.replace('_', '-')} {given}: the published weights have {size}; leave the flag out"
+            )
     return replace(config, **sizes)
 
 
@@ -92,8 +91,8 @@ def _folder(name: str, flag: str) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sizes of SAM's image encoder and mask decoder in a folder, as fields of `VisionConfig` and `DecoderConfig`.
+def sam_sizes(folder: Path) -> ModelConfig:
+    """Sizes of SAM's image encoder, and of its mask decoder if the folder has one.
 
     Raises:
         InputError: it is not SAM, or a SAM with parts that the published ones do not have.
@@ -110,11 +109,10 @@ def sam_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         same &= shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
     if not same:
         raise InputError(f"{file}: it differs from the published SAM in more than its sizes; give that or a copy of it")
-    sizes = SAM_ALWAYS | {field: getattr(vision, theirs) for field, theirs in SAM_SIZES.items()}
+    sizes = {field: getattr(vision, theirs) for field, theirs in SAM_SIZES.items()}
     sizes["global_blocks"] = tuple(sizes["global_blocks"])
-    if decoder is None:
-        return sizes, {}
-    return sizes, {field: getattr(decoder, theirs) for field, theirs in SAM_DECODER_SIZES.items()}
+    of_decoder = {field: getattr(decoder, theirs) for field, theirs in SAM_DECODER_SIZES.items() if decoder}
+    return ModelConfig(VisionConfig(**SAM_ALWAYS, **sizes), decoder=DecoderConfig(**of_decoder))
 
 
 def plain_sizes(folder: Path) -> PlainViTConfig:
