@@ -132,7 +132,7 @@ def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path)
         InputError: a weight is missing, unknown or of another shape.
     """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
-    return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, where=path))
+    return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, source=path))
 
 
 def by_dotted_path(state: nnx.State) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from r2sm_jax.models.weights import (
     INDEX,
     KeyTable,
     file_sha256,
+    fill,
     find_model,
     key_table,
     match,
@@ -54,10 +55,6 @@ def abstract() -> tuple[nnx.GraphDef, nnx.State]:
     return graphdef, state
 
 
-def fill(state, tensors, folder):
-    return place(state, match(state, tensors, TABLE, source=folder).values)
-
-
 def shard(tensors, folder, count=3) -> None:
     """Writes tensors as `count` shards with an index, as the hub has them."""
     weight_map = {key: f"model-{i % count + 1:05d}-of-{count:05d}.safetensors" for i, key in enumerate(sorted(tensors))}
@@ -68,7 +65,7 @@ def shard(tensors, folder, count=3) -> None:
 
 def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
     save_file(tensors, tmp_path / "model.safetensors")
-    model = nnx.merge(abstract[0], fill(abstract[1], read_tensors(tmp_path), tmp_path))
+    model = nnx.merge(abstract[0], fill(abstract[1], read_tensors(tmp_path), TABLE, source=tmp_path))
     np.testing.assert_array_equal(model.dense.kernel[...], tensors["fc.weight"].T)
     np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"])
     np.testing.assert_array_equal(model.norm.scale[...], tensors["norm.weight"])
@@ -80,7 +77,7 @@ def test_half_precision_files_are_read_as_they_are(tmp_path, tensors, abstract, 
     save_file({k: v.astype(stored) for k, v in tensors.items()}, tmp_path / "model.safetensors")
     read = read_tensors(tmp_path)
     assert {v.dtype for v in read.values()} == {np.dtype(stored)}
-    model = nnx.merge(abstract[0], fill(abstract[1], read, tmp_path))
+    model = nnx.merge(abstract[0], fill(abstract[1], read, TABLE, source=tmp_path))
     assert model.dense.kernel[...].dtype == jnp.float32
     np.testing.assert_array_equal(model.dense.bias[...], tensors["fc.bias"].astype(stored).astype(np.float32))
 
@@ -156,7 +153,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     tensors["fc.bias"] = np.ones(9, np.float32)
     del tensors["words.weight"], tensors["norm.bias"]
     with pytest.raises(InputError) as caught:
-        fill(abstract[1], tensors, tmp_path)
+        fill(abstract[1], tensors, TABLE, source=tmp_path)
     message = str(caught.value)
     for part in (
         "unknown key gain",
@@ -166,7 +163,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     ):
         assert part in message
     with pytest.raises(InputError, match="and 50 more"):
-        fill(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, tmp_path)
+        fill(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, TABLE, source=tmp_path)
 
 
 def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tmp_path, tensors, abstract):

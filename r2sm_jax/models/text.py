@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.weights import Tensor, key_table, match, place, read_published_config, read_tensors
+from r2sm_jax.models.weights import Tensor, fill, key_table, read_published_config, read_tensors
 
 
 @dataclass(frozen=True)
@@ -299,5 +299,5 @@ def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None)
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)
     tensors = read_tensors(folder) if tensors is None else tensors
-    found = match(state, tensors, key_table(encoder.sizes.keys), source=folder)
-    return nnx.merge(graphdef, place(state, found.values, keep_types=True))
+    filled = fill(state, tensors, key_table(encoder.sizes.keys), source=folder, keep_types=True)
+    return nnx.merge(graphdef, filled)

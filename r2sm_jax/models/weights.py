@@ -341,3 +341,10 @@ def place(state: nnx.State, values: Mapping[str, Tensor], *, keep_types: bool = 
         return leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
 
     return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
+
+
+def fill(
+    state: nnx.State, tensors: Mapping[str, Tensor], table: KeyTable, *, source: Path, keep_types: bool = False
+) -> nnx.State:
+    """An abstract state with every leaf loaded; arguments and errors as in `match` and `place`."""
+    return place(state, match(state, tensors, table, source=source).values, keep_types=keep_types)
