@@ -37,8 +37,9 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_fol
         "--model.vision.name", given["dinov2"], "--model.vision.lora-rank", 2, "--model.decoder.kind", "sam",
     )  # fmt: skip
     assert end.code == 0, end
-    assert "frozen: vision" in end.out and "decoder.occluded" in end.out
+    assert "frozen: vision" in end.out and "18 copied" in end.out
     report = (run / "published_weights.txt").read_text()
+    assert report.count("copied       decoder.occluded.") == 18
     assert "loaded       vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv.weight" in report
     sizes = json.loads((run / "config.json").read_text())["model"]
     assert sizes["vision"]["dim"] == 32 and sizes["vision"]["plain"]["family"] == "dinov2"
