@@ -81,7 +81,7 @@ def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
 
 
 # Muon. optax has it too (`optax.contrib.scale_by_muon`), but multiplies in float32 only: the optimizer then takes 66 ms
-# of a default step, and 24 ms with bfloat16 products (docs/experiments.md).
+# of a default step, and 24 ms with bfloat16 products (docs/log.md).
 
 POLAR_STEPS = ((8.2206, -23.3464, 16.634), (3.9642, -2.8378, 0.5158), (3.5055, -2.6266, 0.5257))
 """Coefficients of x, x³, x⁵ in three steps. Each step is the best one for the interval that the step before leaves
