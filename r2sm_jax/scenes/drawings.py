@@ -151,7 +151,7 @@ def read_drawings(text: str) -> dict[str, Drawing]:
             for step in _read_line(line.strip()):
                 _try_step(step, names)
                 steps.append(step)
-        except Exception as error:
+        except Exception as error:  # a formula can raise whatever Python raises on wrong values
             problem = error.msg if isinstance(error, SyntaxError) else error
             raise InputError(f"drawings.txt, line {number} ({category}): {problem}; see its first lines") from error
     return drawings

@@ -4,6 +4,7 @@
 then scaled, so that it is the same at every size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -172,7 +173,7 @@ def choose_copies(rng: np.random.Generator, count: int, none: float) -> list[int
     return [0, *sorted((1 + rng.permutation(count - 1)[: copies - 1]).tolist())]
 
 
-class ProceduralSource:
+class ProceduralSource(ABC):
     """Scenes that are made when they are asked for: any sample is rebuilt from (seed, split, index)."""
 
     vocabulary: dict[str, tuple[str, ...]]
@@ -186,9 +187,9 @@ class ProceduralSource:
             raise InputError(f"--split {split!r}: scenes and cut-outs have the splits {', '.join(SPLITS)}")
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
 
+    @abstractmethod
     def scene(self, number: int) -> Scene:
         """The scene of a number that no other scene of any split has."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return self.count
@@ -213,7 +214,10 @@ class ProceduralSource:
 class SceneSource(ProceduralSource):
     """Drawn scenes."""
 
-    vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}  # noqa: RUF012
+    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+        """As `ProceduralSource`."""
+        super().__init__(split, count, seed=seed, size=size, queries=queries)
+        self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
 
     def scene(self, number: int) -> Scene:
         return draw_scene(self.seed, number, self.size)
