@@ -1,23 +1,94 @@
-"""Reads the TFDS data sets that tools/build.py writes. A sample is decoded when it is asked for."""
+"""TFDS data sets: array_record files with encoded images and RLE masks, which `data build` writes.
+
+Images keep the bytes of their files, so that nothing is lost. Any TFDS reader opens the folder
+(`tfds.builder_from_directory(DIR).as_data_source()`); TensorFlow is not needed.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.data.samples import Dataset, Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
+NAME = "r2sm_queries"
 MASK_TYPES = ("modal", "amodal")
+_INSTANCE = {
+    "id": tfds.features.Scalar(np.int64),
+    "category": tfds.features.Text(),
+    "modal": tfds.features.Text(doc="COCO's compressed RLE counts, at the image's size"),
+    "amodal": tfds.features.Text(doc="the same; empty = not known"),
+    "attributes": tfds.features.Text(doc="JSON object"),
+    "ignore": tfds.features.Scalar(np.bool_),
+}
+_QUERY = {
+    "id": tfds.features.Scalar(np.int64),
+    "text": tfds.features.Text(),
+    "mask_type": tfds.features.ClassLabel(names=MASK_TYPES),
+    "instance_ids": tfds.features.Text(doc="JSON list"),
+    "kind": tfds.features.Text(doc="JSON object"),
+}
+FEATURES = {
+    "image": tfds.features.Image(shape=(None, None, 3)),
+    "image_id": tfds.features.Scalar(np.int64),
+    "file_name": tfds.features.Text(),
+    "instances": tfds.features.Sequence(_INSTANCE),
+    "queries": tfds.features.Sequence(_QUERY),
+}
+
+
+class R2smQueries(tfds.core.GeneratorBasedBuilder):
+    """Writes splits of dataset files; made by `write_tfds`."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    name = NAME
+
+    def __init__(self, *, splits: Mapping[str, Dataset], **options: Any):
+        self._splits = splits
+        super().__init__(**options)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        vocabulary: dict[str, set[str]] = {}
+        for dataset in self._splits.values():
+            for group, words in dataset.vocabulary.items():
+                vocabulary.setdefault(group, set()).update(words)
+        metadata = tfds.core.MetadataDict({"vocabulary": {g: sorted(words) for g, words in vocabulary.items()}})
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(FEATURES), metadata=metadata)
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        return {split: self._generate_examples(dataset) for split, dataset in self._splits.items()}
+
+    def _generate_examples(self, dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, sample in enumerate(dataset):
+            yield sample.image_id, _encode(sample, dataset.image_path(index))
+
+
+def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
+    """Writes the splits as a TFDS data set below `out`; gives the number of images of each.
+
+    Raises InputError for an image or a mask that cannot be read and a folder that cannot be written to.
+    """
+    if "all" in splits:
+        raise InputError("build: TFDS has reserved the split name 'all'; name others, such as train and val")
+    tfds.disable_progress_bar()
+    try:
+        builder = R2smQueries(splits=splits, data_dir=str(out), file_format="array_record")
+        builder.download_and_prepare()
+    except OSError as error:
+        raise InputError(f"{out}: cannot write there ({error.strerror}); give another folder") from error
+    return {name: split.num_examples for name, split in builder.info.splits.items()}
 
 
 class TfdsSource:
-    """One split of a folder that `data build` wrote; samples are read at random."""
+    """One split of a folder that `data build` wrote; a sample is decoded when it is asked for."""
 
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
@@ -41,43 +112,64 @@ class TfdsSource:
         record = self._source[index]
         name = record["file_name"].decode()
         image = open_image(record["image"], name)
-        size = image.shape[:2]
-        instances = record["instances"]
-        return Sample(
-            image_id=int(record["image_id"]),
-            file_name=name,
-            image=image,
-            instances=tuple(
-                Instance(
-                    id=int(instances["id"][i]),
-                    category=instances["category"][i].decode(),
-                    modal=_mask(instances["modal"][i], size),
-                    amodal=_mask(instances["amodal"][i], size) if instances["amodal"][i] else None,
-                    attributes=json.loads(instances["attributes"][i]),
-                    ignore=bool(instances["ignore"][i]),
-                )
-                for i in range(len(instances["id"]))
-            ),
-            queries=_queries(record["queries"]),
-        )
+        instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
+        return Sample(int(record["image_id"]), name, image, instances, _queries(record))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
-        return _queries(self._source[index]["queries"])
+        return _queries(self._source[index])
 
 
-def _queries(records: Mapping[str, Any]) -> tuple[Query, ...]:
+def _encode(sample: Sample, path: Path) -> dict[str, Any]:
+    """A sample as a record of `FEATURES`; `path` is its image."""
+    instances = [
+        {
+            "id": instance.id,
+            "category": instance.category,
+            "modal": masks.encode(instance.modal)["counts"],
+            "amodal": "" if instance.amodal is None else masks.encode(instance.amodal)["counts"],
+            "attributes": json.dumps(dict(instance.attributes)),
+            "ignore": instance.ignore,
+        }
+        for instance in sample.instances
+    ]
+    queries = [
+        {
+            "id": query.id,
+            "text": query.text,
+            "mask_type": query.mask_type,
+            "instance_ids": json.dumps(list(query.instance_ids)),
+            "kind": json.dumps(dict(query.kind)),
+        }
+        for query in sample.queries
+    ]
+    record = {"image": BytesIO(path.read_bytes()), "image_id": sample.image_id, "file_name": sample.file_name}
+    return record | {"instances": instances, "queries": queries}
+
+
+def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The entries of a sequence, which TFDS gives as one array for each field."""
+    for values in zip(*columns.values(), strict=True):
+        yield {key: v.decode() if isinstance(v, bytes) else v for key, v in zip(columns, values, strict=True)}
+
+
+def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
+    def mask(counts: str) -> masks.Mask:
+        return masks.decode({"size": list(size), "counts": counts})
+
+    amodal = mask(row["amodal"]) if row["amodal"] else None
+    attributes = json.loads(row["attributes"])
+    return Instance(int(row["id"]), row["category"], mask(row["modal"]), amodal, attributes, bool(row["ignore"]))
+
+
+def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:
     return tuple(
         Query(
-            id=int(records["id"][i]),
-            text=records["text"][i].decode(),
-            mask_type=MASK_TYPES[int(records["mask_type"][i])],
-            instance_ids=tuple(json.loads(records["instance_ids"][i])),
-            kind=json.loads(records["kind"][i]),
+            id=int(row["id"]),
+            text=row["text"],
+            mask_type=MASK_TYPES[int(row["mask_type"])],
+            instance_ids=tuple(json.loads(row["instance_ids"])),
+            kind=json.loads(row["kind"]),
         )
-        for i in range(len(records["id"]))
+        for row in _rows(record["queries"])
     )
-
-
-def _mask(counts: bytes, size: tuple[int, ...]) -> masks.Mask:
-    return masks.decode({"size": list(size), "counts": counts.decode()})

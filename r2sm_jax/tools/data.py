@@ -285,7 +285,7 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
         images: Folder of the images, where they do not lie beside the dataset file.
         splits: Splits to write; default: train and val of a file, every *.json of a folder.
     """
-    from r2sm_jax.tools.build import NAME, write_tfds  # imports slowly
+    from r2sm_jax.data.tfds import NAME, write_tfds  # imports slowly
 
     kind, _, name = data.partition(":")
     if kind != "json" or not name:
