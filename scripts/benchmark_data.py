@@ -53,7 +53,7 @@ def make_photos(folder: Path, count: int) -> str:
     while len(made.images) < count:
         scene = draw_scene(0, number, WIDTH)
         number += 1
-        if len(scene.objects) < INSTANCES:
+        if len(scene.instances) < INSTANCES:
             continue
         rows = slice((WIDTH - HEIGHT) // 2, (WIDTH + HEIGHT) // 2)
         queries = write_queries(scene.facts, rng=np.random.default_rng(number), count=8)
@@ -61,9 +61,9 @@ def make_photos(folder: Path, count: int) -> str:
         Image.fromarray(scene.image[rows]).save(folder / "images" / name, quality=92)
         made.images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
         ids = {
-            o.id: made.add_annotation(number, o.item.category, o.modal[rows], o.amodal[rows])
-            for o in scene.objects[:INSTANCES]
-            if o.modal[rows].any()
+            i.id: made.add_annotation(number, i.category, i.modal[rows], i.complete[rows])
+            for i in scene.instances[:INSTANCES]
+            if i.modal[rows].any()
         }
         for query in queries:
             if ids.keys() >= set(query.instance_ids):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
+from test_scenes import check_hiding
 
 from r2sm_jax.data.samples import Sample, Source
 from r2sm_jax.errors import InputError
@@ -139,18 +140,17 @@ def test_any_layout_is_sound(seed: int, size: int, shapes: list[str]) -> None:
     rng = np.random.default_rng(seed)
     items = [(Item(shape, {}, ("hidden", "free", "any")[k % 3]), picture(shape)) for k, shape in enumerate(shapes)]
     placed = arrange_cutouts(rng, items, size)
-    objects = annotate(placed, [p.in_place() for p in placed], (size, size))
-    assert len(objects) == len(placed) <= len(items)
-    assert [o.id for o in objects] == list(range(1, len(objects) + 1))
+    scene = annotate(Image.new("RGB", (size, size)), placed, [p.in_place() for p in placed])
+    assert len(scene.instances) == len(placed) <= len(items)
+    assert [i.id for i in scene.instances] == list(range(1, len(placed) + 1))
     whole = sorted((p.item.category, int(p.sprite.mask.sum())) for p in placed)
-    assert whole == sorted((o.item.category, int(o.amodal.sum())) for o in objects)  # nothing is cut off
+    assert whole == sorted((i.category, int(i.amodal.sum())) for i in scene.instances)  # nothing is cut off
     for p in placed:
         assert max(p.sprite.mask.shape) <= LARGEST * size + 1
-    for o in objects:
-        assert not (o.modal & ~o.amodal).any()
-        assert o.occlusion == 0 or LEAST <= o.occlusion <= MOST
-        covered = {other.id: (other.amodal & o.amodal).sum() for other in objects if other.order < o.order}
-        assert o.hidden_by == tuple(i for i, pixels in covered.items() if pixels >= max(4, 0.01 * o.amodal.sum()))
+    for instance, facts in zip(scene.instances, scene.facts, strict=True):
+        assert not (instance.modal & ~instance.amodal).any()
+        assert facts.occlusion == 0 or LEAST <= facts.occlusion <= MOST
+    check_hiding(scene)
 
 
 def test_painting_blends_by_alpha() -> None:
@@ -355,17 +355,21 @@ def indexed(content):
         (indexed("[{"), "index.json: this is not JSON"),
         (indexed([]), "index.json: there is no list of cut-outs"),
         (indexed("3"), "index.json: there is no list of cut-outs"),
-        (indexed(["red-disc.png"]), "record 1: it is not an object that names a 'file'; correct"),
-        (indexed({"red-disc.png": 3}), "the label and the group of red-disc.png must be text"),
-        (indexed([{"file": "red-disc.png"}, {"file": "gone.png"}]), "record 2: the file 'gone.png' is not in"),
-        (indexed([{"file": "red-disc.png"}] * 2), "record 2: red-disc.png is listed before"),
-        (indexed([{"file": "../cutouts/red-disc.png"}]), "is not in the folder"),
-        (indexed([{"file": "/etc/passwd"}]), "is not in the folder"),
-        (indexed([{"file": "C:\\x.png"}]), "is not in the folder"),
-        (indexed([{"file": "red-disc.png", "label": 3}]), "the label and the group of red-disc.png must be text"),
-        (indexed([{"file": "red-disc.png", "label": "?!"}]), "the label of red-disc.png has no word in it"),
-        (indexed([{"file": "red-disc.png", "group": ["a"]}]), "the label and the group of red-disc.png must be text"),
-        (indexed([{"file": "red-disc.png", "tags": "a"}]), "its tags and uses lists of texts"),
+        (indexed(["red-disc.png"]), "index.json: there is no list of cut-outs"),
+        (indexed([{"label": "disc"}]), "record 1: its file is None; give the path of a file"),
+        (indexed({"red-disc.png": 3}), "record 1: its label is 3; give a text with a word in it"),
+        (indexed([{"file": "red-disc.png"}, {"file": "gone.png"}]), "gone.png: there is no such image"),
+        (indexed([{"file": "red-disc.png"}] * 2), "red-disc.png is listed 2 times; keep one"),
+        (
+            indexed([{"file": "../cutouts/red-disc.png"}]),
+            "record 1: its file is '../cutouts/red",
+        ),
+        (indexed([{"file": "/etc/passwd"}]), "record 1: its file is '/etc/passwd'; give the path"),
+        (indexed([{"file": "C:\\x.png"}]), "record 1: its file is"),
+        (indexed([{"file": "red-disc.png", "label": 3}]), "record 1: its label is 3; give a text"),
+        (indexed([{"file": "red-disc.png", "label": "?!"}]), "its label is '?!'; give a text with a word in it"),
+        (indexed([{"file": "red-disc.png", "group": ["a"]}]), "record 1: its group is ['a']; give a text"),
+        (indexed([{"file": "red-disc.png", "tags": "a"}]), "its tags is 'a'; give a list of texts"),
     ],
 )
 def test_bad_folders(tmp_path: Path, make, words: str) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.scenes.drawings import read_drawings
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
 from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite
-from r2sm_jax.scenes.scenes import CATEGORIES, Scene, SceneObject, draw_scene
+from r2sm_jax.scenes.scenes import CATEGORIES, Scene, draw_scene
 
 SCENES = 150
 
@@ -24,16 +25,34 @@ def scenes() -> list[Scene]:
     return [draw_scene(7, index) for index in range(SCENES)]
 
 
-def look(o: SceneObject) -> tuple[str, str, str]:
+def look(instance: Instance) -> tuple[str, str, str]:
     """Category, colour and pattern."""
-    return o.item.category, o.item.attributes["colour"], o.item.attributes["pattern"]
+    return instance.category, instance.attributes["colour"], instance.attributes["pattern"]
+
+
+def check_hiding(scene: Scene) -> None:
+    """What is hidden of an object is covered by others, and just those that cover enough of it are said to hide it."""
+    instances = {i.id: i for i in scene.instances}
+    assert np.array_equal(
+        np.any([i.modal for i in scene.instances], axis=0), np.any([i.amodal for i in scene.instances], axis=0)
+    )
+    for facts in scene.facts:
+        me = instances[facts.id]
+        least = max(4, 0.01 * me.amodal.sum())
+        assert list(facts.hidden_by) == sorted(facts.hidden_by)
+        for number, other in instances.items():
+            shared = me.amodal & other.amodal
+            if number in facts.hidden_by:
+                assert shared.sum() >= least and not (shared & me.modal).any()
+            elif number != facts.id and shared.sum() >= least:  # then it is the other way round
+                assert not (shared & other.modal).any()
 
 
 def digest(scene: Scene) -> str:
     total = hashlib.sha256(scene.image.tobytes())
-    for o in scene.objects:
-        words = (o.id, look(o), o.order, o.hidden_by)
-        total.update(repr(words).encode() + o.modal.tobytes() + o.amodal.tobytes())
+    for i in scene.instances:
+        total.update(repr((i.id, look(i))).encode() + i.modal.tobytes() + i.amodal.tobytes())
+    total.update(repr(scene.facts).encode())
     return total.hexdigest()
 
 
@@ -63,46 +82,37 @@ def test_seeds_and_indices_differ(scenes: list[Scene]) -> None:
 def test_masks_are_exact(scenes: list[Scene]) -> None:
     for scene in scenes:
         assert scene.image.shape == (96, 96, 3) and scene.image.dtype == np.uint8
-        assert np.sum([o.modal for o in scene.objects], axis=0).max() == 1
-        for o in scene.objects:
-            fronts = [other.amodal for other in scene.objects if other.order < o.order]
-            covered = np.any(fronts, axis=0) if fronts else np.zeros_like(o.amodal)
-            assert o.modal.dtype == o.amodal.dtype == bool and o.modal.shape == (96, 96)
-            assert np.array_equal(o.modal, o.amodal & ~covered)
+        assert np.sum([i.modal for i in scene.instances], axis=0).max() == 1
+        for i in scene.instances:
+            assert i.modal.dtype == i.amodal.dtype == bool and i.modal.shape == (96, 96)
+            assert not (i.modal & ~i.amodal).any()
 
 
-def test_orders_and_hiders_agree(scenes: list[Scene]) -> None:
+def test_facts_agree_with_the_masks(scenes: list[Scene]) -> None:
     for scene in scenes:
-        count = len(scene.objects)
-        assert 3 <= count <= 8
-        assert [o.id for o in scene.objects] == list(range(1, count + 1))
-        assert sorted(o.order for o in scene.objects) == list(range(1, count + 1))
-        for o in scene.objects:
-            least = max(4, 0.01 * o.amodal.sum())
-            hidden_by = [
-                other.id
-                for other in scene.objects
-                if other.order < o.order and (other.amodal & o.amodal).sum() >= least
-            ]
-            assert list(o.hidden_by) == hidden_by
+        assert 3 <= len(scene.instances) <= 8
+        numbers = list(range(1, len(scene.instances) + 1))
+        assert [i.id for i in scene.instances] == [facts.id for facts in scene.facts] == numbers
+        for i, facts in zip(scene.instances, scene.facts, strict=True):
+            assert facts.occlusion == pytest.approx(1 - i.modal.sum() / i.amodal.sum())
+        check_hiding(scene)
 
 
 def test_no_object_is_lost(scenes: list[Scene]) -> None:
-    objects = [o for scene in scenes for o in scene.objects]
-    assert min(o.modal.sum() for o in objects) >= 30
-    assert max(o.occlusion for o in objects) <= 0.85
+    assert min(i.modal.sum() for scene in scenes for i in scene.instances) >= 30
+    assert max(facts.occlusion for scene in scenes for facts in scene.facts) <= 0.85
     for scene in scenes:
-        assert len({look(o) for o in scene.objects}) == len(scene.objects)
+        assert len(set(map(look, scene.instances))) == len(scene.instances)
 
 
 def test_everything_appears(scenes: list[Scene]) -> None:
-    objects = [o for scene in scenes for o in scene.objects]
+    objects = [i for scene in scenes for i in scene.instances]
     categories, colours, patterns = (set(words) for words in zip(*map(look, objects), strict=True))
     assert (categories, colours, patterns) == (set(CATEGORIES), set(COLOURS), set(PATTERNS))
 
 
 def test_occlusion_is_spread(scenes: list[Scene]) -> None:
-    rates = np.array([o.occlusion for scene in scenes for o in scene.objects])
+    rates = np.array([facts.occlusion for scene in scenes for facts in scene.facts])
     assert 0.35 < (rates > 0.05).mean() < 0.65
     counts = np.histogram(rates, (0.05, 0.2, 0.4, 0.6, 0.8))[0]
     assert counts.min() > 0.1 * counts.sum()
@@ -111,8 +121,8 @@ def test_occlusion_is_spread(scenes: list[Scene]) -> None:
 def test_copies_are_both_free_and_occluded(scenes: list[Scene]) -> None:
     with_copies = both = 0
     for scene in scenes:
-        counts = Counter(o.item.category for o in scene.objects)
-        groups = [[o.occlusion for o in scene.objects if o.item.category == c] for c, n in counts.items() if n > 1]
+        counts = Counter(facts.category for facts in scene.facts)
+        groups = [[o.occlusion for o in scene.facts if o.category == c] for c, n in counts.items() if n > 1]
         with_copies += bool(groups)
         both += any(min(group) < 0.05 < max(group) for group in groups)
     assert with_copies > 0.4 * SCENES
@@ -123,7 +133,7 @@ def test_the_named_colour_dominates(scenes: list[Scene]) -> None:
     names, paints = list(COLOURS), np.array(list(COLOURS.values()), float)
     right = []
     for scene in scenes[:60]:
-        for o in scene.objects:
+        for o in scene.instances:
             _, colour, pattern = look(o)
             if pattern == "plain":
                 pixels = scene.image[o.modal].astype(float)
@@ -137,8 +147,8 @@ def test_layout_does_not_depend_on_size() -> None:
     for index in range(12):
         small, large = draw_scene(7, index), draw_scene(7, index, size=192)
         assert large.image.shape == (192, 192, 3)
-        for a, b in zip(small.objects, large.objects, strict=True):
-            assert (look(a), a.order) == (look(b), b.order)
+        for a, b in zip(small.instances, large.instances, strict=True):
+            assert look(a) == look(b)
             reduced = b.amodal.reshape(96, 2, 96, 2).mean((1, 3)) >= 0.5
             ious.append((a.amodal & reduced).sum() / (a.amodal | reduced).sum())
     assert np.mean(ious) > 0.85 and min(ious) > 0.7
@@ -164,7 +174,7 @@ sign
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("main elipse 0,0 w", "there is no shape 'elipse'"),
+        ("main elipse 0,0 w", "name 'elipse' is not defined"),
         ("mian ellipse 0,0 w", "name 'mian' is not defined"),
         ("w ellipse 0,0 w", "not a role"),
         ("main w", "not a role and a shape"),
@@ -175,7 +185,7 @@ sign
         ("main ellipse 0,0 w truned=3", "unexpected keyword argument 'truned'"),
         ("main ellipse 0,0", "missing 1 required positional argument: 'radii'"),
         ("if tall main box -w,-1 w,1", "name 'tall' is not defined"),
-        ("if w>9 main elipse 0,0 w", "there is no shape 'elipse'"),
+        ("if w>9 main elipse 0,0 w", "name 'elipse' is not defined"),
         ("h = chance often", "name 'often' is not defined"),
         ("h = __import__('os')", "name '__import__' is not defined"),
         ("main", "expected"),

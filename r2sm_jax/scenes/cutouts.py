@@ -9,7 +9,8 @@ of a picture has some. With an index, only the files that it names are used; wit
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from os import PathLike
@@ -107,7 +108,7 @@ class CutoutSource(ProceduralSource):
         canvas = self._background(rng)
         sprites = [p.in_place() for p in placed]
         blend(rng, canvas, sprites)
-        return Scene(np.array(canvas), annotate(placed, sprites, (self.size, self.size)))
+        return annotate(canvas, placed, sprites)
 
     def _choose(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
         """Objects for a scene, the rearmost first; no label could mean the object of another label."""
@@ -218,7 +219,7 @@ def read_cutouts(folder: Path, side: int) -> list[Cutout]:
     """
     index = folder / "index.json"
     if index.is_file():
-        records = list(read_index(index))
+        records = read_index(index)
     else:
         records = [{"file": path.name} for path in find_images(folder, (".png", ".webp"), "RGBA cut-outs")]
     found = sorted((_cutout(folder, record) for record in records), key=lambda cutout: cutout.name)
@@ -247,7 +248,7 @@ def _cutout(folder: Path, record: Mapping[str, Any]) -> Cutout:
     return Cutout(folder / name, name, Item(label, attributes, uses=uses, ideas=tags), words)
 
 
-def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
+def read_index(index: Path) -> list[dict[str, Any]]:
     """The records of an index, checked. Raises InputError."""
     content = load_json(index, "a list of cut-outs, or remove it")
     if isinstance(content, dict):
@@ -255,31 +256,29 @@ def read_index(index: Path) -> Iterator[Mapping[str, Any]]:
             {"file": name} | (record if isinstance(record, dict) else {"label": record})
             for name, record in content.items()
         ]
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list) or not content or not all(isinstance(record, dict) for record in content):
         raise InputError(f'{index}: there is no list of cut-outs; give [{{"file": .., "label": ..}}, ..] or remove it')
-    seen: set[PurePosixPath] = set()
     for position, record in enumerate(content, start=1):
-        if problem := find_problem(index.parent, record, seen):
-            raise InputError(f"{index}: record {position}: {problem}; correct the record or remove it")
-        seen.add(PurePosixPath(record["file"]))
-        yield record
+        for field, (wanted, valid) in FIELDS.items():
+            if not valid(record.get(field)):
+                raise InputError(f"{index}: record {position}: its {field} is {record.get(field)!r}; give {wanted}")
+    ((name, count),) = Counter(PurePosixPath(record["file"]) for record in content).most_common(1)
+    if count > 1:
+        raise InputError(f"{index}: {name} is listed {count} times; keep one of its records")
+    return content
 
 
-def find_problem(folder: Path, record: Any, seen: set[PurePosixPath]) -> str:
-    """What is wrong with a record of an index; empty if nothing is. `seen` are the files of the records before it."""
-    if not isinstance(record, dict) or not isinstance(record.get("file"), str):
-        return "it is not an object that names a 'file'"
-    name = record["file"]
-    if leads_outside(name) or not (folder / name).is_file():
-        return f"the file {name!r} is not in the folder"
-    if PurePosixPath(name) in seen:
-        return f"{name} is listed before"
-    lists = [record.get(key) or [] for key in ("tags", "uses")]
-    if not all(isinstance(record.get(key) or "", str) for key in ("label", "group")) or not all(
-        isinstance(texts, list) and all(map(is_text, texts)) for texts in lists
-    ):
-        return f"the label and the group of {name} must be text, its tags and uses lists of texts"
-    return f"the label of {name} has no word in it" if record.get("label") and not clean_name(record["label"]) else ""
+def _are_texts(value: Any) -> bool:
+    return not value or (isinstance(value, list) and all(map(is_text, value)))
+
+
+FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "file": ("the path of a file in the folder", lambda name: is_text(name) and not leads_outside(name)),
+    "label": ("a text with a word in it", lambda label: not label or (is_text(label) and clean_name(label))),
+    "group": ("a text", lambda group: not group or is_text(group)),
+    "tags": ("a list of texts", _are_texts),
+    "uses": ("a list of texts", _are_texts),
+}
 
 
 @cache

@@ -3,10 +3,11 @@
 Shapes are polygons `[N 2]` in unit coordinates. x runs to the right, y down, and an object lies within about [-1, 1].
 """
 
-import ast
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.resources import files
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,6 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.scenes.paint import ROLES, Part
 
 Point = tuple[float, float]
-Names = dict[str, Any]
-"""Numbers, points, shapes and roles by the names that a drawing gives them, and the random generator `rng`."""
-Value = Callable[[Names], Any]
 Drawing = Callable[[np.random.Generator], list[Part]]
 """Draws an object of a class: its parts, which differ from object to object, the rearmost first."""
 
@@ -124,15 +122,18 @@ def seam(width: float) -> np.ndarray:
 
 SHAPES = {shape.__name__: shape for shape in (belt, box, curve, ellipse, polygon, seam, star, stroke, twofold)}
 CHANGES = {change.__name__: change for change in (flipped, moved, scaled, turned)}
-CONSTANTS = {"__builtins__": {}, "cos": np.cos, "pi": np.pi}
+NAMES = {"__builtins__": {}, "cos": np.cos, "pi": np.pi, **SHAPES, **CHANGES}
+"""What a drawing can use besides the names that it defines and the random generator `rng`."""
 
 
 class Step(NamedTuple):
-    """A value that gets a name, or (without a name) parts, which are painted where the condition holds."""
+    """A line, translated to Python: a value that gets a name, or (without a name) a role and a shape, which are painted
+    where the condition holds."""
 
-    value: Value
+    value: CodeType
     name: str = ""
-    condition: Value | None = None
+    condition: CodeType | None = None
+    both: bool = False
 
 
 def read_drawings(text: str) -> dict[str, Drawing]:
@@ -141,10 +142,10 @@ def read_drawings(text: str) -> dict[str, Drawing]:
     Raises InputError, with the line and the class, for a line that breaks the notation or uses an unknown name.
     """
     drawings: dict[str, Drawing] = {}
-    category, steps, names = "no class", [], Names()
+    category, steps, names = "no class", [], {}
     for number, line in _numbered_lines(text):
         if not line.startswith(" "):
-            category, steps, names = line, [], Names(rng=np.random.default_rng(0))
+            category, steps, names = line, [], NAMES | {"rng": np.random.default_rng(0)}
             drawings[category] = partial(_draw, steps)
             continue
         try:
@@ -157,120 +158,88 @@ def read_drawings(text: str) -> dict[str, Drawing]:
     return drawings
 
 
-def _numbered_lines(text: str) -> list[tuple[int, str]]:
+def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Each line that is no comment, joined with those that continue it, after its number."""
-    found: list[tuple[int, str]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if found and line.startswith(" " * 8):
-            found[-1] = found[-1][0], f"{found[-1][1]} {line.strip()}"
-        elif line.strip() and not line.startswith("#"):
-            found.append((number, line))
-    return found
+    for match in re.finditer(r"^(?!#) *\S.*(?:\n {8}.*)*", text, re.MULTILINE):
+        yield text.count("\n", 0, match.start()) + 1, re.sub(r"\s*\n\s*", " ", match[0])
 
 
 def _draw(steps: Sequence[Step], rng: np.random.Generator) -> list[Part]:
-    names: Names = {"rng": rng}
+    names = NAMES | {"rng": rng}
     parts: list[Part] = []
-    for value, name, condition in steps:
+    for value, name, condition, both in steps:
         if name:
-            names[name] = value(names)
-        elif condition is None or condition(names):
-            parts += value(names)
+            names[name] = eval(value, names)
+        elif condition is None or eval(condition, names):
+            role, shape = eval(value, names)
+            parts += [(role, shape), (role, flipped(shape))] if both else [(role, shape)]
     return parts
 
 
-def _try_step(step: Step, names: Names) -> None:
+def _try_step(step: Step, names: dict[str, Any]) -> None:
     """Computes a step whatever its condition; raises an exception where that is impossible."""
-    value = step.value(names)
+    value = eval(step.value, names)
     if step.name:
         names[step.name] = value
-    elif any(role not in ROLES or np.ndim(shape) != 2 for role, shape in value):
+    elif value[0] not in ROLES or np.ndim(value[1]) != 2:
         raise ValueError("this is not a role and a shape")
     if step.condition:
-        step.condition(names)
+        eval(step.condition, names)
 
 
 def _read_line(line: str) -> Iterator[Step]:
     if " = " in line:
         for definition in line.split(", "):
             name, text = definition.split(" = ")
-            yield Step(_read_value(text), name)
+            yield Step(_compile(_value(text)), name)
         return
     condition = None
     if line.startswith(("if ", "unless ")):
         word, test, line = line.split(maxsplit=2)
-        condition = _formula(test if word == "if" else f"not {test}")
+        condition = _compile(test if word == "if" else f"not {test}")
     role, shape = line.removeprefix("both ").split(maxsplit=1)
-    parts = partial(_parts, _formula(_role(role)), _read_shape(shape), line.startswith("both "))
-    yield Step(parts, condition=condition)
+    yield Step(_compile(f"{_role(role)}, {_shape(shape)}"), "", condition, line.startswith("both "))
 
 
-def _read_value(text: str) -> Value:
+def _compile(formula: str) -> CodeType:
+    return compile(formula, "drawings.txt", "eval")
+
+
+def _value(text: str) -> str:
+    """The formula for what stands behind a name."""
     first, *rest = text.split()
     if first in SHAPES:
-        return _read_shape(text)
+        return _shape(text)
     if first == "integer":
-        return _call(np.random.Generator.integers, ["rng", *rest])
+        return f"rng.integers({rest[0]})"
     if first == "chance":
-        return _call(_either, ["rng", "True", *rest, "False"])
+        return f"rng.random() < {rest[0]}"
     if first in ROLES:
-        return _call(_either, ["rng", *map(_role, [first, *rest])])
+        return f"{first!r} if rng.random() < {rest[0]} else {_role(rest[1])}"
     if ".." in text:
-        return _call(np.random.Generator.uniform, ["rng", *text.split("..")])
-    return _formula(_tuple([first, *rest]) if "," in text else text)
+        return f"rng.uniform({text.replace('..', ',')})"
+    return f"({_arguments([first, *rest])})" if "," in text else text
 
 
-def _read_shape(text: str) -> Value:
-    """A shape with its values and settings, or the name of one; then what changes it."""
+def _shape(text: str) -> str:
+    """The formula for a shape with its values and settings, or for the name of one, and for what changes it."""
     name, *words = text.split()
-    pairs = [(word, *word.partition("=")[::2]) for word in words]
-    values = [word for word, key, value in pairs if not value and key not in CHANGES]
-    settings = {key: ast.literal_eval(value) for _, key, value in pairs if value and key not in CHANGES}
-    changes = [(CHANGES[key], _formula(f"({value},)" if value else "()")) for _, key, value in pairs if key in CHANGES]
-    if name in SHAPES:
-        shape = _call(partial(SHAPES[name], **settings), values)
-    elif values or settings:
-        raise ValueError(f"there is no shape {name!r}")
-    else:
-        shape = _formula(name)
-    return partial(_changed, shape, changes) if changes else shape
+    changes = [word.partition("=") for word in words if word.partition("=")[0] in CHANGES]
+    settings = [word for word in words if "=" in word and word.partition("=")[0] not in CHANGES]
+    values = [word for word in words if "=" not in word and word not in CHANGES]
+    formula = f"{name}({_arguments(values + settings)})" if values or settings else name
+    for change, _, numbers in changes:
+        formula = f"{change}({formula}, {numbers})" if numbers else f"{change}({formula})"
+    return formula
 
 
-def _formula(text: str) -> Value:
-    return partial(eval, compile(text, "drawings.txt", "eval"), CONSTANTS)
+def _arguments(words: Sequence[str]) -> str:
+    """Numbers, points and settings with commas between them: `0,y r` → `(0,y),r,`."""
+    return "".join(f"({word})," if "," in word else f"{word}," for word in words)
 
 
 def _role(word: str) -> str:
     return repr(word) if word in ROLES else word
-
-
-def _tuple(words: Sequence[str]) -> str:
-    """The formula for numbers and points: `0,y r` → `((0,y),r,)`."""
-    return "(" + "".join(f"({word})," if "," in word else f"{word}," for word in words) + ")"
-
-
-def _call(function: Callable[..., Any], words: Sequence[str]) -> Value:
-    return partial(_called, function, _formula(_tuple(words)))
-
-
-def _called(function: Callable[..., Any], values: Value, names: Names) -> Any:
-    return function(*values(names))
-
-
-def _either(rng: np.random.Generator, first: Any, share: float, second: Any) -> Any:
-    return first if rng.random() < share else second
-
-
-def _changed(shape: Value, changes: Sequence[tuple[Callable[..., np.ndarray], Value]], names: Names) -> np.ndarray:
-    points = shape(names)
-    for change, values in changes:
-        points = change(points, *values(names))
-    return points
-
-
-def _parts(role: Value, shape: Value, mirrored: bool, names: Names) -> list[Part]:
-    name, points = role(names), shape(names)
-    return [(name, points), (name, flipped(points))] if mirrored else [(name, points)]
 
 
 DRAWINGS = read_drawings(files("r2sm_jax.scenes").joinpath("drawings.txt").read_text(encoding="utf-8"))

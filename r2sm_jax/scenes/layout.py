@@ -29,8 +29,7 @@ class Rules:
     smallest_area: float  # pixels that stay visible of every object
     smallest_share: float  # share that stays visible of every object
     least_hidden: float = 0.0  # an object that is covered at all is hidden by this share
-    side_effect: float = 0.3  # share that an object may lose to a sprite that is put over another one
-    side_effect_on_free: float = 0.0  # the same for an object that is wanted free
+    loss_of_free: float = 0.0  # share that an object that is wanted free may lose to a sprite over another one
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class Layout:
             least_visible = max(rules.smallest_area, rules.smallest_share * self.area[k])
             if self.visible[k] - lost < least_visible or self.hidden(k, lost) < rules.least_hidden:
                 return False
-            limit = rules.side_effect_on_free if self.placed[k].item.wanted == "free" else rules.side_effect
+            limit = rules.loss_of_free if self.placed[k].item.wanted == "free" else 0.3
             if k != below and lost > limit * self.area[k]:
                 return False
         return True

@@ -32,14 +32,14 @@ SHADOW_DEPTH = [int(0.46 * k) for k in range(256)]
 class Figure:
     """A drawing that can be painted at any size. Lengths are in units of the layout.
 
-    `points` are the corners of all its polygons `[N 2]`, relative to its centre; polygon i has `counts[i]` of them and
+    `points` are the corners of all its polygons `[N 2]`, relative to its centre, and are split at `ends`. Polygon i has
     the label `labels[i]`. `colours` are those of the labels, as little-endian RGBa words `uint32 [64]`. `weave` maps a
     point to the pattern tile: `(scale * angle matrix [2 2], shift [2])`.
     """
 
     points: np.ndarray
     labels: tuple[int, ...]
-    counts: tuple[int, ...]
+    ends: np.ndarray
     colours: np.ndarray
     pattern: str
     weave: tuple[np.ndarray, np.ndarray]
@@ -121,12 +121,12 @@ def make_figure(rng: np.random.Generator, parts: Sequence[Part], colour: str, pa
     c, s = np.cos(slant) * TILE / period, np.sin(slant) * TILE / period
     weave = np.array([(c, s), (-s, c)]), TILE * (PERIODS / 2 + rng.uniform(0, 1, 2))
     labels = tuple(ROLES.index(role) for role, _ in parts)
-    counts = tuple(len(shape) for _, shape in parts)
+    ends = np.cumsum([len(shape) for _, shape in parts])[:-1]
     rgb = palette(colour, pick(rng, range(5))) + rng.normal(0, 4, 3)
     colours = np.full((len(rgb), 4), 255, np.uint8)
     colours[:, :3] = np.minimum(np.maximum(rgb, 0), 255)
     colours[ROLES.index("hole") :: PATTERN_BIT] = 0
-    return Figure(placed, labels, counts, colours.view("<u4")[:, 0], pattern, weave)
+    return Figure(placed, labels, ends, colours.view("<u4")[:, 0], pattern, weave)
 
 
 def paint_figure(figure: Figure, extent: float, scale: float = 1.0, x: float = 0.0, y: float = 0.0) -> Sprite:
@@ -136,11 +136,8 @@ def paint_figure(figure: Figure, extent: float, scale: float = 1.0, x: float = 0
     width, height = (int(v) // FINE + 1 for v in points.max(0))
     canvas = Image.new("L", (width * FINE, height * FINE))
     draw = ImageDraw.Draw(canvas).draw
-    flat = points.ravel().tolist()
-    start = 0
-    for label, count in zip(figure.labels, figure.counts, strict=True):
-        draw.draw_polygon(flat[start : start + 2 * count], label, 1)
-        start += 2 * count
+    for label, corners in zip(figure.labels, np.split(points, figure.ends), strict=True):
+        draw.draw_polygon(corners.ravel().tolist(), label, 1)
     labels = np.frombuffer(canvas.tobytes(), np.uint8)
     if figure.pattern != "plain":
         matrix, shift = figure.weave

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
@@ -30,72 +31,47 @@ COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 
 PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
 RULES = Rules(
     hidden=(0.05, 0.8), tolerance=0.05, directions=5, whole=False, smallest_area=40, smallest_share=0.17,
-    side_effect_on_free=0.03,
+    loss_of_free=0.03,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class SceneObject:
-    """One object of a scene; its masks are `bool [H W]`. `order` 1 is frontmost.
-
-    `hidden_by` are the ids of the objects in front of it that cover at least 1 % (and 4 pixels) of `amodal`.
-    """
-
-    id: int
-    item: Item
-    order: int
-    modal: np.ndarray
-    amodal: np.ndarray
-    hidden_by: tuple[int, ...]
-
-    @property
-    def occlusion(self) -> float:
-        """The hidden share of the object, 0..1."""
-        return 1 - masks.area(self.modal) / masks.area(self.amodal)
-
-    @property
-    def facts(self) -> ObjectFacts:
-        """What the query grammar is told about the object. Coordinates are pixels."""
-        item, words = self.item, self.item.attributes
-        return ObjectFacts(
-            self.id, item.category, masks.box(self.amodal), float(masks.area(self.amodal)), self.occlusion,
-            self.hidden_by, words.get("colour"), words.get("pattern"), masks.box(self.modal), item.uses, item.ideas,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Scene:
-    """A picture `uint8 [H W 3]` and its objects in the order of their ids."""
+    """A picture `uint8 [H W 3]`, its objects, and what the query grammar is told about each. Coordinates are pixels."""
 
     image: np.ndarray
-    objects: tuple[SceneObject, ...]
-
-    @property
-    def facts(self) -> list[ObjectFacts]:
-        """What the query grammar is told about the scene."""
-        return [o.facts for o in self.objects]
+    instances: tuple[Instance, ...]
+    facts: tuple[ObjectFacts, ...]
 
 
-def annotate(placed: Sequence[Placed], sprites: Sequence[Sprite], shape: tuple[int, int]) -> tuple[SceneObject, ...]:
-    """The objects with their masks `[H W]` of a `shape`; ids run from left to right.
+def annotate(canvas: Image.Image, placed: Sequence[Placed], sprites: Sequence[Sprite]) -> Scene:
+    """The scene on a canvas (mode RGB), with exact masks; ids run from left to right.
 
-    `placed` and `sprites`, their pictures in place, have the rearmost object first.
+    `placed` and `sprites`, their pictures in place, have the rearmost object first. An object is said to hide another
+    where it covers at least 1 % (and 4 pixels) of the other's complete mask.
     """
-    count = len(placed)
+    image, count = np.array(canvas), len(placed)
+    shape = image.shape[0], image.shape[1]
     amodal = np.zeros((count, *shape), bool)
     for whole, sprite in zip(amodal, sprites, strict=True):
         there, here = overlap(sprite, shape)
         whole[there] = sprite.mask[here]
     ranked = sorted(range(count), key=lambda k: (placed[k].x, placed[k].y, k))
     ids = {k: rank for rank, k in enumerate(ranked, start=1)}
-    objects = []
+    instances, facts = [], []
     for k in ranked:
-        modal = amodal[k] & ~amodal[k + 1 :].any(0)
-        least = max(4, 0.01 * masks.area(amodal[k]))
-        fronts = [j for j in range(k + 1, count) if masks.area(amodal[j] & amodal[k]) >= least]
-        hidden_by = tuple(sorted(ids[j] for j in fronts))
-        objects.append(SceneObject(ids[k], placed[k].item, count - k, modal, amodal[k], hidden_by))
-    return tuple(objects)
+        item, whole, area = placed[k].item, amodal[k], masks.area(amodal[k])
+        modal, words = whole & ~amodal[k + 1 :].any(0), item.attributes
+        hidden_by = [ids[j] for j in range(k + 1, count) if masks.area(amodal[j] & whole) >= max(4, 0.01 * area)]
+        instances.append(Instance(ids[k], item.category, modal, whole, words))
+        facts.append(
+            ObjectFacts(
+                ids[k], item.category, masks.box(whole), float(area), 1 - masks.area(modal) / area,
+                tuple(sorted(hidden_by)), words.get("colour"), words.get("pattern"), masks.box(modal),
+                item.uses, item.ideas,
+            )
+        )  # fmt: skip
+    return Scene(image, tuple(instances), tuple(facts))
 
 
 def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
@@ -107,7 +83,7 @@ def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
     sprites = [p.in_place(scale) for p in placed]
     for sprite in sprites:
         paint_lit(canvas, sprite, scale)
-    return Scene(np.array(canvas), annotate(placed, sprites, (size, size)))
+    return annotate(canvas, placed, sprites)
 
 
 def arrange_drawings(rng: np.random.Generator) -> list[Placed]:
@@ -203,8 +179,7 @@ class ProceduralSource(ABC):
         rng = np.random.default_rng((self.seed, number, 1))
         first_id = QUERY_STRIDE * number
         queries = write_queries(scene.facts, rng=rng, count=self.queries, split=SPLITS[self.split], first_id=first_id)
-        instances = tuple(Instance(o.id, o.item.category, o.modal, o.amodal, o.item.attributes) for o in scene.objects)
-        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, instances, queries)
+        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, queries)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of scene `index`."""
@@ -214,9 +189,9 @@ class ProceduralSource(ABC):
 class SceneSource(ProceduralSource):
     """Drawn scenes."""
 
-    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+    def __init__(self, split: str, count: int, **options: int):
         """As `ProceduralSource`."""
-        super().__init__(split, count, seed=seed, size=size, queries=queries)
+        super().__init__(split, count, **options)
         self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
 
     def scene(self, number: int) -> Scene:
