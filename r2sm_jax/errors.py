@@ -64,18 +64,27 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
         raise InputError(f"{path}: cannot write there ({reason}); free disk space or give another path") from error
 
 
-def load_json(path: Path, what: str) -> Any:
-    """The content of a JSON file, UTF-8 or else Windows-1252. Raises InputError; `what` names the format."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises InputError where it cannot be read."""
     try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; check the path") from error
+        return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
+        missing = isinstance(error, FileNotFoundError)
+        problem = "there is no such file" if missing else f"cannot read the file ({error.strerror})"
+        raise InputError(f"{path}: {problem}; check the path") from error
+
+
+def parse_json(content: bytes, where: str, what: str) -> Any:
+    """JSON in UTF-8 or else Windows-1252. Raises InputError; `where` names its place, `what` the format."""
     try:
         try:
             return json.loads(content)
         except UnicodeDecodeError:
             return json.loads(content.decode("cp1252"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: this is not JSON ({error}); give {what}") from error
+        raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
+
+
+def load_json(path: Path, what: str) -> Any:
+    """The content of a JSON file. Raises InputError; `what` names the format."""
+    return parse_json(read_bytes(path), str(path), what)

@@ -59,7 +59,7 @@ def make_photos(folder: Path, count: int) -> str:
         queries = write_queries(scene.facts, rng=np.random.default_rng(number), count=8)
         name = f"{number:06d}.jpg"
         Image.fromarray(scene.image[rows]).save(folder / "images" / name, quality=92)
-        made.images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        made.images[number] = {"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH}
         ids = {
             i.id: made.add_annotation(number, i.category, i.modal[rows], i.complete[rows])
             for i in scene.instances[:INSTANCES]

@@ -10,7 +10,7 @@ from test_query_template import objects_of
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.coco import PRESETS, read_coco_like
-from r2sm_jax.tools.conversion import Conversion
+from r2sm_jax.tools.conversion import Conversion, Files
 
 HEIGHT, WIDTH = 40, 60
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"
@@ -58,7 +58,7 @@ def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes
 
 
 def read_cocoa(sources: list[Path], images_dir: Path | None = None) -> Conversion:
-    return read_coco_like(sources, PRESETS["cocoa"], images_dir=images_dir)
+    return read_coco_like(Files(Path("out.json"), images_dir, sources=tuple(sources)), PRESETS["cocoa"])
 
 
 def things(found, image_id: int):
@@ -68,7 +68,7 @@ def things(found, image_id: int):
 
 def test_regions_become_annotations(tmp_path):
     found = read_cocoa([save(tmp_path)])
-    assert found.images == [{"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH}]
+    assert list(found.images.values()) == [{"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH}]
     assert found.categories == {"mug": 1, "box": 2, "table": 3}
     assert found.notes == []
     mug, box, table = found.annotations
@@ -105,7 +105,7 @@ def test_several_annotators_keep_the_first(tmp_path):
     save(tmp_path, "b.json", "b.jpg")
     save(tmp_path, "c.json", "c.jpg", image_id=4)
     found = read_cocoa([tmp_path])
-    assert [image["id"] for image in found.images] == [3, 4]
+    assert list(found.images) == [3, 4]
     assert len(found.notes) == 1 and "b.json: left out, image 3" in found.notes[0]
     assert [a["id"] for a in found.annotations] == [1, 2, 3, 4, 5, 6]
 
@@ -114,7 +114,7 @@ def test_a_list_of_annotations_in_one_file(tmp_path):
     save(tmp_path, image="photo.jpg")
     records = {"images": [], "annotations": [annotation(), annotation(image_id=9)]}
     (tmp_path / "many.json").write_text(json.dumps(records))
-    assert [image["id"] for image in read_cocoa([tmp_path / "many.json"]).images] == [3, 9]
+    assert list(read_cocoa([tmp_path / "many.json"]).images) == [3, 9]
 
 
 def test_images_by_stem_url_or_folder(tmp_path):
@@ -156,7 +156,7 @@ def test_bad_input(tmp_path):
         read_cocoa([tmp_path / "x"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no annotated images"):
-        read_cocoa([tmp_path / "empty"])
+        read_cocoa([tmp_path / "empty"]).records("test")
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(InputError, match=r"x\.json: this is not JSON"):
         read_cocoa([tmp_path / "x.json"])
@@ -176,7 +176,7 @@ def test_real_photos():
         pytest.skip(f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)")  # photos that are not ours to ship
     found = read_cocoa([REAL])
     assert (len(found.images), len(found.annotations), found.notes) == (5, 48, [])
-    by_category = {thing.category: thing for image in found.images for thing in things(found, image["id"])}
+    by_category = {thing.category: thing for number in found.images for thing in things(found, number)}
     trash_bin, toilet = by_category["trash bin"], by_category["toilet"]
     assert trash_bin.occlusion == pytest.approx(0.7808, abs=1e-3) and toilet.id in trash_bin.hidden_by
     for record in found.annotations:

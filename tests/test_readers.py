@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.coco import PRESETS, read_coco_like
-from r2sm_jax.tools.conversion import Conversion, write_json
+from r2sm_jax.tools.coco import PRESETS, MaskOptions, read_coco_like
+from r2sm_jax.tools.conversion import Conversion, Files, write_json
 from r2sm_jax.tools.referring import (
     AmodalQAFields,
     R2SMFields,
@@ -62,6 +61,10 @@ def photo(path: Path, height: int = HEIGHT, width: int = WIDTH) -> Path:
     return path
 
 
+def to_read(*sources: Path, images: Path | None = None, out: Path = Path("out.json")) -> Files:
+    return Files(out, images, sources=sources)
+
+
 def finished(found: Conversion, tmp_path: Path, images: Path) -> Any:
     """The conversion, written and read again."""
     found.name_images(tmp_path / "out.json")
@@ -93,7 +96,7 @@ def check_pair(sample) -> None:
 
 def test_cocoa_cls(tmp_path):
     photo(tmp_path / "a.jpg")
-    found = read_coco_like([write(tmp_path / "c.json", coco())], PRESETS["cocoa-cls"])
+    found = read_coco_like(to_read(write(tmp_path / "c.json", coco())), PRESETS["cocoa-cls"])
     assert found.notes == [] and [a["source_id"] for a in found.annotations] == [31, 32]
     dataset = finished(found, tmp_path, tmp_path)
     assert dataset.image_ids == (7,) and dataset.vocabulary["category"] == ("bottle",)
@@ -105,8 +108,8 @@ def test_d2sa_order_rates_and_colliding_ids(tmp_path):
     for annotation, depth in zip(content["annotations"], (5, 3), strict=True):
         annotation |= {"occl_depth": depth, "occlude_rate": 0.9, "iscrowd": False}
     paths = [write(tmp_path / f"{n}.json", content) for n in "ab"]
-    found = read_coco_like(paths, PRESETS["d2sa"])
-    assert [image["id"] for image in found.images] == [7, 8]
+    found = read_coco_like(to_read(*paths), PRESETS["d2sa"])
+    assert list(found.images) == [7, 8]
     notes = "\n".join(found.notes)
     assert "image ids collide" in notes and "1 was added" in notes
     assert "1 of 1 overlapping pairs are seen in another order than occl_depth" in notes
@@ -120,11 +123,11 @@ def test_d2sa_masks_larger_than_the_image(tmp_path):
     content["annotations"][0] |= {"segmentation": masks.encode(big), "visible_mask": masks.encode(big)}
     path, image = write(tmp_path / "c.json", content), photo(tmp_path / "photos" / "a.jpg")
     with pytest.raises(InputError, match=r"masks reach 24 x 34 but it is 20 x 30; choose --oversize"):
-        read_coco_like([path], PRESETS["d2sa"])
-    cropped = read_coco_like([path], PRESETS["d2sa"], oversize="crop")
+        read_coco_like(to_read(path), PRESETS["d2sa"])
+    cropped = read_coco_like(to_read(path), PRESETS["d2sa"], MaskOptions("crop"))
     assert masks.area(masks.decode(cropped.annotations[0]["segmentation"])) == 20 * 10
-    options = {"oversize": "pad", "images_dir": image.parent, "padded_dir": tmp_path / "padded"}
-    padded = read_coco_like([path], PRESETS["d2sa"], **options)
+    files = to_read(path, images=image.parent, out=tmp_path / "out.json")
+    padded = read_coco_like(files, PRESETS["d2sa"], MaskOptions("pad"))
     sample = finished(padded, tmp_path, tmp_path)[0]
     assert sample.image.shape == (24, 34, 3) and not sample.image[HEIGHT:].any() and sample.image[0, 0].any()
     assert (sample.instances[0].amodal == big).all() and masks.area(sample.instances[1].amodal) == masks.area(BACK)
@@ -137,7 +140,7 @@ def test_kins(names, tmp_path):
     for annotation in content["annotations"]:
         annotation |= {"category_id": 4, amodal: annotation.pop("segmentation"), modal: annotation.pop("visible_mask")}
     content["annotations"][0][amodal] = [square(2, 2, 12, 12)]
-    found = read_coco_like([write(tmp_path / "k.json", content)], PRESETS["kins"])
+    found = read_coco_like(to_read(write(tmp_path / "k.json", content)), PRESETS["kins"])
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
     assert found.categories == {"car": 1}
@@ -147,13 +150,12 @@ def test_own_field_names(tmp_path):
     content = coco()
     for annotation in content["annotations"]:
         annotation |= {"whole": annotation.pop("segmentation"), "seen": annotation.pop("visible_mask")}
-    found = read_coco_like(
-        [write(tmp_path / "m.json", content)], replace(PRESETS["muva"], amodal=("whole",), modal=("seen",))
-    )
+    files, names = to_read(write(tmp_path / "m.json", content)), MaskOptions("refuse", "whole", "seen")
+    found = read_coco_like(files, PRESETS["muva"], names)
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
     with pytest.raises(InputError, match="annotation 31: it has no segmentation; check the format or the field names"):
-        read_coco_like([tmp_path / "m.json"], PRESETS["muva"])
+        read_coco_like(files, PRESETS["muva"])
 
 
 def mmr() -> list[dict[str, Any]]:
@@ -167,7 +169,7 @@ def mmr() -> list[dict[str, Any]]:
 
 
 def test_mmr_keeps_questions_with_their_answers(tmp_path):
-    found = read_mmr([write(tmp_path / "m.json", mmr())])
+    found = read_mmr(to_read(write(tmp_path / "m.json", mmr())))
     assert [q["instance_ids"] for q in found.queries] == [[1], [2], [1, 2]]
     assert [q["kind"]["level"] for q in found.queries] == ["object", "part", "mixed"]
     assert len(found.annotations) == 2 and found.annotations[0]["segmentation"] is None
@@ -189,7 +191,7 @@ def test_reasonseg_keeps_ignored_regions(tmp_path):
         json.dumps({"text": [text], "is_sentence": True, "shapes": shapes}, ensure_ascii=False).encode("cp1252")
     )
     answers = write(tmp_path / "more" / "train.json", [{"image": "x.jpg", "query": text, "outputs": "the cup"}])
-    found = read_reasonseg([tmp_path], explanatory=answers)
+    found = read_reasonseg(to_read(tmp_path), explanatory=answers)
     (query,) = found.queries
     assert (query["text"], query["answer"], query["instance_ids"]) == (text, "the cup", [1])
     target, ignored = finished(found, tmp_path, tmp_path)[0].instances
@@ -200,7 +202,7 @@ def test_reasonseg_keeps_ignored_regions(tmp_path):
 def test_reasonseg_without_a_target(tmp_path):
     photo(tmp_path / "x.jpg")
     write(tmp_path / "x.json", {"text": ["a dog"], "is_sentence": False, "shapes": []})
-    (query,) = read_reasonseg([tmp_path / "x.json"]).queries
+    (query,) = read_reasonseg(to_read(tmp_path / "x.json")).queries
     assert query["instance_ids"] == [] and query["kind"]["task"] == "referring"
 
 
@@ -213,7 +215,8 @@ def test_lisa_plus_plus_shares_instances_between_questions(tmp_path):
         "ID": ["123"],
     }
     one |= {"points": {"123": shape}, "img_path": "img/1.jpg"}
-    found = read_lisa_plus_plus([write(tmp_path / "d.json", [one, one | {"English Answer": "instance id is 9"}])])
+    path = write(tmp_path / "d.json", [one, one | {"English Answer": "instance id is 9"}])
+    found = read_lisa_plus_plus(to_read(path))
     assert len(found.annotations) == 1 and [q["instance_ids"] for q in found.queries] == [[1], [1]]
     assert "the answer names 9, ID 123" in found.notes[0]
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
@@ -225,7 +228,7 @@ def test_masks_are_polygons_of_points_or_numbers_or_rle(shape, tmp_path):
     record = {"English Question": "What?", "English Answer": "it", "ID": [1], "img_path": "1.jpg"}
     record["points"] = {"1": {"label name": "cup", "points": shape}}
     (tmp_path / "d.jsonl").write_text(json.dumps(record))
-    found = read_lisa_plus_plus([tmp_path / "d.jsonl"])
+    found = read_lisa_plus_plus(to_read(tmp_path / "d.jsonl"))
     assert (masks.decode(found.annotations[0]["visible_mask"]) == FRONT).all()
 
 
@@ -243,20 +246,20 @@ def refs(**changes: Any) -> list[dict[str, Any]]:
 def test_refcoco_and_grefcoco(tmp_path):
     instances = write(tmp_path / "instances.json", coco())
     (tmp_path / "refs(unc).p").write_bytes(pickle.dumps(refs()))
-    found = read_refcoco([tmp_path / "refs(unc).p"], instances, split="train")
+    found = read_refcoco(to_read(tmp_path / "refs(unc).p"), instances)
     assert [q["text"] for q in found.queries] == ["left one"] and found.queries[0]["instance_ids"] == [1]
     photo(tmp_path / "a.jpg")
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
     path = write(tmp_path / "grefs.json", [*refs(ann_id=[31, 32]), *refs(ann_id=[-1])])
-    assert [q["instance_ids"] for q in read_refcoco([path], instances, split="train").queries] == [[1, 2], []]
+    assert [q["instance_ids"] for q in read_refcoco(to_read(path), instances).queries] == [[1, 2], []]
     with pytest.raises(InputError, match=r"no split 'test'; --split is one of train, val"):
-        read_refcoco([path], instances, split="test")
+        read_refcoco(to_read(path), instances, split="test")
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     (tmp_path / "refs.p").write_bytes(pickle.dumps([Path("x")]))
     with pytest.raises(InputError, match=r"holds more than plain data.*write it again as JSON"):
-        read_refcoco([tmp_path / "refs.p"], write(tmp_path / "i.json", coco()), split="train")
+        read_refcoco(to_read(tmp_path / "refs.p"), write(tmp_path / "i.json", coco()))
 
 
 def test_amodal_questions_and_answers(tmp_path):
@@ -264,7 +267,7 @@ def test_amodal_questions_and_answers(tmp_path):
     thing = {"label": "book", "seen": masks.encode(SEEN), "whole": masks.encode(BACK)}
     record = {"file": "a.jpg", "q": "What is under it?", "a": "the book", "things": [thing, thing]}
     fields = AmodalQAFields("file", "q", "a", "things", "label", "seen", "whole")
-    found = read_amodal_qa([write(tmp_path / "q.json", [record])], fields)
+    found = read_amodal_qa(to_read(write(tmp_path / "q.json", [record])), fields)
     sample = finished(found, tmp_path, tmp_path)[0]
     assert (sample.instances[0].modal == SEEN).all() and (sample.instances[0].amodal == BACK).all()
     (query,) = sample.queries
@@ -272,7 +275,7 @@ def test_amodal_questions_and_answers(tmp_path):
 
 
 def test_r2sm_queries_by_ids_or_answer(tmp_path):
-    records = read_coco_like([write(tmp_path / "c.json", coco())], PRESETS["cocoa-cls"]).records("test")
+    records = read_coco_like(to_read(write(tmp_path / "c.json", coco())), PRESETS["cocoa-cls"]).records("test")
     lines = [
         {"image_id": 7, "text": "the  cup", "mask_type": "modal", "instance_ids": [32]},
         {"image_id": "dir/a.jpg", "text": "both", "mask_type": "amodal",
@@ -292,12 +295,12 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
 
 
 READERS = {
-    "coco": lambda path: read_coco_like([path], PRESETS["d2sa"]),
-    "mmr": lambda path: read_mmr([path]),
-    "reasonseg": lambda path: read_reasonseg([path], path.parent),
-    "lisa++": lambda path: read_lisa_plus_plus([path]),
-    "refcoco": lambda path: read_refcoco([path], path.parent / "i.json", split="train"),
-    "amodal-qa": lambda path: read_amodal_qa([path], AmodalQAFields()),
+    "coco": lambda path: read_coco_like(to_read(path), PRESETS["d2sa"]),
+    "mmr": lambda path: read_mmr(to_read(path)),
+    "reasonseg": lambda path: read_reasonseg(to_read(path, images=path.parent)),
+    "lisa++": lambda path: read_lisa_plus_plus(to_read(path)),
+    "refcoco": lambda path: read_refcoco(to_read(path), path.parent / "i.json"),
+    "amodal-qa": lambda path: read_amodal_qa(to_read(path), AmodalQAFields()),
 }
 SEEDS = {
     "coco": coco(),
@@ -349,15 +352,16 @@ def test_an_image_of_a_billion_rows_and_a_name_of_two_lines_are_one_sentence(tmp
     content = coco()
     content["images"][0]["height"] = 1_611_794_015
     with pytest.raises(InputError, match=r"its size is not possible .* more than"):
-        read_coco_like([write(tmp_path / "c.json", content)], PRESETS["d2sa"])
+        read_coco_like(to_read(write(tmp_path / "c.json", content)), PRESETS["d2sa"])
+    path = write(tmp_path / "m.json", [mmr()[0] | {"file_name": "two\nlines.jpg"}])
     with pytest.raises(InputError, match=r"two lines.jpg is not in") as error:
-        read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"file_name": "two\nlines.jpg"}])], tmp_path)
+        read_mmr(to_read(path, images=tmp_path))
     assert "\n" not in str(error.value)
 
 
 def test_answers_that_are_no_list_are_named(tmp_path):
     with pytest.raises(InputError, match=r"'text_answers' is a whole number, not a list"):
-        read_mmr([write(tmp_path / "m.json", [mmr()[0] | {"text_answers": 1}])])
+        read_mmr(to_read(write(tmp_path / "m.json", [mmr()[0] | {"text_answers": 1}])))
 
 
 def test_a_mask_of_a_billion_pixels_is_refused(tmp_path):
@@ -367,4 +371,4 @@ def test_a_mask_of_a_billion_pixels_is_refused(tmp_path):
         annotation["segmentation"] = {"size": [40_000, 40_000], "counts": [1_600_000_000]}
         annotation["visible_mask"] = [square(0, 0, 39_000, 39_000)]
     with pytest.raises(InputError, match="more than"):
-        read_coco_like([write(tmp_path / "c.json", content)], PRESETS["cocoa-cls"])
+        read_coco_like(to_read(write(tmp_path / "c.json", content)), PRESETS["cocoa-cls"])

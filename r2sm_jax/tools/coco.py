@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tyro
 from PIL import Image
+from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.records import is_id
-from r2sm_jax.errors import InputError, load_json, writing
-from r2sm_jax.tools.conversion import Conversion, Entry, Size, json_files
+from r2sm_jax.errors import InputError, writing
+from r2sm_jax.tools.conversion import Conversion, Entry, Files, Size, read_files
 
-Oversize = Literal["refuse", "crop", "pad"]
 RATE_TOLERANCE = 0.02
 """Stored and recomputed occlusion rates may differ by this much before the user is told."""
 
@@ -51,26 +52,35 @@ _LAYOUTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding=
 PRESETS = {name: Preset(**fields) for name, fields in _LAYOUTS.items()}
 
 
-def read_coco_like(
-    sources: Sequence[Path], preset: Preset, *, images_dir: Path | None = None, oversize: Oversize = "refuse",
-    padded_dir: Path = Path("padded"),
-) -> Conversion:  # fmt: skip
+@tyro.conf.configure(OmitArgPrefixes)
+@dataclass(frozen=True)
+class MaskOptions:
+    """How to read masks."""
+
+    oversize: Literal["refuse", "crop", "pad"] = "refuse"
+    """Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
+    amodal_field: str | None = None
+    """Field of an annotation with the complete mask, if it is not the format's own."""
+    visible_field: str | None = None
+    """Field of an annotation with the visible mask; fully visible where it is missing."""
+
+
+def read_coco_like(files: Files, preset: Preset, options: MaskOptions = MaskOptions()) -> Conversion:
     """Reads files, or folders of files, into records.
 
     Ids of images are kept. Where those of a later COCO file collide with earlier ones, all of its ids are shifted past
-    them; of several COCOA annotations of one image the first is kept. `oversize` decides what happens where masks are
-    larger than their image: `crop` cuts them, `pad` enlarges the image at the right and at the bottom, in a copy in
-    `padded_dir`. Images are needed for COCOA and for `pad`. Raises InputError for files that do not fit the format.
+    them; of several COCOA annotations of one image the first is kept. Images are needed for COCOA and to pad them.
+    Raises InputError for files that do not fit the format.
     """
-    reader = _Reader(Conversion(images_dir), preset, oversize, padded_dir)
-    for path in json_files(sources):
-        file = Entry(path, "", load_json(path, "annotations of this format"))
+    own = {"amodal": options.amodal_field, "modal": options.visible_field}
+    preset = replace(preset, **{key: (name,) for key, name in own.items() if name is not None})
+    padded_dir = files.out.with_name(files.out.stem + "_padded")
+    reader = _Reader(Conversion(files.images), preset, options.oversize, padded_dir)
+    for file in read_files(files.sources, "annotations of this format"):
         if preset.regions:
-            reader.read_cocoa(file, in_folder=path not in sources)
+            reader.read_cocoa(file, in_folder=file.path not in files.sources)
         else:
             reader.read_coco(file)
-    if not reader.found.images:
-        raise InputError(f"{', '.join(map(str, sources))}: there are no annotated images; give annotation files")
     return reader.found
 
 
@@ -78,23 +88,19 @@ def read_coco_like(
 class _Reader:
     found: Conversion
     preset: Preset
-    oversize: Oversize
+    oversize: str
     padded_dir: Path
 
     def read_coco(self, file: Entry) -> None:
-        images = {image.need("id", int): image for image in file.entries("images", "image")}
+        images = file.by_id("images", "image")
         names = {int(number): name for number, name in self.preset.categories.items()}
         if file.get("categories") or not names:
-            names = {c.need("id", int): c.need("name", str) for c in file.entries("categories")}
+            names = {number: entry.need("name", str) for number, entry in file.by_id("categories", "category").items()}
         annotations: dict[int, list[Entry]] = {image_id: [] for image_id in images}
-        for annotation in file.entries("annotations", "annotation"):
-            image_id, category_id = annotation.need("image_id", int), annotation.need("category_id", int)
-            for key, number, known in (("image_id", image_id, images), ("category_id", category_id, names)):
-                if number not in known:
-                    raise annotation.error(f"{key} {number} is not in the file", "correct the id")
-            named = annotation.value | {"name": names[category_id]}
-            annotations[image_id].append(replace(annotation, value=named))
-        shift = max(self.found.sizes) + 1 - min(images) if self.found.sizes.keys() & images.keys() else 0
+        for entry in file.entries("annotations", "annotation"):
+            named = replace(entry, value=entry.value | {"name": entry.refer("category_id", names)})
+            entry.refer("image_id", annotations).append(named)
+        shift = max(self.found.images) + 1 - min(images) if self.found.images.keys() & images.keys() else 0
         if shift:
             self.found.note(file, f"its image ids collide with those before; {shift} was added to each")
         for image_id, image in images.items():
@@ -110,7 +116,7 @@ class _Reader:
             return
         for record in records:
             image_id = record.need("image_id", int)
-            if image_id in self.found.sizes:
+            if image_id in self.found.images:
                 self.found.note(record, f"left out, image {image_id} has been read before")
                 continue
             self.found.add_image(record, image_id=image_id)
@@ -119,7 +125,7 @@ class _Reader:
 
     def _read_image(self, image: Entry, number: int, annotations: Sequence[Entry]) -> None:
         """Adds the annotations of an image."""
-        size = self.found.sizes[number]
+        size = self.found.size(number)
         keys = (*self.preset.amodal, *self.preset.modal)
         stated = [size, *(_own_size(annotation.get(key), size) for annotation in annotations for key in keys)]
         height, width = (max(sides) for sides in zip(*stated, strict=True))
@@ -129,19 +135,12 @@ class _Reader:
             raise image.error(what, "choose --oversize crop or --oversize pad")
         if full != size and self.oversize == "pad":
             self._pad_image(number, full)
-            size = full
-        drawn = []
-        for annotation in annotations:
-            amodal, modal = self._masks(annotation, size)
-            if (amodal | modal).any():
-                drawn.append((self._add(annotation, number, amodal, modal), amodal | modal, modal))
-            else:
-                self.found.note(annotation, "left out, its mask has no pixel in the image")
-        self._compare_order(image, drawn)
+        added = [self._add(annotation, number) for annotation in annotations]
+        self._compare_order(image, [record for record in added if record is not None])
 
     def _pad_image(self, number: int, size: Size) -> None:
-        """Replaces the image added last by a PNG copy of this size, black below and to the right of the image."""
-        record, source = self.found.images[-1], self.found.image_paths.get(number)
+        """Replaces an image by a PNG copy of this size, black below and to the right of the image."""
+        record, source = self.found.images[number], self.found.image_paths.get(number)
         if source is None:
             raise InputError("--oversize pad: the images are needed; give their folder with --images DIR")
         image = open_image(source)
@@ -150,63 +149,63 @@ class _Reader:
         target = (self.padded_dir / record["file_name"]).with_suffix(".png")
         with writing(target) as part:
             Image.fromarray(padded).save(part, format="PNG")
-        record["height"], record["width"] = self.found.sizes[number] = size
+        record["height"], record["width"] = size
         self.found.image_paths[number] = target
 
-    def _masks(self, annotation: Entry, size: Size) -> tuple[np.ndarray, np.ndarray]:
-        """The amodal and the modal mask `[H W]`."""
-        amodal, modal = (
-            next((key for key in keys if annotation.get(key) is not None), None)
-            for keys in (self.preset.amodal, self.preset.modal)
-        )
+    def _add(self, annotation: Entry, image_id: int) -> dict[str, Any] | None:
+        """Adds an annotation, notes what its masks and its other fields disagree about, and returns the record; None
+        where the mask has no pixel in the image."""
+        size = self.found.size(image_id)
+        amodal, modal = (self._mask(annotation, keys, size) for keys in (self.preset.amodal, self.preset.modal))
         if amodal is None:
             wanted = " or ".join(self.preset.amodal)
             raise annotation.error(f"it has no {wanted}", "check the format or the field names")
-        complete = self._fitted(annotation, amodal, size)
-        return complete, complete if modal is None else self._fitted(annotation, modal, size)
+        modal = amodal if modal is None else modal
+        if not (amodal | modal).any():
+            self.found.note(annotation, "left out, its mask has no pixel in the image")
+            return None
+        if outside := masks.area(modal & ~amodal):
+            self.found.note(annotation, f"{outside} visible pixels outside the amodal mask were added to it")
+        copied = {"source_id": "id"} | {key: key for key in self.preset.kept}
+        extra = {key: annotation.get(source) for key, source in copied.items() if is_id(annotation.get(source))}
+        extra |= {"ignore": True} if annotation.get("iscrowd") else {}
+        self.found.add_annotation(image_id, annotation.get("name"), modal, amodal, **extra)
+        record, stored = self.found.annotations[-1], annotation.get("occlude_rate")
+        if isinstance(stored, int | float) and abs(stored - record["occlude_rate"]) > RATE_TOLERANCE:
+            what = f"occlude_rate {stored:.3f} is stored, but the masks give {record['occlude_rate']:.3f} (used)"
+            self.found.note(annotation, what)
+        return record
 
-    def _fitted(self, annotation: Entry, key: str, size: Size) -> np.ndarray:
-        """The part of a mask that lies in the image, `[H W]`."""
-        if self.oversize == "refuse":
-            return annotation.mask(key, size)
-        inside = annotation.mask(key, _own_size(annotation.get(key), size))[: size[0], : size[1]]
+    def _mask(self, annotation: Entry, keys: Sequence[str], size: Size) -> np.ndarray | None:
+        """The part that lies in the image of the mask in the first of the fields that is present, `[H W]`."""
+        key = next((key for key in keys if annotation.get(key) is not None), None)
+        if key is None:
+            return None
+        own = size if self.oversize == "refuse" else _own_size(annotation.get(key), size)
+        inside = annotation.mask(key, own)[: size[0], : size[1]]
         return np.pad(inside, [(0, size[0] - inside.shape[0]), (0, size[1] - inside.shape[1])])
 
-    def _add(self, annotation: Entry, image_id: int, amodal: np.ndarray, modal: np.ndarray) -> int:
-        """Adds an annotation, returns its id, and notes what the masks and the other fields disagree about."""
-        outside = masks.area(modal & ~amodal)
-        if outside:
-            self.found.note(annotation, f"{outside} visible pixels outside the amodal mask were added to it")
-        extra: dict[str, Any] = {"ignore": True} if annotation.get("iscrowd") else {}
-        copied = {"source_id": "id"} | {key: key for key in self.preset.kept}
-        extra |= {key: annotation.get(source) for key, source in copied.items() if is_id(annotation.get(source))}
-        number = self.found.add_annotation(image_id, annotation.get("name"), modal, amodal, **extra)
-        stored, rate = annotation.get("occlude_rate"), self.found.annotations[-1]["occlude_rate"]
-        if isinstance(stored, int | float) and abs(stored - rate) > RATE_TOLERANCE:
-            what = f"occlude_rate {stored:.3f} is stored, but the masks give {rate:.3f} (used)"
-            self.found.note(annotation, what)
-        return number
-
-    def _compare_order(self, image: Entry, drawn: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
-        """Notes overlapping objects where the one that is visible is not the one that is said to be nearer.
-
-        `drawn` holds id, amodal and modal mask of each object.
-        """
-        orders: dict[int, Any] = {i: self.found.annotations[i - 1].get(self.preset.order) for i, _, _ in drawn}
-        if None in orders.values():
+    def _compare_order(self, image: Entry, records: Sequence[Mapping[str, Any]]) -> None:
+        """Notes overlapping objects where the one that is visible is not the one that is said to be nearer."""
+        order, wrong, overlapping = self.preset.order, [], 0
+        if not all(order in record for record in records):
             return
-        wrong, overlapping = [], 0
-        for (other, other_amodal, other_modal), (one, amodal, modal) in combinations(drawn, 2):
-            overlap = amodal & other_amodal
-            visible, other_visible = masks.area(overlap & modal), masks.area(overlap & other_modal)
-            if visible != other_visible and orders[one] != orders[other]:
+        for one, other in combinations(records, 2):
+            visible, other_visible = _visible_area(one, other), _visible_area(other, one)
+            if visible != other_visible and one[order] != other[order]:
                 overlapping += 1
-                if (visible > other_visible) != (orders[one] < orders[other]):
-                    wrong.append(f"{other}-{one}")
+                if (visible > other_visible) != (one[order] < other[order]):
+                    wrong.append(f"{one['id']}-{other['id']}")
         if wrong:
             shown = ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-            what = f"{len(wrong)} of {overlapping} overlapping pairs are seen in another order than {self.preset.order}"
-            self.found.note(image, f"{what} says (annotations {shown}); masks are used")
+            what = f"{len(wrong)} of {overlapping} overlapping pairs are seen in another order than {order} says"
+            self.found.note(image, f"{what} (annotations {shown}); masks are used")
+
+
+def _visible_area(record: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """How many pixels of an annotation are visible where another one's complete mask lies."""
+    modal = record.get("visible_mask", record["segmentation"])
+    return masks.areas([masks.intersect(modal, other["segmentation"])])[0]
 
 
 def _own_size(segmentation: Any, size: Size) -> Size:

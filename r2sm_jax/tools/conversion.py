@@ -1,4 +1,8 @@
-"""The core of all readers: entries of annotation files, which know their place, and the records made of them."""
+"""What all readers share: entries of annotation files, which know their place, and the records made of them.
+
+A reader is a function `read(files, ...) -> Conversion` in coco.py or referring.py; data.py makes a command of it. It
+raises InputError for files that do not fit its format.
+"""
 
 import json
 import pickle
@@ -7,19 +11,37 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from os.path import commonpath
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
 from r2sm_jax.data.records import check_records, is_id, is_text, leads_outside
 from r2sm_jax.data.samples import find_image
-from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes, writing
 
+T = TypeVar("T")
 Size = tuple[int, int]
 """Height and width in pixels."""
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
+
+
+@tyro.conf.configure(OmitArgPrefixes)
+@dataclass(frozen=True)
+class Files:
+    """What to read and to write."""
+
+    out: Path
+    """The dataset file to write, such as cocoa/train.json."""
+    images: Path | None = None
+    """Folder of the images; by default where the format has them, if they are needed."""
+    overwrite: bool = False
+    """Replace the dataset file if it exists."""
+    sources: Positional[tuple[Path, ...]] = ()
+    """Annotation files; for formats with one file an image also folders of them."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,15 @@ class Entry:
             raise self.error(f"its {key!r} is empty", "write it")
         return text
 
+    def refer(self, key: str, known: Mapping[int, T], number: Any = None) -> T:
+        """What the id in a field, or `number`, stands for. Raises InputError for an id that is not `known`."""
+        number = self.need(key, int) if number is None else number
+        if not is_id(number) or number not in known:
+            raise self.error(
+                f"{key} {number!r} is not in the file", "correct the id, or give files that belong together"
+            )
+        return known[number]
+
     def entry(self, key: str) -> "Entry":
         """The object in a field. Raises InputError where there is none."""
         return Entry(self.path, f"{self.place}.{key}", self.need(key, dict))
@@ -67,6 +98,10 @@ class Entry:
         place = f"{self.place}.{key}" if self.place else key
         listed = [Entry(self.path, f"{place}[{index}]", value) for index, value in enumerate(self.need(key, list))]
         return [replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e for e in listed]
+
+    def by_id(self, key: str, name: str) -> dict[int, "Entry"]:
+        """The same by id. Raises InputError for an object without one."""
+        return {entry.need("id", int): entry for entry in self.entries(key, name)}
 
     def size(self) -> Size:
         """Height and width of an image. Raises InputError where masks cannot have this size."""
@@ -93,12 +128,16 @@ def _numbers(polygon: list[Any]) -> list[Any]:
     return [x for point in polygon for x in (point if isinstance(point, list) else [point])]
 
 
-def json_files(sources: Sequence[Path]) -> Iterator[Path]:
-    """The given files, and the *.json files of given folders. Raises InputError for a path that does not exist."""
+def read_files(sources: Sequence[Path], what: str) -> Iterator[Entry]:
+    """The content of the given JSON files, and of the *.json files in given folders; `what` describes the format.
+
+    Raises InputError for a path that does not exist and a file that is not JSON.
+    """
     for source in sources:
         if not source.exists():
             raise InputError(f"{source}: there is no such file or folder; check the path")
-        yield from sorted(source.glob("*.json")) if source.is_dir() else [source]
+        for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
+            yield Entry(path, "", load_json(path, what))
 
 
 def read_list(sources: Sequence[Path], what: str) -> Iterator[Entry]:
@@ -108,28 +147,15 @@ def read_list(sources: Sequence[Path], what: str) -> Iterator[Entry]:
     """
     for path in sources:
         if path.suffix == ".jsonl":
-            yield from _read_lines(path, what)
+            for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+                if line.strip():
+                    place = f"line {number}"
+                    yield Entry(path, place, parse_json(line, f"{path}: {place}", what))
             continue
         listed = _read_pickle(path) if path.suffix == ".p" else load_json(path, what)
         if not isinstance(listed, list):
             raise InputError(f"{path}: this is not a list; give {what}")
         yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
-
-
-def _read_lines(path: Path, what: str) -> Iterator[Entry]:
-    for number, line in enumerate(_read_bytes(path).splitlines(), start=1):
-        if line.strip():
-            try:
-                yield Entry(path, f"line {number}", json.loads(line))
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}: line {number}: this is not JSON ({error}); give {what}") from error
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the file ({error.strerror}); check the path") from error
 
 
 class _PlainData(pickle.Unpickler):
@@ -140,7 +166,7 @@ class _PlainData(pickle.Unpickler):
 
 
 def _read_pickle(path: Path) -> Any:
-    content = _read_bytes(path)
+    content = read_bytes(path)
     try:
         return _PlainData(BytesIO(content)).load()
     except Exception as error:  # damaged pickles raise nearly anything
@@ -184,13 +210,13 @@ class Conversion:
 
     images_dir: Path | None = None
     """Where to look for images; None: beside the annotation file, where an image is needed."""
-    images: list[dict[str, Any]] = field(default_factory=list)
+    images: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The records of images by id."""
     annotations: list[dict[str, Any]] = field(default_factory=list)
     categories: dict[str, int] = field(default_factory=dict)
     queries: list[dict[str, Any]] = field(default_factory=list)
     image_paths: dict[int, Path] = field(default_factory=dict)
     """The file of each image that was looked for, by image id."""
-    sizes: dict[int, Size] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the user should know, a sentence each."""
     known: dict[Hashable, int] = field(default_factory=dict)
@@ -199,6 +225,10 @@ class Conversion:
     def note(self, entry: Entry, sentence: str) -> None:
         """Tells the user something about an entry, such as that it was left out."""
         self.notes.append(f"{entry}: {sentence}")
+
+    def size(self, image_id: int) -> Size:
+        """Height and width of an image that was added."""
+        return self.images[image_id]["height"], self.images[image_id]["width"]
 
     def add_image(
         self, entry: Entry, file_name: str | None = None, image_id: int | None = None, size: Size | None = None
@@ -211,24 +241,23 @@ class Conversion:
         file is missing, damaged or outside the folder, and for an `image_id` that is taken.
         """
         names = [file_name] if file_name is not None else _names_of_image(entry)
-        folder = self.images_dir or (entry.path.parent if size is None else None)
-        name, path = names[0], None
-        if leads_outside(name):
-            raise entry.error(f"the file name {name!r} leads out of the image folder", "give a path relative to it")
+        folder, path = self.images_dir or (entry.path.parent if size is None else None), None
+        if leads_outside(names[0]):
+            raise entry.error(f"the file name {names[0]!r} leads out of the image folder", "give a path relative to it")
         if folder is not None:
-            name = next((name for name in names if find_image([folder], name)), None)
-            if name is None:
+            path = next((folder / name for name in names if find_image([folder], name)), None)
+            if path is None:
                 raise entry.error(f"{' or '.join(names)} is not in {folder}", "give the folder with --images DIR")
-            path = folder / name
         if image_id is None and path in self.known:
             return self.known[path]
         number = len(self.images) + 1 if image_id is None else image_id
-        if number in self.sizes:
+        if number in self.images:
             raise entry.error(f"image {number} occurs twice", "give each split its own run")
         if path is not None:
             self.image_paths[number], self.known[path] = path, number
-        height, width = self.sizes[number] = size or image_size(self.image_paths[number])
-        self.images.append({"id": number, "file_name": name, "height": height, "width": width})
+        height, width = size or image_size(self.image_paths[number])
+        name = names[0] if folder is None or path is None else path.relative_to(folder).as_posix()
+        self.images[number] = {"id": number, "file_name": name, "height": height, "width": width}
         return number
 
     def add_annotation(
@@ -252,7 +281,7 @@ class Conversion:
         `key` identifies the object: it is added only once. Raises InputError for a mask that cannot be used.
         """
         if (image_id, key) not in self.known:
-            drawn = (entry.mask(field, self.sizes[image_id]) for field in (modal, amodal) if field is not None)
+            drawn = (entry.mask(field, self.size(image_id)) for field in (modal, amodal) if field is not None)
             self.known[image_id, key] = self.add_annotation(image_id, name, *drawn)
         return self.known[image_id, key]
 
@@ -276,15 +305,16 @@ class Conversion:
         below = all(path.is_relative_to(folder) for path in paths.values())
         if not below:
             folder = Path(commonpath([path.parent for path in paths.values()]))
-        for image in self.images:
-            if image["id"] in paths:
-                image["file_name"] = paths[image["id"]].relative_to(folder).as_posix()
+        for image_id, path in paths.items():
+            self.images[image_id]["file_name"] = path.relative_to(folder).as_posix()
         return "" if below else f"--data.images {folder}"
 
     def records(self, description: str) -> dict[str, Any]:
-        """The records of the dataset file."""
+        """The records of the dataset file. Raises InputError where there is no image."""
+        if not self.images:
+            raise InputError(f"{description}: there are no annotated images; give annotation files of this format")
         categories = [{"id": number, "name": name} for name, number in self.categories.items()]
-        lists = {"images": self.images, "annotations": self.annotations, "categories": categories}
+        lists = {"images": list(self.images.values()), "annotations": self.annotations, "categories": categories}
         return lists | {"queries": self.queries, "info": {"description": description}}
 
 

@@ -3,10 +3,10 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tyro
@@ -14,7 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.records import read_records
+from r2sm_jax.data.records import LISTS, read_records
 from r2sm_jax.data.samples import Instance, Sample, load_json_split
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
@@ -22,128 +22,66 @@ from r2sm_jax.query import MaskType, Query
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check
-from r2sm_jax.tools.coco import PRESETS, Oversize, Preset, read_coco_like
-from r2sm_jax.tools.conversion import Conversion, write_json
+from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
+from r2sm_jax.tools.conversion import Conversion, Files, write_json
 from r2sm_jax.tools.llm_queries import parse, requests
-from r2sm_jax.tools.referring import AmodalQAFields, R2SMFields
 from r2sm_jax.tools.stats import stats
 from r2sm_jax.tools.template import add_template_queries, template
 
-app, convert, queries = SubcommandApp(), SubcommandApp(), SubcommandApp()
-app.command(convert, name="convert")
-app.command(check)
-app.command(stats)
-app.command(queries, name="queries")
-for command in (requests, parse, template):
-    queries.command(command)
+READERS: dict[str, Callable[..., Conversion]] = {
+    "mmr": referring.read_mmr,
+    "reasonseg": referring.read_reasonseg,
+    "lisa++": referring.read_lisa_plus_plus,
+    "refcoco": referring.read_refcoco,
+    "amodal-qa": referring.read_amodal_qa,
+}
+"""Formats with queries of their own, by the name of their command. A new one is added here."""
 NOTES_SHOWN = 20
 
 
+@tyro.conf.configure(OmitArgPrefixes)
 @dataclass(frozen=True)
-class Files:
-    """What to read and to write."""
+class TemplateOptions:
+    """Which queries to write."""
 
-    out: Path
-    """The dataset file to write, such as cocoa/train.json."""
-    images: Path | None = None
-    """Folder of the images; by default where the format has them, if they are needed."""
-    overwrite: bool = False
-    """Replace the dataset file if it exists."""
-    sources: Positional[tuple[Path, ...]] = ()
-    """Annotation files; for formats with one file an image also folders of them."""
-
-
-@dataclass(frozen=True)
-class MaskOptions:
-    """How to read masks, and which queries to write."""
-
-    oversize: Oversize = "refuse"
-    """Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
-    amodal_field: str | None = None
-    """Field of an annotation with the complete mask, if it is not the format's own."""
-    visible_field: str | None = None
-    """Field of an annotation with the visible mask; fully visible where it is missing."""
     queries: int = 8
     """How many queries to write for an image, from the grammar of the scenes; 0 for none."""
     seed: int = 0
     """Another seed gives other queries."""
 
 
-IO = Annotated[Files, OmitArgPrefixes]
+def coco_command(name: str, preset: Preset) -> Callable[..., None]:
+    """`convert` for annotations without queries, which the template then writes."""
 
-
-def _add_coco_command(name: str, preset: Preset) -> None:
-    def command(files: IO, options: Annotated[MaskOptions, OmitArgPrefixes] = MaskOptions()) -> None:
-        if options.queries < 0 or options.seed < 0:
+    def command(files: Files, options: MaskOptions, template: TemplateOptions) -> None:
+        if template.queries < 0 or template.seed < 0:
             raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
-        fields = {"amodal": options.amodal_field, "modal": options.visible_field}
-        layout = replace(preset, **{key: (field,) for key, field in fields.items() if field is not None})
-        padded_dir = files.out.with_name(files.out.stem + "_padded")
-        read = partial(read_coco_like, preset=layout, oversize=options.oversize, padded_dir=padded_dir)
-        _convert(files, read, name, options)
+        _write(files, name, lambda: read_coco_like(files, preset, options), template)
 
     command.__doc__ = preset.about
-    convert.command(name=name)(command)
+    return command
 
 
-for _name, _preset in PRESETS.items():
-    _add_coco_command(_name, _preset)
+def reader_command(name: str, read: Callable[..., Conversion]) -> Callable[..., None]:
+    """`convert` for annotations with queries; its flags and its help are those of the reader."""
+
+    @wraps(read)
+    def command(files: Files, **options: Any) -> None:
+        _write(files, name, lambda: read(files, **options), TemplateOptions(queries=0))
+
+    return command
 
 
-@convert.command
-def mmr(files: IO) -> None:
-    """MMR: questions about objects and parts, several targets each; visible masks."""
-    _convert(files, referring.read_mmr, "MMR")
-
-
-@convert.command
-def reasonseg(files: IO, explanatory: Path | None = None) -> None:
-    """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
-
-    Args:
-        files: What to read and to write.
-        explanatory: explanatory/train.json, for textual answers.
-    """
-    _convert(files, partial(referring.read_reasonseg, explanatory=explanatory), "ReasonSeg")
-
-
-@convert.command(name="lisa++")
-def lisa_plus_plus(files: IO) -> None:
-    """LISA++ instance annotations; visible masks."""
-    _convert(files, referring.read_lisa_plus_plus, "LISA++")
-
-
-@convert.command
-def refcoco(files: IO, instances: Path, split: str = "train") -> None:
-    """RefCOCO, RefCOCO+ and RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json); visible masks.
-
-    Args:
-        files: What to read and to write.
-        instances: COCO's instances.json.
-        split: The split to take.
-    """
-    read = partial(referring.read_refcoco, instances=instances, split=split)
-    _convert(files, read, f"{', '.join(path.name for path in files.sources)}, split {split}")
-
-
-@convert.command(name="amodal-qa")
-def amodal_qa(files: IO, fields: AmodalQAFields) -> None:
-    """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own."""
-    _convert(files, partial(referring.read_amodal_qa, fields=fields), "amodal questions and answers")
-
-
-def _convert(
-    files: Files, read: Callable[..., Conversion], origin: str, options: MaskOptions = MaskOptions(queries=0)
-) -> None:
+def _write(files: Files, name: str, read: Callable[[], Conversion], template: TemplateOptions) -> None:
     """Reads, writes and says what was written; refuses what cannot succeed before anything is read."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
     refuse_overwrite(files.out, files.overwrite)
-    found = read(files.sources, images_dir=files.images)
+    found = read()
     elsewhere = found.name_images(files.out)
-    records = found.records(f"converted from {origin}")
-    if options.queries:
-        add_template_queries(records, options.queries, options.seed)
+    records = found.records(f"converted from {name}: {', '.join(path.name for path in files.sources)}")
+    if template.queries:
+        add_template_queries(records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
     for note in found.notes[:NOTES_SHOWN]:
         print(f"note: {note}", file=sys.stderr)
@@ -154,13 +92,12 @@ def _convert(
         print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
 
 
-@convert.command
 def r2sm(
     queries: Positional[Path],
     /,
     over: Path,
     out: Path,
-    fields: R2SMFields,
+    fields: referring.R2SMFields,
     mask_type: MaskType | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -184,14 +121,10 @@ def r2sm(
 
 def _print_counts(out: Path, records: dict[str, Any]) -> None:
     types = Counter(query["mask_type"] for query in records["queries"])
-    print(
-        f"wrote {out}: {len(records['images'])} images, {len(records['annotations'])} annotations, "
-        f"{len(records['categories'])} categories, {len(records['queries'])} queries "
-        f"({types['modal']} modal, {types['amodal']} amodal)"
-    )
+    counts = ", ".join(f"{len(records[key])} {key}" for key in LISTS)
+    print(f"wrote {out}: {counts} ({types['modal']} modal, {types['amodal']} amodal)")
 
 
-@app.command
 def show(
     data: str,
     out: Path,
@@ -275,7 +208,6 @@ def _image_caption(sample: Sample) -> str:
     return f"{sample.file_name}\n{len(known)} instances, {hidden} occluded"
 
 
-@app.command
 def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:
     """Writes a TFDS data set (array_record, encoded images, RLE masks), which `--data.source tfds:OUT` trains from.
 
@@ -300,6 +232,18 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    app, convert, queries = SubcommandApp(), SubcommandApp(), SubcommandApp()
+    for name, preset in PRESETS.items():
+        convert.command(coco_command(name, preset), name=name)
+    for name, read in READERS.items():
+        convert.command(reader_command(name, read), name=name)
+    convert.command(r2sm)
+    for command in (requests, parse, template):
+        queries.command(command)
+    app.command(convert, name="convert")
+    for command in (check, stats, show, build):
+        app.command(command)
+    app.command(queries, name="queries")
     app.cli(
         prog="python -m r2sm_jax.data",
         description="Tools for datasets of modal and amodal queries.",

@@ -4,7 +4,7 @@ AmodalReasonSeg and R2SM have not published how their files are laid out, so the
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.tools.conversion import Conversion, Entry, json_files, read_list
+from r2sm_jax.query import MaskType
+from r2sm_jax.tools.conversion import Conversion, Entry, Files, read_files, read_list
 
 
 @dataclass(frozen=True)
@@ -41,41 +42,36 @@ class R2SMFields:
     answer: str = "answer"
 
 
-def read_refcoco(sources: Sequence[Path], instances: Path, *, split: str, images_dir: Path | None = None) -> Conversion:
-    """Reads one split of RefCOCO, RefCOCO+, RefCOCOg (`refs(*).p`) or gRefCOCO (`grefs(*).json`).
+def read_refcoco(files: Files, instances: Path, split: str = "train") -> Conversion:
+    """RefCOCO, RefCOCO+ and RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json); visible masks.
 
-    The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no target. `instances`
-    is COCO's instances.json; only images and objects that the split uses are kept. Raises InputError for files that do
-    not fit the format, and for a pickle that holds more than plain data.
+    The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no target. Only images
+    and objects that the split uses are kept.
+
+    Args:
+        files: What to read and to write.
+        instances: COCO's instances.json.
+        split: The split to take.
     """
-    found = Conversion(images_dir)
-    refs = list(read_list(sources, "refs(...).p or grefs(...).json"))
+    found = Conversion(files.images)
+    refs = list(read_list(files.sources, "refs(...).p or grefs(...).json"))
     splits = sorted({str(ref.get("split")) for ref in refs})
     if split not in splits:
-        raise InputError(f"{sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}")
+        raise InputError(f"{files.sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}")
     coco = Entry(instances, "", load_json(instances, "COCO's instances.json"))
-    known = {
-        name: {entry.need("id", int): entry for entry in coco.entries(key, name)}
-        for key, name in (("images", "image"), ("annotations", "annotation"), ("categories", "category"))
-    }
-
-    def look_up(name: str, number: Any, source: Entry) -> Entry:
-        if type(number) is not int or number not in known[name]:
-            raise source.error(f"{name} {number!r} is not in {instances}", "give the instances that belong to it")
-        return known[name][number]
-
+    images, annotations = coco.by_id("images", "image"), coco.by_id("annotations", "annotation")
+    categories = coco.by_id("categories", "category")
     for ref in refs:
         if ref.need("split", str) != split:
             continue
-        number = ref.need("image_id", int)
-        if number not in found.sizes:
-            image = look_up("image", number, ref)
+        number, targets, meant = ref.need("image_id", int), ref.need("ann_id", int, list), []
+        if number not in found.images:
+            image = ref.refer("image_id", images)
             found.add_image(image, image.text("file_name"), number, image.size())
-        targets, meant = ref.need("ann_id", int, list), []
         targets = targets if isinstance(targets, list) else [targets]
         for target in targets if targets != [-1] else []:
-            annotation = look_up("annotation", target, ref)
-            name = look_up("category", annotation.get("category_id"), annotation).need("name", str)
+            annotation = ref.refer("ann_id", annotations, target)
+            name = annotation.refer("category_id", categories).need("name", str)
             meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
         for sentence in ref.entries("sentences"):
             if sentence.need("sent", str).strip():
@@ -83,33 +79,31 @@ def read_refcoco(sources: Sequence[Path], instances: Path, *, split: str, images
     return found
 
 
-def read_reasonseg(
-    sources: Sequence[Path], images_dir: Path | None = None, explanatory: Path | None = None
-) -> Conversion:
-    """Reads ReasonSeg files X.json, with X.jpg beside them, or folders of them.
+def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
+    """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
 
     The layout is that of dvlab-research/LISA utils/data_processing.py. Polygons labelled "target" are the answer, those
     with "ignore" in their label are left out of loss and metrics. They are painted in descending area, so that a
-    smaller one wins where two overlap. `explanatory` is the file `explanatory/train.json` with textual answers. Raises
-    InputError for files that do not fit the format.
+    smaller one wins where two overlap.
+
+    Args:
+        files: What to read and to write.
+        explanatory: explanatory/train.json, for textual answers.
     """
-    found = Conversion(images_dir)
+    found = Conversion(files.images)
     explained = read_list([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
     answers = {(e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained}
-    for path in json_files(sources):
-        file = Entry(path, "", load_json(path, "a ReasonSeg annotation"))
+    for file in read_files(files.sources, "a ReasonSeg annotation"):
         number = found.add_image(file)
-        target, ignored = _paint(file, found.sizes[number])
+        target, ignored = _paint(file, found.size(number))
         ids = [found.add_annotation(number, "target", target)] if target.any() else []
         if ignored.any():
             found.add_annotation(number, "ignored", ignored, ignore=True)
         task = "reasoning" if file.get("is_sentence") else "referring"
         for index, text in enumerate(file.need("text", list)):
-            question = Entry(path, f"text[{index}]", {"query": text}).text("query")
-            answer = answers.get((found.images[-1]["file_name"], question))
+            question = Entry(file.path, f"text[{index}]", {"query": text}).text("query")
+            answer = answers.get((found.images[number]["file_name"], question))
             found.add_query(number, question, "modal", ids, answer, task=task)
-    if not found.images:
-        raise InputError(f"{', '.join(map(str, sources))}: there is no ReasonSeg annotation here; give its JSON files")
     return found
 
 
@@ -129,14 +123,13 @@ def _paint(file: Entry, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return target, ignored
 
 
-def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None) -> Conversion:
-    """Reads LISA++'s instance annotations (ReasonSeg-Inst): lists of questions with polygons for each instance id.
+def read_lisa_plus_plus(files: Files) -> Conversion:
+    """LISA++ instance annotations (ReasonSeg-Inst): questions with polygons for each instance id; visible masks.
 
-    Instances of one image that several questions share, by id, become one annotation. Raises InputError for files that
-    do not fit the format.
+    Instances of one image that several questions share, by id, become one annotation.
     """
-    found = Conversion(images_dir)
-    for entry in read_list(sources, "a LISA++ file"):
+    found = Conversion(files.images)
+    for entry in read_list(files.sources, "a LISA++ file"):
         question, answer = entry.text("English Question"), entry.need("English Answer", str)
         number = found.add_image(entry, entry.text("img_path"))
         ids = [str(instance_id) for instance_id in entry.need("ID", list)]
@@ -157,16 +150,15 @@ def named_ids(answer: str) -> list[str]:
     return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
-def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Conversion:
-    """Reads MMR (jdg900/MMR): lists of images, each with questions and with the annotations that answer them.
+def read_mmr(files: Files) -> Conversion:
+    """MMR (jdg900/MMR): questions about objects and parts, several targets each; visible masks.
 
     The `kind` of a query says whether objects, parts (category `object:part`) or both are meant. A question whose text
     answer has another number of `{seg}` than it has answers is left out, as in MMR's own loader. That loader samples
-    questions without their answers, so that the two can belong to different questions; here they stay together. Raises
-    InputError for files that do not fit the format.
+    questions without their answers, so that the two can belong to different questions; here they stay together.
     """
-    found = Conversion(images_dir)
-    for image in read_list(sources, "an MMR file"):
+    found = Conversion(files.images)
+    for image in read_list(files.sources, "an MMR file"):
         number = found.add_image(image, image.text("file_name"), image.need("image_id", int), image.size())
         for question in _mmr_questions(image):
             text, targets, meant = question.get("text"), question.entries("answers"), []
@@ -195,15 +187,14 @@ def _mmr_questions(image: Entry) -> Iterator[Entry]:
         yield Entry(image.path, f"{image.place}, question {index}", fields)
 
 
-def read_amodal_qa(sources: Sequence[Path], fields: AmodalQAFields, images_dir: Path | None = None) -> Conversion:
-    """Reads lists of questions with a visible and an amodal mask for each object that answers them.
+def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
+    """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own.
 
-    AmodalReasonSeg (arXiv 2503.10225) describes such files, but they are not released. Queries are amodal. Masks are
-    RLE or polygons; objects of one image with the same masks are one annotation. Raises InputError for files that do
-    not fit the format.
+    AmodalReasonSeg (arXiv 2503.10225) has not released its files. Queries are amodal. Masks are RLE or polygons;
+    objects of one image with the same masks are one annotation.
     """
-    found = Conversion(images_dir)
-    for entry in read_list(sources, "a list of questions"):
+    found = Conversion(files.images)
+    for entry in read_list(files.sources, "a list of questions"):
         number = found.add_image(entry, entry.text(fields.image))
         meant = []
         for target in entry.entries(fields.objects):
@@ -216,7 +207,7 @@ def read_amodal_qa(sources: Sequence[Path], fields: AmodalQAFields, images_dir: 
 
 
 def join_queries(
-    path: Path, records: Mapping[str, Any], fields: R2SMFields, mask_type: str | None = None
+    path: Path, records: Mapping[str, Any], fields: R2SMFields, mask_type: MaskType | None = None
 ) -> list[dict[str, Any]]:
     """R2SM's queries in `path` (JSON list or .jsonl) as records of the dataset `records`.
 
