@@ -234,9 +234,9 @@ def main() -> None:
     """Runs the command that the arguments name."""
     app, convert, queries = SubcommandApp(), SubcommandApp(), SubcommandApp()
     for name, preset in PRESETS.items():
-        convert.command(coco_command(name, preset), name=name)
+        convert.command(name=name)(coco_command(name, preset))
     for name, read in READERS.items():
-        convert.command(reader_command(name, read), name=name)
+        convert.command(name=name)(reader_command(name, read))
     convert.command(r2sm)
     for command in (requests, parse, template):
         queries.command(command)
