@@ -15,10 +15,10 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
 from test_scenes import check_hiding
 
-from r2sm_jax.data.samples import Sample, Source
+from r2sm_jax.data.samples import Sample, Source, hold_out
 from r2sm_jax.errors import InputError
 from r2sm_jax.scenes import cutouts
-from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_cutouts, blend, hold_out, label_of
+from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_cutouts, blend, label_of
 from r2sm_jax.scenes.layout import Item
 from r2sm_jax.scenes.paint import Sprite
 from r2sm_jax.scenes.scenes import annotate
@@ -196,15 +196,15 @@ def test_objects_are_split(folder: Path) -> None:
 @given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60))
 def test_hold_out_law(numbers: set[int]) -> None:
     names = [f"{number}.png" for number in numbers]
-    held_out = hold_out(names)
+    held_out = hold_out(names, 0.15)
     assert held_out and held_out < set(names)
-    assert hold_out(names[::-1]) == held_out
+    assert hold_out(names[::-1], 0.15) == held_out
     more = [*names, *(f"new{k}.png" for k in range(40))]
-    assert len((hold_out(more) ^ held_out) & set(names)) <= 1
+    assert len((hold_out(more, 0.15) ^ held_out) & set(names)) <= 1
 
 
 def test_about_a_seventh_is_held_out() -> None:
-    assert 0.12 < len(hold_out([f"{k}.png" for k in range(2000)])) / 2000 < 0.18
+    assert 0.12 < len(hold_out([f"{k}.png" for k in range(2000)], 0.15)) / 2000 < 0.18
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         sources = [CutoutSource(tmp_path, split, 1) for split in SPLITS]
-    assert len(caught) == 1
+    assert len(caught) == 1, [str(c.message) for c in caught]
     assert "left out 3 of 7 images" in str(caught[0].message) and "ghost.webp, opaque.png" in str(caught[0].message)
     assert {c.name.split(".")[0] for source in sources for c in source.cutouts} == set(NAMES[:4])
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import InstanceRLE
+from r2sm_jax.data.samples import Instance
 from r2sm_jax.metrics.iou import VARIANTS, lisa, overlap
 from r2sm_jax.metrics.report import calibration_error, mask_type_scores, split_figures
 from r2sm_jax.metrics.score import Answer, QueryResult, QueryTruth, score
@@ -22,7 +22,7 @@ def result_of(predicted, truth, *, wants="modal", probability=0.0, text="the mug
     """Scores one answer; pairs are (modal, amodal)."""
     modal, amodal = map(masks.encode, predicted)
     fused, other = (amodal, modal) if probability is not None and probability > 0.5 else (modal, amodal)
-    instance = InstanceRLE(1, masks.encode(truth[0]), masks.encode(truth[1]), False)
+    instance = Instance(1, "", masks.encode(truth[0]), masks.encode(truth[1]))
     ignored = None if ignore is None else masks.encode(ignore)
     asked = QueryTruth(Query(query, text, wants, (1,)), 0, 1, *truth[0].shape, (instance,), ignored)
     (result,) = score([(asked, Answer(fused=fused, probability=probability, other=other))]).results

@@ -9,7 +9,7 @@ import pytest
 from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, save
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import category_names, read_instances, read_json
+from r2sm_jax.data.samples import category_names, read_instance, read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.tools.template import background_ids, describe_objects, template
@@ -109,7 +109,9 @@ def objects_of(content, image_id):
     """What queries can ask for: the facts that the grammar gets about the objects of an image, without background."""
     image = next(image for image in content["images"] if image["id"] == image_id)
     annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] == image_id]
-    instances = read_instances(Path("data.json"), image, annotations, category_names(content))
+    instances = [
+        read_instance(Path("data.json"), image, a, category_names(content)).convert(masks.expand) for a in annotations
+    ]
     background = background_ids(annotations)
     return [facts for facts in describe_objects(instances) if facts.id not in background]
 

@@ -127,7 +127,6 @@ FAULTS = {
     r"images\[0\].*whole number as id": lambda r: drop(r, ("images", 0), "id"),
     r"queries\[1\].*whole number as id": lambda r: change(r, ("queries", 1), id="x"),
     r"annotations id 2: it occurs twice": lambda r: change(r, ("annotations", 0), id=2),
-    r"'info' is not an object": lambda r: r.update(info="me"),
     r"category 1: name is missing": lambda r: drop(r, ("categories", 0), "name"),
     r"image 1: file_name is ''": lambda r: change(r, ("images", 0), file_name=""),
     r"'\.\./1\.png'; give a path inside": lambda r: change(r, ("images", 0), file_name="../1.png"),

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeGuard
 
@@ -18,18 +19,19 @@ ById = Mapping[str, Mapping[int, Record]]
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a dataset file."""
+    """One thing that is wrong with a dataset file.
+
+    `records` is the list that the record is in, "" for the file itself, and `index` its place there, -1 for the list or
+    the file. `where` names the record for the user, such as "annotation 7". `mend` corrects it in place and returns
+    what was done; it is None where the record can only be left out.
+    """
 
     records: str
-    """The list that the record is in; "" for the file itself."""
     index: int
-    """Position in that list; -1 for the list or the file itself."""
     where: str
-    """The record's name for the user, such as "annotation 7"."""
     what: str
     remedy: str
     mend: Callable[[], str] | None = None
-    """Mends it in place and returns what was done; None where the record can only be left out."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.remedy}" if self.where else f"{self.what}; {self.remedy}"
@@ -73,12 +75,9 @@ def find_problems(records: Any) -> Iterator[Problem]:
     if not isinstance(records, dict):
         yield Problem("", -1, "", f"this is JSON, but not one object with {', '.join(LISTS)}", "give a dataset file")
         return
-    if not isinstance(records.get("info") or {}, dict):
-        mend = _setter(records, "info", {})
-        yield Problem("", -1, "", "'info' is not an object", "make it one or leave it out", mend)
     missing = [key for key in LISTS if not isinstance(records.get(key), list)]
     for key in missing:
-        mend = _setter(records, key, []) if key == "queries" else None
+        mend = partial(_set, records, key, []) if key == "queries" else None
         yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none", mend)
     if missing:
         return
@@ -99,12 +98,9 @@ def find_problems(records: Any) -> Iterator[Problem]:
                         yield Problem(key, index, f"{name} {record['id']}", f"{field} {what}", f"give {wanted}")
 
 
-def _setter(records: dict[str, Any], key: str, value: Any) -> Callable[[], str]:
-    def mend() -> str:
-        records[key] = value
-        return f"{key!r} set to {value!r}"
-
-    return mend
+def _set(records: dict[str, Any], key: str, value: Any) -> str:
+    records[key] = value
+    return f"{key!r} set to {value!r}"
 
 
 def _refers_to(key: str) -> Callable[[Any, Record, ById], bool]:

@@ -1,28 +1,33 @@
 """The records that every data source yields, one `Sample` per image, and the dataset file that holds them.
 
-Masks are boolean arrays `[H W]` at the image's own resolution. For every instance `modal ⊆ amodal`.
+Masks have the image's own resolution. For every instance `modal ⊆ amodal`.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
+from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.records import MASKS, read_records
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
+M = TypeVar("M")
+N = TypeVar("N")
+Key = TypeVar("Key", int, str)
+
 
 @dataclass(frozen=True)
-class Instance:
-    """One annotated object of an image.
+class Instance(Generic[M]):
+    """One annotated object of an image. Its masks are arrays `bool [H W]`, or compressed RLEs (`Instance[RLE]`).
 
     `amodal` is None where only the visible mask is known. `attributes` are words that dense supervision
     and statistics may use, such as `{"colour": "red", "pattern": "striped"}`. An `ignore` instance marks a
@@ -31,29 +36,20 @@ class Instance:
 
     id: int
     category: str
-    modal: np.ndarray
-    amodal: np.ndarray | None
+    modal: M
+    amodal: M | None
     attributes: Mapping[str, str] = field(default_factory=dict)
     ignore: bool = False
 
     @property
-    def complete(self) -> np.ndarray:
+    def complete(self) -> M:
         """The amodal mask, or the modal one where the complete shape is not known."""
         return self.modal if self.amodal is None else self.amodal
 
-
-class InstanceRLE(NamedTuple):
-    """The masks of an instance as compressed RLEs; `amodal` is None where the complete shape is not known."""
-
-    id: int
-    modal: Mapping[str, Any]
-    amodal: Mapping[str, Any] | None
-    ignore: bool
-
-    @property
-    def complete(self) -> Mapping[str, Any]:
-        """The amodal mask, or the modal one where the complete shape is not known."""
-        return self.modal if self.amodal is None else self.amodal
+    def convert(self, form: Callable[[M], N]) -> "Instance[N]":
+        """The same with masks in another form."""
+        amodal = None if self.amodal is None else form(self.amodal)
+        return Instance(self.id, self.category, form(self.modal), amodal, self.attributes, self.ignore)
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,9 @@ class Source(Protocol):
 class Dataset:
     """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
 
-    `path` and `sha256` name the file that it came from. `vocabulary` holds the values of every attribute, and the
-    category names in the order of their ids. `records` must be checked (data/records.py).
+    `path` and `sha256` name the file that it came from, `images` are its records of images. `vocabulary` holds the
+    values of every attribute, and the category names in the order of their ids. `records` must be checked
+    (data/records.py).
     """
 
     def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
@@ -98,63 +95,53 @@ class Dataset:
                 words.setdefault(name, set()).add(word)
         self.vocabulary: dict[str, tuple[str, ...]] = {"category": tuple(self._names.values())}
         self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
-        self._images: Sequence[Mapping[str, Any]] = records["images"]
+        self.images: Sequence[Mapping[str, Any]] = records["images"]
         self._image_dirs = image_dirs
         self._annotations = group_by_image(records, "annotations")
         self._queries = group_by_image(records, "queries")
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        record, path, (height, width) = self._images[index], self.image_path(index), self.size_at(index)
+        record, path, (height, width) = self.images[index], self.image_path(index), self.size_at(index)
         image = open_image(path)
         if image.shape[:2] != (height, width):
             raise InputError(
                 f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says {height} x {width}; "
                 "give the image that was annotated"
             )
-        instances = read_instances(self.path, record, self._annotations[record["id"]], self._names)
-        return Sample(record["id"], record["file_name"], image, tuple(instances), self.queries_at(index))
+        instances = tuple(instance.convert(masks.expand) for instance in self.rles_at(index))
+        return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        found = []
-        for q in self._queries[self._images[index]["id"]]:
-            kind = dict(q.get("kind") or {})
-            if q.get("answer") is not None:
-                kind["answer"] = q["answer"]
-            found.append(Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), kind))
-        return tuple(found)
+        return tuple(
+            Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), _kind(q))
+            for q in self._queries[self.images[index]["id"]]
+        )
+
+    def rles_at(self, index: int) -> tuple[Instance, ...]:
+        """The instances of image `index` with RLEs; no image is opened. Raises InputError for a damaged mask."""
+        image = self.images[index]
+        return tuple(read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]])
 
     def size_at(self, index: int) -> tuple[int, int]:
         """Height and width of image `index`, as the file states them."""
-        record = self._images[index]
+        record = self.images[index]
         return record["height"], record["width"]
-
-    def rles_at(self, index: int) -> tuple[int, tuple[int, int], tuple[InstanceRLE, ...]]:
-        """Id, height and width of image `index`, and its instances; neither image nor masks are decoded.
-
-        Raises InputError for a mask that cannot be read.
-        """
-        image_id, size = self._images[index]["id"], self.size_at(index)
-        instances = (
-            InstanceRLE(a["id"], *annotation_rles(self.path, a, *size), bool(a.get("ignore", False)))
-            for a in self._annotations[image_id]
-        )
-        return image_id, size, tuple(instances)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
     @property
     def image_ids(self) -> tuple[int, ...]:
-        return tuple(image["id"] for image in self._images)
+        return tuple(image["id"] for image in self.images)
 
     def image_path(self, index: int) -> Path:
         """The file of image `index`. Raises InputError where it is in none of the folders."""
-        name = self._images[index]["file_name"]
+        name = self.images[index]["file_name"]
         if (path := find_image(self._image_dirs, name)) is None:
             places = " or ".join(map(str, self._image_dirs))
             remedy = "give its folder with --images DIR, in training with --data.images DIR"
@@ -164,7 +151,7 @@ class Dataset:
     def subset(self, indices: Sequence[int]) -> "Dataset":
         """The same dataset with just these images, in this order."""
         part = copy(self)
-        part._images = [self._images[index] for index in indices]
+        part.images = [self.images[index] for index in indices]
         return part
 
 
@@ -181,44 +168,32 @@ def category_names(records: Mapping[str, Any]) -> dict[int, str]:
     return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
 
 
-def read_instances(
-    path: Path, image: Mapping[str, Any], annotations: Iterable[Mapping[str, Any]], names: Mapping[int, str]
-) -> list[Instance]:
-    """The instances that checked records of one image describe; `path` is the file that they are from.
-
-    Raises InputError for a mask that cannot be read.
-    """
-    found = []
-    for a in annotations:
-        modal, amodal = annotation_rles(path, a, image["height"], image["width"])
-        drawn = masks.expand(modal), None if amodal is None else masks.expand(amodal)
-        attributes, ignore = a.get("attributes") or {}, bool(a.get("ignore", False))
-        found.append(Instance(a["id"], names[a["category_id"]], *drawn, attributes, ignore))
-    return found
+def _kind(query: Mapping[str, Any]) -> dict[str, Any]:
+    kind = dict(query.get("kind") or {})
+    return kind if query.get("answer") is None else kind | {"answer": query["answer"]}
 
 
-def annotation_rles(
-    path: Path, annotation: Mapping[str, Any], height: int, width: int
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The modal mask of a checked annotation as a compressed RLE, and the amodal one if it is known.
+def read_instance(
+    path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]
+) -> Instance:
+    """The instance, with RLEs, that a checked annotation of an image describes; `path` is the file that they are from.
 
     Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask is the union of
     both. Raises InputError for a mask that cannot be read.
     """
-    found: dict[str, dict[str, Any] | None] = dict.fromkeys(MASKS)
+    size, found = (image["height"], image["width"]), dict[str, RLE]()
     for key in MASKS:
         if annotation.get(key) is not None:
             try:
-                found[key] = masks.compressed(annotation[key], height, width)
+                found[key] = masks.compressed(annotation[key], *size)
             except ValueError as error:
                 raise InputError(
                     f"{path}: annotation {annotation['id']}: its {key} cannot be read ({error}); write the mask again"
                 ) from error
-    amodal, modal = found.values()
-    if amodal is None:
-        assert modal is not None  # find_problems
-        return modal, None
-    return (amodal, amodal) if modal is None else (modal, dict(masks.merge([amodal, modal], height, width)))
+    modal = found[MASKS[-1]] if MASKS[-1] in found else found[MASKS[0]]
+    amodal = masks.merge(list(found.values()), *size) if MASKS[0] in found else None
+    attributes, ignore = annotation.get("attributes") or {}, bool(annotation.get("ignore", False))
+    return Instance(annotation["id"], names[annotation["category_id"]], modal, amodal, attributes, ignore)
 
 
 def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
@@ -274,20 +249,27 @@ def images_of_split(path: Path, image_ids: Sequence[int], split: str) -> set[int
     none from one side to the other; with fewer than ten images it is exactly one. No image is in both "train" and
     "val", except that a file with a single image gives that image for both. Raises InputError for any other split.
     """
-    everything = set(image_ids)
     if split not in ("train", "val", "all"):
         raise InputError(
             f"{path}: a single file has the splits train, val and all, not {split!r}; choose one of these, "
             f"or give a folder with a {split}.json"
         )
-    if split == "all" or len(everything) < 2:
-        return everything
-    held_out = {i for i in everything if _hash_share(i) < 0.1} if len(everything) >= 10 else set()
-    if len(held_out) in (0, len(everything)):
-        held_out = {min(everything, key=_hash_share)}
-    return held_out if split == "val" else everything - held_out
+    if split == "all" or len(image_ids) < 2:
+        return set(image_ids)
+    held_out = hold_out(image_ids, 0.1 if len(image_ids) >= 10 else 0.0)
+    return held_out if split == "val" else set(image_ids) - held_out
 
 
-def _hash_share(image_id: int) -> float:
-    """A fixed, evenly spread number in [0, 1) for an image id."""
-    return int.from_bytes(hashlib.sha256(str(image_id).encode()).digest()[:6]) / 2**48
+def hold_out(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
+    """About this share of some names or numbers, at least one, never all of two or more.
+
+    A hash of `key` alone decides, so that adding others moves hardly any to the other side.
+    """
+    places = {name: _hash_share(key(name)) for name in names}
+    count = sum(place < share for place in places.values())
+    return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
+
+
+def _hash_share(text: str) -> float:
+    """A fixed number in [0, 1) for a text; those of many texts are evenly spread."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

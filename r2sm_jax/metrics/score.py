@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.samples import Dataset, InstanceRLE, Sample, Source
+from r2sm_jax.data.samples import Dataset, Instance, Sample, Source
 from r2sm_jax.metrics.instances import InstanceScores
 from r2sm_jax.metrics.iou import Overlap, boundary_overlap
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
@@ -57,7 +57,8 @@ class QueryTruth(NamedTuple):
     image_id: int
     height: int
     width: int
-    instances: tuple[InstanceRLE, ...]
+    instances: tuple[Instance, ...]
+    """With RLEs as masks."""
     ignored: RLE | None
     """The region of the image that counts nowhere."""
 
@@ -92,15 +93,12 @@ def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[
     """The queries of one sample. No image is opened for a dataset file; other sources need the `sample`, which is
     made again where it is not given."""
     if isinstance(source, Dataset):
-        image_id, (height, width), instances = source.rles_at(index)
-        queries = source.queries_at(index)
+        image_id, (height, width) = source.images[index]["id"], source.size_at(index)
+        queries, instances = source.queries_at(index), source.rles_at(index)
     else:
         sample = sample or source[index]
         image_id, (height, width), queries = sample.image_id, sample.image.shape[:2], sample.queries
-        instances = tuple(
-            InstanceRLE(i.id, masks.encode(i.modal), None if i.amodal is None else masks.encode(i.amodal), i.ignore)
-            for i in sample.instances
-        )
+        instances = tuple(instance.convert(masks.encode) for instance in sample.instances)
     by_id = {instance.id: instance for instance in instances}
     regions = [instance.complete for instance in instances if instance.ignore]
     ignored = masks.merge(regions, height, width) if regions else None

@@ -6,7 +6,6 @@ other fields are ignored. Tags and uses ("to light a room") make queries that do
 of a picture has some. With an index, only the files that it names are used; without one, file names give the labels.
 """
 
-import hashlib
 import re
 import warnings
 from collections import Counter
@@ -22,6 +21,7 @@ from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, open_image
 from r2sm_jax.data.records import is_text, leads_outside
+from r2sm_jax.data.samples import hold_out
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.random_choice import pick
@@ -82,7 +82,7 @@ class CutoutSource(ProceduralSource):
             raise InputError(
                 f"{folder}: {cutouts[0].name} is the only cut-out; add others, since training and validation share none"
             )
-        held_out = hold_out([cutout.name for cutout in cutouts])
+        held_out = hold_out([cutout.name for cutout in cutouts], HELD_OUT, key=_stem)
         self.cutouts = tuple(c for c in cutouts if (c.name in held_out) == (split != "train"))
         self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
         if groups := {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}:
@@ -90,7 +90,7 @@ class CutoutSource(ProceduralSource):
         self.photos: list[Path] = []
         if backgrounds is not None:
             photos = find_images(Path(backgrounds), (".jpg", ".jpeg", ".png", ".webp"), "background photos")
-            held_out = hold_out([photo.name for photo in photos])
+            held_out = hold_out([photo.name for photo in photos], HELD_OUT, key=_stem)
             self.photos = [p for p in photos if len(photos) == 1 or (p.name in held_out) == (split != "train")]
 
     def scene(self, number: int) -> Scene:
@@ -145,18 +145,8 @@ class CutoutSource(ProceduralSource):
         return square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else square
 
 
-def hold_out(names: Sequence[str]) -> set[str]:
-    """Which of some files are for validation: about `HELD_OUT`, at least one, never all of two or more.
-
-    A hash of the name without its ending decides, so that adding files moves hardly any to the other side.
-    """
-
-    def position(name: str) -> float:
-        stem = PurePosixPath(name).with_suffix("").as_posix()
-        return int.from_bytes(hashlib.sha256(stem.encode()).digest()[:6]) / 2**48
-
-    count = sum(position(name) < HELD_OUT for name in names)
-    return set(sorted(names, key=position)[: max(1, min(count, len(names) - 1))])
+def _stem(name: str) -> str:
+    return PurePosixPath(name).with_suffix("").as_posix()
 
 
 def arrange_cutouts(rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int) -> list[Placed]:

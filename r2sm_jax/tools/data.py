@@ -114,7 +114,8 @@ def r2sm(
     refuse_overwrite(out, overwrite)
     records = read_records(over)
     records["queries"] = referring.join_queries(queries, records, fields, mask_type)
-    records["info"] = {**(records.get("info") or {}), "queries": queries.name}
+    about = records.get("info")
+    records["info"] = (about if isinstance(about, dict) else {}) | {"queries": queries.name}
     write_json(out, records, overwrite)
     _print_counts(out, records)
 

@@ -32,7 +32,7 @@ from r2sm_jax.data.samples import (
     category_names,
     group_by_image,
     image_folders,
-    read_instances,
+    read_instance,
 )
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
@@ -92,7 +92,7 @@ def requests(
             for index, entry in enumerate(records["images"]):  # only one image's masks are in memory at a time
                 missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
                 annotations = [a for a in by_image[entry["id"]] if missing and _can_be_asked_for(a, "modal")]
-                instances = read_instances(dataset, entry, annotations, names)
+                instances = [read_instance(dataset, entry, a, names).convert(masks.expand) for a in annotations]
                 tables: dict[MaskType, str] = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
                 url = _data_url(embedded[index].image) if tables and embedded is not None else entry["file_name"]
                 for mask_type, table in tables.items():

@@ -141,8 +141,9 @@ def count_file(path: Path, split: str = "all") -> Counts:
     counts: Counts = Counter()
     indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in chosen]
     for index in progress(indices, "images"):
-        _, (height, width), instances = dataset.rles_at(index)
-        areas = [tuple(masks.areas([m])[0] if m else None for m in i[1:3]) for i in instances if not i.ignore]
+        (height, width), instances = dataset.size_at(index), dataset.rles_at(index)
+        drawn = [(i.modal, i.amodal) for i in instances if not i.ignore]
+        areas = [tuple(masks.areas([m])[0] if m else None for m in pair) for pair in drawn]
         counts["ignore_regions"] += len(instances) - len(areas)
         _count_image(counts, height * width, areas, dataset.queries_at(index))
     return counts

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instances
+from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_instance
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
@@ -68,7 +68,8 @@ def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path
     number = max((query["id"] for query in records["queries"]), default=0)
     for image in records["images"]:
         annotations = by_image[image["id"]]
-        instances = read_instances(path or Path(image["file_name"]), image, annotations, names)
+        file = path or Path(image["file_name"])
+        instances = [read_instance(file, image, a, names).convert(masks.expand) for a in annotations]
         for query in _write_queries(instances, background_ids(annotations), count, (seed, image["id"] % 2**63)):
             number += 1
             records["queries"].append(
