@@ -19,7 +19,7 @@ from r2sm_jax.models.weights import (
     key_table,
     match,
     place,
-    read_published_config,
+    read_published,
     read_tensors,
     weight_files,
     weights_sha256,
@@ -203,7 +203,7 @@ def test_a_value_may_be_changed_to_fit_and_fill_several_places(tmp_path, tensors
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
-        read_published_config(tmp_path)
+        read_published(tmp_path, lambda config: config)
 
 
 def test_the_notation_of_the_key_tables():

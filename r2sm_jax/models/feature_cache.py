@@ -1,15 +1,12 @@
-"""What a frozen model computes from its inputs, on disk: array_record files that later runs read instead of computing.
+"""What frozen models compute from their inputs, on disk: later runs read it instead of computing it.
 
-    FOLDER/<model>/<name>.array_record    one record an input: its arrays, float16, one .npy after another
-    FOLDER/<model>/<name>.json            {"keys": [...]}: the hash of each record's input, in order
+    FOLDER/<model>/<name>.safetensors    arrays in float16, named <hash of their input>/<number>
 
-`model` is a hash of all that the arrays depend on except the input. Files are only added, and the list of keys comes
-last. So a run that is killed while it writes leaves whole files, and several runs may share a folder.
+`model` is a hash of all that the arrays depend on except the input. Files are only added, each as a whole. So a run
+that is killed leaves whole files, and several runs may share a folder.
 """
 
 import hashlib
-import io
-import json
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -18,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from rich.filesize import decimal
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from r2sm_jax.errors import InputError, writing
 
@@ -52,46 +51,30 @@ class FeatureCache:
         """
         self.folder = folder / model[:32]
         self._flag = f"--data.cache-features {folder}"
-        self._find()
-
-    def _find(self) -> None:
-        try:
-            from grain.sources import ArrayRecordDataSource
-        except ImportError:  # array_record has no wheel for Windows
-            raise InputError(f"{self._flag}: array_record is not available on this platform") from None
+        self._places: dict[str, dict[str, Any]] = {}  # key -> name of each array -> file that has it
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self._flag}: {error.strerror}; give a folder that can be written to") from None
+        for path in sorted(self.folder.glob("*.safetensors")):
+            self._find(path)
+
+    def _find(self, path: Path) -> None:
         try:
-            lists = sorted(self.folder.glob("*.json"))
-            keys = [key for file in lists for key in json.loads(file.read_text())["keys"]]
-            records = [str(file.with_suffix(".array_record")) for file in lists]
-            self._records: Any = ArrayRecordDataSource(records) if records else []
-        except Exception:  # a damaged array_record file raises whatever its C++ part does
-            raise self._damaged() from None
-        if len(self._records) != len(keys):
-            raise self._damaged()
-        self._rows = {key: row for row, key in enumerate(keys)}
+            file = safe_open(path, "numpy")
+        except (SafetensorError, OSError):
+            raise InputError(f"{path} is damaged; delete it, and its features are computed again") from None
+        for name in sorted(file.keys()):
+            self._places.setdefault(name.partition("/")[0], {})[name] = file
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._places)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._rows
+        return key in self._places
 
     def __getitem__(self, key: str) -> Arrays:
-        arrays = []
-        try:
-            record = io.BytesIO(self._records[self._rows[key]])
-            while record.tell() < len(record.getbuffer()):
-                arrays.append(np.load(record))
-        except (ValueError, RuntimeError, OSError):
-            raise self._damaged() from None
-        return tuple(arrays)
-
-    def _damaged(self) -> InputError:
-        return InputError(f"{self.folder} is damaged; delete it, and its features are computed again")
+        return tuple(file.get_tensor(name) for name, file in self._places[key].items())
 
     def make_room(self, what: str, count: int, size: int) -> None:
         """Prints how many bytes will be written, unless they are few, before anything is.
@@ -114,41 +97,28 @@ class FeatureCache:
         Raises:
             InputError: an array does not fit into float16, or the disk is full.
         """
-        records: dict[str, bytes] = {}
+        kept: dict[str, np.ndarray] = {}
         size = 0
         for key, arrays in items:
-            records[key] = _pack(arrays)
-            size += len(records[key])
+            kept |= {f"{key}/{number}": _to_float16(array) for number, array in enumerate(arrays)}
+            size += sum(2 * array.size for array in arrays)
             if size >= FILE_BYTES:
-                self._write(records)
-                records, size = {}, 0
-        if records:
-            self._write(records)
-        self._find()
+                self._write(kept)
+                kept, size = {}, 0
+        if kept:
+            self._write(kept)
 
-    def _write(self, records: dict[str, bytes]) -> None:
-        """One file of records, and then its list of keys."""
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        name = uuid.uuid4().hex
-        with writing(self.folder / f"{name}.json") as keys, writing(self.folder / f"{name}.array_record") as file:
-            keys.write_text(json.dumps({"keys": list(records)}))
-            try:
-                writer = ArrayRecordWriter(str(file), "group_size:1,uncompressed")
-                for record in records.values():
-                    writer.write(record)
-                writer.close()
-            except (RuntimeError, ValueError) as error:
-                raise OSError(str(error)) from None
+    def _write(self, arrays: dict[str, np.ndarray]) -> None:
+        path = self.folder / f"{uuid.uuid4().hex}.safetensors"
+        with writing(path) as part:
+            part.write_bytes(save(arrays))
+        self._find(path)
 
 
-def _pack(arrays: Arrays) -> bytes:
-    record = io.BytesIO()
-    for array in arrays:
-        kept = array.astype(np.float16)
-        if not np.isfinite(kept).all():
-            raise InputError(
-                "--data.cache-features keeps float16, and a feature of this model is beyond its range; train without it"
-            )
-        np.save(record, kept)
-    return record.getvalue()
+def _to_float16(array: np.ndarray) -> np.ndarray:
+    kept = np.ascontiguousarray(array, np.float16)
+    if not np.isfinite(kept).all():
+        raise InputError(
+            "--data.cache-features keeps float16, and a feature of this model is beyond its range; train without it"
+        )
+    return kept

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from r2sm_jax.config import DecoderConfig, Family, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS
-from r2sm_jax.models.weights import Match, find_model, key_table, match, place, read_published_config, read_tensors
+from r2sm_jax.models.weights import Match, find_model, key_table, match, place, read_published, read_tensors
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
@@ -62,9 +62,9 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
     if known is None or (known.vision.init, known.vision.name) != (vision.init, vision.name):
         known = ModelConfig()
         if vision.init:
-            known = sam_sizes(_folder(vision.init, INIT))
+            known = read_published(_folder(vision.init, INIT), sam_sizes)
         if vision.name:
-            plain = plain_sizes(_folder(vision.name, NAME))
+            plain = read_published(_folder(vision.name, NAME), plain_sizes)
             known = replace(known, vision=replace(known.vision, plain=plain))
     if vision.init:
         vision = _with_sizes(vision, known.vision, [*SAM_SIZES, *SAM_ALWAYS], "--model.vision")
@@ -91,16 +91,15 @@ def _folder(name: str, flag: str) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def sam_sizes(folder: Path) -> ModelConfig:
-    """Sizes of SAM's image encoder, and of its mask decoder if the folder has one.
+def sam_sizes(published: Any) -> ModelConfig:
+    """Sizes of SAM's image encoder, and of its mask decoder if the configuration has one.
 
     Raises:
         InputError: it is not SAM, or a SAM with parts that the published ones do not have.
     """
-    published, file = read_published_config(folder), folder / "config.json"
     if published.model_type not in ("sam", "sam_vision_model"):
         hint = f"pass DINOv2, CLIP and SigLIP as {NAME}"
-        raise InputError(f"{file}: {INIT} needs SAM, not model_type {published.model_type!r}; {hint}")
+        raise InputError(f"{INIT} needs SAM, not model_type {published.model_type!r}; {hint}")
     vision = getattr(published, "vision_config", published)
     decoder = getattr(published, "mask_decoder_config", None)
     same = (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) == ("gelu", True, True, 3)
@@ -108,42 +107,38 @@ def sam_sizes(folder: Path) -> ModelConfig:
         shape = decoder.attention_downsample_rate, decoder.iou_head_depth, decoder.num_multimask_outputs
         same &= shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
     if not same:
-        raise InputError(f"{file}: it differs from the published SAM in more than its sizes; give that or a copy of it")
+        raise InputError("it differs from the published SAM in more than its sizes; give that or a copy of it")
     sizes = {field: getattr(vision, theirs) for field, theirs in SAM_SIZES.items()}
     sizes["global_blocks"] = tuple(sizes["global_blocks"])
     of_decoder = {field: getattr(decoder, theirs) for field, theirs in SAM_DECODER_SIZES.items() if decoder}
     return ModelConfig(VisionConfig(**SAM_ALWAYS, **sizes), decoder=DecoderConfig(**of_decoder))
 
 
-def plain_sizes(folder: Path) -> PlainViTConfig:
-    """Sizes of a DINOv2, CLIP or SigLIP image encoder in a folder.
+def plain_sizes(published: Any) -> PlainViTConfig:
+    """Sizes of the image encoder of a DINOv2, CLIP or SigLIP.
 
     Raises:
         InputError: it is another architecture.
     """
-    published = read_published_config(folder)
     kind, vision = published.model_type, getattr(published, "vision_config", published)
-    family, activation = FAMILIES.get(kind), getattr(vision, "hidden_act", None)
-    if family is None:
-        reason = f"model_type {kind!r} is none of {', '.join(FAMILIES)}"
-        reason += f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
-    elif activation not in ACTIVATIONS:
-        reason = f"activation {activation!r} is not known"
-    elif family == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
-        reason = "only DINOv2 with a plain MLP and biases is supported (small, base, large)"
-    else:
-        return PlainViTConfig(
-            family,
-            dim=vision.hidden_size,
-            depth=vision.num_hidden_layers,
-            heads=vision.num_attention_heads,
-            mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
-            patch_size=vision.patch_size,
-            activation=activation,
-            norm_epsilon=vision.layer_norm_eps,
-            registers=getattr(vision, "num_register_tokens", 0),
-        )
-    raise InputError(f"{folder / 'config.json'}: {NAME} cannot load it: {reason}")
+    if kind not in FAMILIES:
+        hint = f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
+        raise InputError(f"{NAME} cannot load it: model_type {kind!r} is none of {', '.join(FAMILIES)}{hint}")
+    if vision.hidden_act not in ACTIVATIONS:
+        raise InputError(f"{NAME} cannot load it: activation {vision.hidden_act!r} is not known")
+    if FAMILIES[kind] == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
+        raise InputError(f"{NAME} loads only DINOv2 with a plain MLP and biases (small, base, large)")
+    return PlainViTConfig(
+        FAMILIES[kind],
+        dim=vision.hidden_size,
+        depth=vision.num_hidden_layers,
+        heads=vision.num_attention_heads,
+        mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
+        patch_size=vision.patch_size,
+        activation=vision.hidden_act,
+        norm_epsilon=vision.layer_norm_eps,
+        registers=getattr(vision, "num_register_tokens", 0),
+    )
 
 
 # Loading

