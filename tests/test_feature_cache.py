@@ -44,7 +44,7 @@ def test_what_is_kept_comes_back(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_cache, "FILE_BYTES", 100)
+    monkeypatch.setattr(feature_cache, "FILE_BYTES", 300)
 
     def items():
         yield from ((str(seed), arrays(seed)) for seed in range(10))
