@@ -24,8 +24,7 @@ from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly, writing
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.metrics import compare
-from r2sm_jax.metrics.html import page, render
-from r2sm_jax.metrics.pages import markdown
+from r2sm_jax.metrics.pages import markdown, page, render
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at

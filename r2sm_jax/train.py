@@ -28,7 +28,7 @@ from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, score_source, show_report
 from r2sm_jax.flags import parse_config
-from r2sm_jax.metrics.html import first_of_images, panels
+from r2sm_jax.metrics.pages import first_of_images, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
@@ -281,7 +281,7 @@ def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path,
     scored = score_source(predictor, dev)
     figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
-    rows = panels(dev, scored, first_of_images(scored, SHEET_ROWS))
+    rows = panels(dev, scored, first_of_images(scored.results, SHEET_ROWS))
     save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
     return float(np.float64(figures["all"]["giou"] or 0))
 

@@ -109,4 +109,4 @@ def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
     assert "no split in common" in spoilt(lines[0], *(line.replace("all,", "val,", 1) for line in lines[1:]))
     assert "no table of queries" in spoilt("a,b", "1,2")
     assert "no table of queries" in spoilt(lines[0], lines[1].replace(",", ",x", 1), *lines[2:])
-    assert "there are no queries" in spoilt("")
+    assert "no table of queries" in spoilt("")

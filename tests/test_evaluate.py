@@ -12,7 +12,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.evaluate import main, score_source
-from r2sm_jax.metrics.html import first_of_images, panels
+from r2sm_jax.metrics.pages import first_of_images, panels
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.score import score, truths_at
@@ -160,7 +160,7 @@ def test_every_query_is_answered_once(predictor, tmp_path):
     assert sorted((r.image_id, r.query_id) for r in results) == sorted(
         (s.image_id, q.id) for s in map(source.__getitem__, range(5)) for q in s.queries
     )
-    shown = panels(source, scored, first_of_images(scored, 3))
+    shown = panels(source, scored, first_of_images(scored.results, 3))
     assert len(shown) == 3 and all(len(row) == 3 for row in shown)
     (tmp_path / "none.json").write_text("[]")  # the data's hash does not depend on who is evaluated
     assert score_predictions(tmp_path / "none.json", source).data_sha256 == scored.data_sha256

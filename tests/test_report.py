@@ -15,8 +15,18 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split
-from r2sm_jax.metrics.html import choose, first_of_images, page, panels, render
-from r2sm_jax.metrics.pages import PUBLISHED, TABLE_2, benchmark_of, markdown, percent
+from r2sm_jax.metrics.pages import (
+    PUBLISHED,
+    TABLE_2,
+    benchmark_of,
+    choose,
+    first_of_images,
+    markdown,
+    page,
+    panels,
+    percent,
+    render,
+)
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
@@ -154,12 +164,12 @@ def test_a_broken_page_is_noticed():
 
 
 def test_best_median_and_worst_are_each_of_different_images(scored):
-    chosen = choose(scored, each=3)
+    chosen = choose(scored.results, each=3)
     ious = {title: [r.answered.intersection / r.answered.union for r in group] for title, group in chosen.items()}
     assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
     assert all(len({r.image_id for r in group}) == 3 for group in chosen.values())
     assert len({r.query_id for group in chosen.values() for r in group}) == 9
-    few = choose(scored, each=100)  # more than there are: every query is somewhere, none twice
+    few = choose(scored.results, each=100)  # more than there are: every query is somewhere, none twice
     assert sum(map(len, few.values())) <= len(scored.results) and len(few["Worst"]) == IMAGES
     everything = sorted(r.answered.intersection / r.answered.union for r in scored.results)
     assert ious["Best"][0] == everything[-1] and ious["Worst"][0] == everything[0]
@@ -169,7 +179,7 @@ def test_an_image_that_is_lost_is_left_blank(dataset, scored):
     of_lost = [r for r in scored.results if r.image_id == 6]
     (row, _) = panels(dataset, scored, of_lost)
     assert (row[0].image == row[0].image[0, 0]).all() and row[1].visible.sum() == 80
-    assert [r.image_id for r in first_of_images(scored, 3)] == [1, 2, 3]
+    assert [r.image_id for r in first_of_images(scored.results, 3)] == [1, 2, 3]
 
 
 def test_published_rows_stand_beside_the_benchmark_alone(dataset, scored, tmp_path, monkeypatch):

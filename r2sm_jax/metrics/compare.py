@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.metrics.iou import Overlap, Ratio, interval, lisa_iou
+from r2sm_jax.metrics.iou import Ratio, interval, lisa_iou
 from r2sm_jax.metrics.pages import TYPES, percent, table
 from r2sm_jax.metrics.score import QueryResult
 
@@ -29,23 +29,13 @@ intersections and unions `[n 2]`, NaN where there are none."""
 def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
     """All splits in one table. Areas are in pixels; a cell is empty where a value is not defined."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
         for split, queries in results.items():
-            writer.writerows({"split": split} | _cells(result) for result in queries)
-
-
-def _cells(result: QueryResult) -> dict[str, Any]:
-    cells = {
-        "query_id": result.query_id, "image_id": result.image_id, "mask_type": result.mask_type,
-        "said": result.decision, "amodal_probability": result.probability,
-        "predicted": result.answered.predicted, "truth": result.answered.truth,
-    }  # fmt: skip
-    for prefix, field in COUNTS.items():
-        counts: Overlap | None = getattr(result, field)
-        if counts is not None:
-            cells |= {f"{prefix}intersection": counts.intersection, f"{prefix}union": counts.union}
-    return cells
+            for r in queries:
+                counts = [n for field in COUNTS.values() for n in (getattr(r, field) or (None, None))[:2]]
+                cells = split, r.query_id, r.image_id, r.mask_type, r.decision, r.probability
+                writer.writerow([*cells, r.answered.predicted, r.answered.truth, *counts])
 
 
 def read_queries(folder: Path) -> dict[str, Table]:
@@ -56,19 +46,17 @@ def read_queries(folder: Path) -> dict[str, Table]:
     """
     path = folder / NAME
     if not path.is_file():
-        raise InputError(
-            f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote, or evaluate the run again"
-        )
+        raise InputError(f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote")
     rows: dict[str, list[dict[str, str]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file, restval="missing"):
             rows.setdefault(row.get("split", ""), []).append(row)
-    if not rows:
-        raise InputError(f"{path}: there are no queries in it; evaluate again with --out")
     try:
-        return {split: _table(found) for split, found in rows.items()}
+        if rows:
+            return {split: _table(found) for split, found in rows.items()}
     except (KeyError, ValueError, OverflowError):
-        raise InputError(f"{path}: this is no table of queries; evaluate again with --out") from None
+        pass
+    raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
 
 
 def _table(rows: Sequence[dict[str, str]]) -> Table:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
+from scipy.ndimage import minimum_filter
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
@@ -20,8 +21,6 @@ CHUNK = 100
 """Resamples that are drawn at once, to spare memory."""
 
 Scores = dict[str, float | None]
-
-
 Ratio = tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
 """A figure as the ratio of two sums over queries: numerators and denominators, which both are 0 where a query does not
 count."""
@@ -136,22 +135,7 @@ def boundary(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_
     After boundary-iou-api, boundary_iou/utils/boundary_utils.py: what a square of side 2 `width` + 1 erodes; the
     image's edge counts as outside.
     """
-    return mask & ~_eroded(_eroded(mask, width).T, width).T
-
-
-def _eroded(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_H _W"]:
-    """Whether all pixels up to `width` above and below belong to the mask.
-
-    Windows are doubled until they are wide enough: a few passes over the mask instead of one for each pixel of width.
-    """
-    inner = np.zeros((len(mask) + 2 * width, mask.shape[1]), bool)
-    inner[width : width + len(mask)] = mask
-    reach, wanted = 1, 2 * width + 1
-    while reach < wanted:
-        step = min(reach, wanted - reach)
-        inner = inner[:-step] & inner[step:]
-        reach += step
-    return inner
+    return mask & (minimum_filter(mask, 2 * width + 1, mode="constant", cval=0) == 0)
 
 
 def boundary_overlap(predicted: RLE, truth: RLE, ignore: Bool[np.ndarray, "H W"] | None = None) -> Overlap:

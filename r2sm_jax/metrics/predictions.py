@@ -26,7 +26,7 @@ from r2sm_jax.metrics.score import Answer, Scored, score, truths
 Sizes = Mapping[int, tuple[int, int]]
 """Height and width of the image of each query."""
 ReadMasks = Callable[[Path, tuple[int, int]], np.ndarray]
-"""Reads the masks `[n H W]` in a file; the size is that of the query's image."""
+"""Reads the masks `[n H W]` in a file, which must have the given size. Raises ValueError and what libraries raise."""
 
 
 def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
@@ -82,36 +82,35 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
         if not isinstance(entry, dict):
             raise InputError(f"{where}: it is a {type(entry).__name__}, not an object; give query_id and segmentation")
         size = _size_of(where, sizes, entry.get("query_id"))
-        _add_entry(where, found.setdefault(entry["query_id"], Answer()), entry, size)
+        try:
+            _add_entry(found.setdefault(entry["query_id"], Answer()), entry, size)
+        except ValueError as error:
+            raise InputError(f"{where}: {error}; see docs/metrics.md") from error
     if not any(answer.instances for answer in found.values()):
         for answer in found.values():  # a system that gives one mask for a query has one detection
             answer.instances, answer.scores = [answer.mask(0, 0)], [1.0]
     return found
 
 
-def _add_entry(where: str, answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
-    """Adds an entry of a `coco` file to the answer to its query."""
-    try:
-        mask = masks.compressed(entry.get("segmentation"), *size)
-    except ValueError as error:
-        raise InputError(f"{where}: its mask cannot be used ({error}); give an RLE of the image's size") from error
-    score = entry.get("score", 1.0)
+def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
+    """Adds an entry of a `coco` file to the answer to its query. Raises ValueError for a bad value."""
+    mask, score = masks.compressed(entry.get("segmentation"), *size), entry.get("score", 1.0)
+    mask_type, probability = entry.get("mask_type"), entry.get("amodal_probability")
     if isinstance(score, bool) or not isinstance(score, int | float) or not np.isfinite(score):
-        raise InputError(f"{where}: score {score!r} is not a number; give one")
-    if not entry.get("fused"):
-        answer.instances.append(mask)
-        answer.scores.append(float(score))
-    elif answer.fused is None:
+        raise ValueError(f"score {score!r} is not a number")
+    if mask_type not in ("modal", "amodal", None):
+        raise ValueError(f"mask_type {mask_type!r} is neither modal nor amodal")
+    if probability is not None and not (isinstance(probability, int | float) and 0 <= probability <= 1):
+        raise ValueError(f"amodal_probability {probability!r} is not in 0..1")
+    if answer.mask_type is not None and mask_type not in (answer.mask_type, None):
+        raise ValueError(f"query {entry['query_id']} is called modal and amodal")
+    if entry.get("fused") and answer.fused is not None:
+        raise ValueError(f"query {entry['query_id']} has a fused mask already")
+    if entry.get("fused"):
         answer.fused, answer.score = mask, float(score)
     else:
-        raise InputError(f"{where}: query {entry['query_id']} has a fused mask already; give one")
-    mask_type, probability = entry.get("mask_type"), entry.get("amodal_probability")
-    if mask_type not in ("modal", "amodal", None):
-        raise InputError(f"{where}: mask_type {mask_type!r} is unknown; give modal or amodal, or leave it out")
-    if probability is not None and not (isinstance(probability, int | float) and 0 <= probability <= 1):
-        raise InputError(f"{where}: amodal_probability {probability!r} is not in 0..1; give a probability")
-    if answer.mask_type is not None and mask_type not in (answer.mask_type, None):
-        raise InputError(f"{where}: query {entry['query_id']} is called modal and amodal; give one mask_type a query")
+        answer.instances.append(mask)
+        answer.scores.append(float(score))
     answer.mask_type = mask_type or answer.mask_type
     answer.probability = answer.probability if probability is None else float(probability)
 
@@ -124,39 +123,35 @@ def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict
             raise InputError(f"{file}: its name is not a query id; name it <query id>{suffix}")
         number = int(file.stem)
         size = _size_of(str(file), sizes, number)
-        drawn = read(file, size)
-        if drawn.shape[1:] != size:
-            raise InputError(
-                f"{file}: the mask is {drawn.shape[1]} x {drawn.shape[2]}, but the image of query {number} is "
-                f"{size[0]} x {size[1]}; write it at the image's size"
-            )
         if number in found:
             raise InputError(f"{file}: query {number} is answered by another file already; keep one")
+        try:
+            drawn = read(file, size)
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+            raise InputError(f"{file}: no masks can be read from it ({error}); see docs/metrics.md") from error
         found[number] = Answer(instances=[masks.encode(mask) for mask in drawn], scores=[1.0] * len(drawn))
     if not found:
         raise InputError(f"{path}: there is no {suffix} file in this folder; name them after their query ids")
     return found
 
 
+def _check_size(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    if shape != size:
+        raise ValueError(f"the mask is {shape[0]} x {shape[1]}, but its image is {size[0]} x {size[1]}")
+
+
 def _read_png(file: Path, size: tuple[int, int]) -> np.ndarray:
-    try:
-        with Image.open(file) as image:
-            if image.size != size[::-1]:  # reported by the caller; it may be huge
-                return np.broadcast_to(np.False_, (1, image.height, image.width))
-            return np.asarray(image.convert("L") if image.mode in ("RGB", "LA", "RGBA") else image)[None] > 0
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{file}: this is not a PNG that can be read; write it again") from error
+    with Image.open(file) as image:
+        _check_size((image.height, image.width), size)  # before it is decoded: it may be huge
+        return np.asarray(image.convert("L") if image.mode in ("RGB", "LA", "RGBA") else image)[None] > 0
 
 
 def _read_logits(file: Path, size: tuple[int, int]) -> np.ndarray:
-    try:
-        logits = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{file}: this is not a plain .npy array; write it with numpy.save") from error
+    logits = np.load(file, mmap_mode="r", allow_pickle=False)
     if logits.ndim not in (2, 3) or logits.dtype.kind not in "fiub":
-        raise InputError(f"{file}: {logits.dtype} {list(logits.shape)} are no logits; give float [H W] or [n H W]")
-    logits = logits if logits.ndim == 3 else logits[None]
-    return np.asarray(logits) > 0 if logits.shape[1:] == size else logits
+        raise ValueError(f"{logits.dtype} {list(logits.shape)} are no logits [H W] or [n H W]")
+    _check_size(logits.shape[-2:], size)
+    return np.asarray(logits if logits.ndim == 3 else logits[None]) > 0
 
 
 FOLDERS: dict[str, tuple[str, ReadMasks]] = {"png": (".png", _read_png), "logits": (".npy", _read_logits)}

@@ -13,10 +13,9 @@ import r2sm_jax
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
-from r2sm_jax.metrics.html import choose, html, panels
-from r2sm_jax.metrics.instances import AREAS, InstanceScores, muse
+from r2sm_jax.metrics.instances import InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, Overlap, Ratio, interval, lisa, lisa_iou
-from r2sm_jax.metrics.pages import benchmark_of, markdown
+from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
 from r2sm_jax.metrics.score import MaskCounts, QueryResult, Scored
 from r2sm_jax.query import MaskType
 
@@ -25,7 +24,9 @@ Pick = Callable[[QueryResult], Overlap | None]
 TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 RATES = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins, which belong to their bins."""
-SIZES = {name: high for name, (_, high) in AREAS.items() if name != "all"}
+SIZES = {"small": 32**2, "medium": 96**2, "large": 1e10}
+HARD: dict[Any, str] = {True: "hard", False: "easy"}
+MULTI: dict[Any, str] = {True: "several", False: "one"}
 BINS = 10
 FIXED_DATA = ("json", "tfds")
 """Kinds of sources that a published split can come from; the others make as many samples as are asked for."""
@@ -52,7 +53,7 @@ def split_figures(results: Sequence[QueryResult], instances: InstanceScores | No
         "mask_type": _decisions(results),
         "references": {name: lisa(collect(results, pick)) for name, pick in REFERENCES.items()},
         "variants": variants,
-        "breakdowns": {name: _breakdown(results, *parts) for name, parts in BREAKDOWNS.items()},
+        "breakdowns": _breakdowns(results),
     }
 
 
@@ -112,10 +113,8 @@ def _true_mask(mask_type: MaskType) -> Pick:
 
     def pick(result: QueryResult) -> Overlap | None:
         modal, amodal = result.truth
-        if amodal is None:
-            return None
-        perfect = MaskCounts(modal, modal, modal) if mask_type == "modal" else MaskCounts(amodal, modal, amodal)
-        return result.overlap(perfect)
+        area = modal if mask_type == "modal" else amodal
+        return None if amodal is None or area is None else result.overlap(MaskCounts(area, modal, area))
 
     return pick
 
@@ -133,40 +132,36 @@ REFERENCES: dict[str, Pick] = {
 # Breakdowns by kind of query.
 
 
-def _named(key: str, yes: str, no: str) -> Callable[[QueryResult], str | None]:
-    return lambda r: None if r.kind.get(key) is None else yes if r.kind[key] else no
+def _groups(result: QueryResult) -> dict[str, str | None]:
+    """The group of a query in each breakdown; None where it belongs to none."""
+    kind, rate = result.kind, result.occlusion_rate
+    return {
+        "task": kind.get("task"),
+        "difficulty": HARD.get(kind.get("hard")),
+        "instances": MULTI.get(kind.get("multi")),
+        "occlusion": None if rate is None else next(name for name, high in RATES.items() if rate <= high),
+        "size": next(name for name, high in SIZES.items() if result.answered.truth <= high),
+    }
 
 
-def _bin(value: float, edges: Mapping[str, float]) -> str:
-    return next(name for name, high in edges.items() if value <= high)
-
-
-BREAKDOWNS: dict[str, tuple[Callable[[QueryResult], str | None], Sequence[str]]] = {
-    "task": (lambda r: r.kind.get("task"), ()),
-    "difficulty": (_named("hard", "hard", "easy"), ()),
-    "instances": (_named("multi", "several", "one"), ()),
-    "occlusion": (lambda r: None if r.occlusion_rate is None else _bin(r.occlusion_rate, RATES), tuple(RATES)),
-    "size": (lambda r: _bin(r.answered.truth, SIZES), tuple(SIZES)),
-}
-"""The group of a query, and the order of the groups; without one they are sorted."""
-
-
-def _breakdown(
-    results: Sequence[QueryResult], group: Callable[[QueryResult], str | None], order: Sequence[str]
-) -> dict[str, Any]:
+def _breakdowns(results: Sequence[QueryResult]) -> dict[str, Any]:
     """gIoU, cIoU, occluded IoU and number of queries of each group."""
-    by_group: dict[str, list[QueryResult]] = {}
+    order, found = [*RATES, *SIZES], {}
     for result in results:
-        if (name := group(result)) is not None:
-            by_group.setdefault(name, []).append(result)
+        for name, group in _groups(result).items():
+            groups = found.setdefault(name, {})
+            if group is not None:
+                groups.setdefault(group, []).append(result)
     return {
         name: {
-            **lisa(collect(by_group[name], answered)),
-            "occluded_iou": lisa(collect(by_group[name], occluded))["giou"],
-            "queries": len(by_group[name]),
+            group: {
+                **lisa(collect(groups[group], answered)),
+                "occluded_iou": lisa(collect(groups[group], occluded))["giou"],
+                "queries": len(groups[group]),
+            }
+            for group in sorted(groups, key=lambda group: (order.index(group) if group in order else 0, group))
         }
-        for name in order or sorted(by_group)
-        if name in by_group
+        for name, groups in found.items()
     }
 
 
@@ -197,8 +192,7 @@ def mask_type_scores(
     if not len(probability):
         return dict.fromkeys(("accuracy", "f1", "mcc", "ece", "confusion", "reliability"))
     predicted = probability > 0.5
-    tp, tn = int((predicted & requested).sum()), int((~predicted & ~requested).sum())
-    fp, fn = int((predicted & ~requested).sum()), int((~predicted & requested).sum())
+    tn, fp, fn, tp = np.bincount(2 * requested + predicted, minlength=4).tolist()
     denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     return {
         "accuracy": (tp + tn) / len(predicted),
@@ -257,7 +251,7 @@ def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, S
         InputError: the folder cannot be written.
     """
     galleries = {
-        name: {title: panels(source, scored, chosen) for title, chosen in choose(scored).items()}
+        name: {title: panels(source, scored, chosen) for title, chosen in choose(scored.results).items()}
         for name, (source, scored) in evaluated.items()
     }
     with writing(folder / "report.json") as part:
