@@ -79,18 +79,15 @@ def check_export(folder: Path) -> None:
             f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to {FORMAT_VERSION}; "
             "upgrade it with pip install --upgrade r2sm_jax"
         )
-    try:
-        lines = (folder / SUMS).read_text().splitlines()
-        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-    except (OSError, ValueError):
-        sums = {}
+    text = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).is_file() else ""
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
     if not {CONFIG, WEIGHTS} <= sums.keys():
         raise InputError(f"{folder / SUMS}: missing or not readable; {REMEDY}")
     for name, digest in sums.items():
         path = folder / name
-        found = file_sha256(path) if path.is_file() else "missing"
+        found = file_sha256(path) if path.is_file() else None
         if found != digest:
-            problem = "missing" if found == "missing" else f"changed or damaged, with sha256 {found}"
+            problem = "missing" if found is None else "changed or damaged"
             raise InputError(f"{path}: {problem}; its sha256 must be {digest}; {REMEDY}")
 
 

@@ -5,35 +5,45 @@ import os
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from flax import nnx
 from huggingface_hub import EvalResult, ModelCardData
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 import r2sm_jax
 from r2sm_jax import exported
-from r2sm_jax.config import MINILM, Config, DataConfig, is_procedural
+from r2sm_jax.config import MINILM, Config, DataConfig, ModelConfig, is_procedural
+from r2sm_jax.cpu import products
 from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
 from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.flags import parse_flags, to_json
+from r2sm_jax.metrics.pages import table
+from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.layers import merge_lora
-from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
-from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, read_tensors, weight_files
+from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, input_spec
+from r2sm_jax.models.text import abstract_text_encoder, load_text_encoder
+from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, Tensor, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run
-from r2sm_jax.tools.export_functions import export_functions, verify, write_functions
+from r2sm_jax.tools.verify import verify
 
+PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
 LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
 DRAWN_ONLY = "- It was trained on drawn or composed scenes only: expect much lower figures on photographs.\n"
+Tensors = Mapping[str, Tensor]
+"""Arrays by dotted name."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +85,10 @@ def main() -> None:
 
 def _check_out(out: Path, overwrite: bool) -> None:
     """Refuses, before any work is done, a folder that holds something else. Raises InputError."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: this is a file; give a folder as --out")
-    if (out / "checkpoints").exists():
-        raise InputError(f"{out}: this is a run folder; give another --out")
-    if (out / CONFIG).exists() and not exported.is_export(out):
-        raise InputError(f"{out}: it holds another model's {CONFIG}; give another --out")
-    if (out / CONFIG).exists() and not overwrite:
+    is_taken = (out / CONFIG).exists()
+    if out.is_file() or (out / "checkpoints").exists() or (is_taken and not exported.is_export(out)):
+        raise InputError(f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another --out")
+    if is_taken and not overwrite:
         raise InputError(f"{out}: it holds an export already; give another --out or --overwrite")
 
 
@@ -121,12 +128,11 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
-    (folder / WEIGHTS).write_bytes(save({name: np.asarray(x) for name, x in weights.items()}, {"format": "np"}))
+    save_file({name: np.asarray(x) for name, x in weights.items()}, folder / WEIGHTS, {"format": "np"})
     _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
-        (folder / LANGUAGE_MODEL).mkdir()
-        weight_names = [file.name for file in weight_files(texts.folder)]
-        _copy(texts.folder, folder / LANGUAGE_MODEL, (CONFIG, INDEX, *weight_names, *TOKENIZER_FILES))
+        names = [CONFIG, INDEX, *(file.name for file in weight_files(texts.folder)), *TOKENIZER_FILES]
+        _copy(texts.folder, folder / LANGUAGE_MODEL, names)
     functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
     write_functions(folder / exported.FUNCTIONS, functions)
     (folder / exported.CARD).write_text(model_card(title, written, config, report))
@@ -135,6 +141,7 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
     """Copies those of the files that exist."""
+    target.mkdir(exist_ok=True)
     for name in names:
         if (source / name).exists():
             shutil.copyfile(source / name, target / name)
@@ -146,8 +153,7 @@ def _move(new: Path, out: Path) -> None:
     # The checksums go first and come last: a folder without them does not load.
     for name in (SUMS, *TOKENIZER_FILES):
         (out / name).unlink(missing_ok=True)
-    if (out / LANGUAGE_MODEL).exists():
-        shutil.rmtree(out / LANGUAGE_MODEL)
+    shutil.rmtree(out / LANGUAGE_MODEL, ignore_errors=True)
     for path in sorted(new.iterdir(), key=lambda path: path.name == SUMS):
         os.replace(path, out / path.name)
 
@@ -220,23 +226,20 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         model_name=title,
         eval_results=_eval_results(report) if report else None,
     )
-    return (
-        (files("r2sm_jax.tools") / "card.md")
-        .read_text()
-        .format(
-            front=front.to_yaml(),
-            title=title,
-            config=config,
-            written=written,
-            figures=_figures(report) if report else "There is no report about these weights.",
-            data=_describe_data(config.data),
-            limits=DRAWN_ONLY if is_procedural(config.data.source) else "",
-            encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
-            licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
-            place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
-            language_model=name if is_published else "a local language model",
-            language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),
-        )
+    card = (files("r2sm_jax.tools") / "card.md").read_text()
+    return card.format(
+        front=front.to_yaml(),
+        title=title,
+        config=config,
+        written=written,
+        figures=_figures(report) if report else "There is no report about these weights.",
+        data=_describe_data(config.data),
+        limits=DRAWN_ONLY if is_procedural(config.data.source) else "",
+        encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
+        licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
+        place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
+        language_model=name if is_published else "a local language model",
+        language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),
     )
 
 
@@ -254,16 +257,16 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def _figures(report: Mapping[str, Any]) -> str:
-    rows = ["| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy | data sha256 |"]
-    rows.append("|---|---|---|---|---|---|---|---|---|")
+    rows = []
     for split, figures in report["splits"].items():
         both = figures["all"]
         values = [both["giou"], figures["modal"]["giou"], figures["amodal"]["giou"], both["ciou"]]
         values += [both["occluded_iou"], figures["mask_type"].get("accuracy")]
-        columns = " | ".join("-" if value is None else f"{value:.3f}" for value in values)
-        rows.append(f"| `{split}` | {both['queries']} | {columns} | `{report['meta']['data_sha256'][split]}` |")
-    rows += ["", "At the images' own resolution, over all queries; the predicted mask type picks the mask."]
-    return "\n".join(rows)
+        columns = ["-" if value is None else f"{value:.3f}" for value in values]
+        rows.append([f"`{split}`", str(both["queries"]), *columns, f"`{report['meta']['data_sha256'][split]}`"])
+    header = ["split", "queries", "gIoU", "modal", "amodal", "cIoU", "occluded IoU", "type accuracy", "data sha256"]
+    note = "At the images' own resolution, over all queries; the predicted mask type picks the mask."
+    return "\n".join([*table(header, rows), note])
 
 
 def _describe_data(data: DataConfig) -> str:
@@ -273,3 +276,67 @@ def _describe_data(data: DataConfig) -> str:
         f"{data.scenes:,} procedural scenes (seed {data.seed}): drawn everyday objects that hide one another, with "
         "exact masks, and queries from a grammar. No photographs, and no sentences written by people."
     )
+
+
+def export_functions(
+    config: ModelConfig, weights: Tensors, language_model: Path, text_weights: Tensors
+) -> dict[str, bytes]:
+    """`model.stablehlo`: the segmenter as three functions that need only JAX, lowered for `PLATFORMS` and serialised.
+
+    Their first argument is the content of a safetensors file, as `safetensors.numpy.load_file` returns it. Batch size,
+    number of queries and number of tokens are free. They multiply in float32, whatever JAX's default is.
+
+    encode_text(language model, ids [b t], mask [b t]) -> states [b t l e]
+    encode_image(weights, image [b S S 3], valid [b S S]) -> features
+    answer(weights, features, states [b k t l e], mask [b k t]) -> answers
+
+    `language_model` is a folder, `text_weights` the content of its safetensors files.
+
+    Raises:
+        InputError: the language model reads its padding, as SigLIP does, so that the number of tokens cannot be free.
+    """
+    sizes = abstract_text_encoder(language_model).sizes
+    if sizes.reads_padding:
+        raise InputError(f"{language_model}: a language model that reads its padding (SigLIP) cannot be exported yet")
+
+    def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        return load_text_encoder(language_model, tensors).kept_states(ids, mask, config.text.layers)
+
+    def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+        tokens, pixels = exported.with_weights(config, tensors, Path(WEIGHTS)).encode_image(image, valid)
+        return {"tokens": tokens, **pixels._asdict()}
+
+    def answer(
+        tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array
+    ) -> dict[str, jax.Array]:
+        pixels = PixelFeatures(**{name: features[name] for name in PixelFeatures._fields})
+        model = exported.with_weights(config, tensors, Path(WEIGHTS))
+        return model.answer(features["tokens"], pixels, text, text_mask)._asdict()
+
+    ours, theirs = _shapes(weights), _shapes(text_weights)
+    ids, mask = (jax.ShapeDtypeStruct((1, 1), dtype) for dtype in (jnp.int32, jnp.bool_))
+    image, valid, text, text_mask = input_spec(config, 1, 1).values()
+    programs = {}
+    with products("float32"):
+        features = jax.eval_shape(encode_image, ours, image, valid)
+        for function, inputs, shapes, limits in (
+            (encode_text, (theirs, ids, mask), ("...", "b, t", "b, t"), [f"t <= {sizes.max_tokens}"]),
+            (encode_image, (ours, image, valid), ("...", "b, ...", "b, ..."), []),
+            (answer, (ours, features, text, text_mask), ("...", "b, ...", "b, k, t, ...", "b, k, t"), []),
+        ):
+            symbolic = jax.export.symbolic_args_specs(inputs, shapes, constraints=limits)
+            lowered = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*symbolic)
+            programs[function.__name__] = bytes(lowered.serialize())
+    return programs
+
+
+def _shapes(tensors: Tensors) -> dict[str, jax.ShapeDtypeStruct]:
+    dtype = jax.dtypes.canonicalize_dtype
+    return {name: jax.ShapeDtypeStruct(array.shape, dtype(array.dtype)) for name, array in tensors.items()}
+
+
+def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
+    """Writes `model.stablehlo`; equal functions give equal bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in functions.items():
+            file.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
