@@ -28,7 +28,7 @@ from r2sm_jax.metrics.pages import markdown, page, render
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
-from r2sm_jax.predict_many import to_answer
+from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import SPLITS, open_source

@@ -1,39 +1,49 @@
 """`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: the mask type that a sentence asks for, and the mask.
 
-Writes `mask.png` (what was asked for), `modal.png`, `amodal.png`, `occluded.png`, `overlay.png` and
-`prediction.json`. For a folder or a pattern in place of IMAGE, or a file of `--queries`, the answers go into one
-`predictions.json`, see docs/predict.md.
+One query about one image gives `FILES`. For several images or queries `answers.jsonl` grows image by image, so that a
+command that was killed can be resumed, and `predictions.json` is made from it (docs/predict.md).
 """
 
+import glob
+import hashlib
 import json
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from PIL import Image
+from jaxtyping import UInt8
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
+from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import frames, open_image
-from r2sm_jax.data.sheet import with_words
+from r2sm_jax.data.images import find_images, frames, open_image
+from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.predict_many import find_tasks, is_pattern, predict_many
-from r2sm_jax.prediction import MASKS, Prediction, WordShare
-from r2sm_jax.predictor import CutQuery, check_query
+from r2sm_jax.metrics.predictions import entries_of
+from r2sm_jax.metrics.score import Answer
+from r2sm_jax.prediction import FILES
+from r2sm_jax.predictor import CutQuery, Predictor, QueryOutputs, check_query
+from r2sm_jax.query import MaskType
 from r2sm_jax.runs import open_run
 
-FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
+PART = 8
+"""Images that are answered, and written, together; so many are lost at most when the process is killed."""
 
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """Segments what a sentence means in one image."""
+    """Segments what a sentence means in one image, or in many."""
 
     run: Annotated[str, tyro.conf.Positional]
     """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
@@ -59,52 +69,6 @@ class PredictConfig:
     """best (dev gIoU), latest, or a step."""
 
 
-def to_json(prediction: Prediction, words: Sequence[WordShare] = ()) -> dict[str, Any]:
-    """A prediction as JSON values; masks are COCO RLE at the image's own resolution."""
-    return {
-        "query": prediction.query,
-        "mask_type": prediction.mask_type,
-        "amodal_probability": prediction.amodal_probability,
-        **({"undecided": True} if prediction.undecided else {}),
-        **({"words": [{"word": word, "share": round(share, 4)} for word, share in words]} if words else {}),
-        "score": prediction.score,
-        **{name: prediction.rle(name) for name in MASKS},
-        "instances": [
-            {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
-            for i in prediction.instances
-        ],
-        "size": list(prediction.mask.shape),
-    }
-
-
-def write_prediction(folder: Path, image: np.ndarray, prediction: Prediction, words: Sequence[WordShare] = ()) -> None:
-    """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution. `words` go below the overlay.
-
-    Raises:
-        InputError: the folder cannot be written.
-    """
-    overlay = prediction.overlay(image)
-    with writing(folder / "prediction.json") as part:
-        for name in MASKS:
-            (folder / f"{name}.png").write_bytes(prediction.png(name))
-        Image.fromarray(with_words(overlay, words) if words else overlay).save(folder / "overlay.png")
-        part.write_text(json.dumps(to_json(prediction, words)) + "\n")
-
-
-def summary(prediction: Prediction, words: Sequence[WordShare] = ()) -> str:
-    """The answer in two lines; a third one lists the words of most influence, with their logits for amodal."""
-    count = len(prediction.instances)
-    strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
-    influence = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest) if words else ""
-    decision = f"undecided, rather {prediction.mask_type}" if prediction.undecided else prediction.mask_type
-    return (
-        f"{prediction.query}\n"
-        f"{decision} (probability of amodal {prediction.amodal_probability:.3f}), "
-        f"{prediction.mask.mean():.1%} of the image, {count} instance{'' if count == 1 else 's'}, "
-        f"predicted IoU {prediction.score:.2f}{influence}"
-    )
-
-
 def main() -> None:
     """Command line."""
     if len(list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))) > 3:
@@ -118,12 +82,88 @@ def main() -> None:
         _predict_one(args, args.query or "")
 
 
-def _predict_many(args: PredictConfig) -> None:
-    """Answers about several images, or several queries."""
+# One query about one image.
+
+
+def _predict_one(args: PredictConfig, query: str) -> None:
+    check_query(query)  # cheap checks come first, loading the model last
+    if not 0 <= args.abstain <= 0.5:
+        raise InputError(f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5")
+    out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
+    if out is not None:
+        for name in FILES:
+            refuse_overwrite(out / name, args.overwrite)
+    image = _read(Path(args.image))
+    predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
+    predictor.set_image(image)
+    with warnings.catch_warnings(record=True, action="always", category=CutQuery) as cut:
+        (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
+    for warning in cut:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    words = predictor.explain(query) if args.explain else []
+    if out:
+        prediction.write(out, image, words)
     if args.json:
-        raise InputError("--json prints one answer; for several, leave it out and read predictions.json in --out")
-    if args.explain or args.abstain:
-        raise InputError("--explain and --abstain are for one query about one image; leave them out for several")
+        print(json.dumps(prediction.to_json(words)))
+    else:
+        print(f"{prediction.summary(words)}\nwrote {out}")
+
+
+def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
+    """The image, with a warning where it has several frames. `size`: height and width that it must have."""
+    image = open_image(path)
+    if (count := frames(path)) > 1:
+        print(f"warning: {path}: it has {count} frames; the first one is looked at", file=sys.stderr)
+    if size not in (None, image.shape[:2]):
+        (height, width), found = size, image.shape
+        raise InputError(
+            f"{path}: the image is {found[0]} x {found[1]} but the data set says {height} x {width}; give the image "
+            "that was annotated"
+        )
+    return image
+
+
+# Several queries, or several images.
+
+
+class Question(NamedTuple):
+    """A query, with its id if it comes from a data set."""
+
+    text: str
+    id: int | None = None
+
+
+class Task(NamedTuple):
+    """One image and all queries about it."""
+
+    path: Path
+    queries: tuple[Question, ...]
+    size: tuple[int, int] | None = None
+    """Height and width that the data set states."""
+
+
+class Tasks(NamedTuple):
+    """All images with their queries, and a hash of the queries, which must be the same when a call is resumed."""
+
+    images: list[Task]
+    sha256: str
+
+
+class Outcome(NamedTuple):
+    """How many images this call answered, and the earlier ones that it resumed; and why others could not be read."""
+
+    answered: int
+    earlier: int
+    failed: dict[str, str]
+    file: Path
+
+
+def _predict_many(args: PredictConfig) -> None:
+    if args.json or args.explain or args.abstain:
+        raise InputError(
+            "--json, --explain and --abstain are for one query about one image; leave them out for several, and read "
+            f"{PRODUCT} in --out"
+        )
     tasks = find_tasks(args.image, args.query, args.queries)
     place = Path(args.image)
     name = place.parent.name if is_pattern(args.image) else place.stem
@@ -141,31 +181,219 @@ def _predict_many(args: PredictConfig) -> None:
     )
 
 
-def _predict_one(args: PredictConfig, query: str) -> None:
-    """Answers one query about one image. Cheap checks come first, loading the model last."""
-    check_query(query)
-    if not 0 <= args.abstain <= 0.5:
-        raise InputError(f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5")
-    out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
-    if out is not None:
-        for name in FILES:
-            refuse_overwrite(out / name, args.overwrite)
-    image = open_image(args.image)
-    if (count := frames(args.image)) > 1:
-        print(f"warning: {args.image}: it has {count} frames; the first one is looked at", file=sys.stderr)
-    predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
-    predictor.set_image(image)
-    with warnings.catch_warnings(record=True, action="always", category=CutQuery) as cut:
-        (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
-    for warning in cut:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    words = predictor.explain(query) if args.explain else []
-    if out:
-        write_prediction(out, image, prediction, words)
-    if args.json:
-        print(json.dumps(to_json(prediction, words)))
+def is_pattern(image: str) -> bool:
+    """Whether IMAGE means files that match, such as 'photos/*.jpg'. A file of that very name is no pattern."""
+    return glob.has_magic(image) and not Path(image).exists()
+
+
+def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
+    """The tasks that a command line names: images from a file, a folder or a pattern, and one query or a file of them.
+
+    Raises:
+        InputError: there are no images or no queries, the query file cannot be read, or it names images that do not
+            exist.
+    """
+    if query is not None and queries is not None:
+        raise InputError("--queries: there is a query on the command line as well; leave one of them out")
+    if queries is None:
+        check_query(query or "")
+        asked, content = [("", query or "")], (query or "").encode()
+    elif Path(queries).suffix.lower() == ".json":
+        return _from_dataset(Path(queries), image)
     else:
-        print(f"{summary(prediction, words)}\nwrote {out}")
+        asked, content = _read_lines(Path(queries))
+    for_all = [Question(text) for name, text in asked if not name]
+    found = _images(image) if for_all or not Path(image).is_dir() else []
+    by_name = {file.name: file for file in found}
+    by_image = {file: list(for_all) for file in found}
+    for name, text in asked:
+        if name:
+            file = by_name.get(name, Path(image) / name)
+            if not file.is_file():
+                raise InputError(f"{queries}: it asks about {name}, which is not among the images of {image}; check it")
+            by_image.setdefault(file, []).append(Question(text))
+    tasks = [Task(file, tuple(of_image)) for file, of_image in by_image.items() if of_image]
+    return Tasks(tasks, hashlib.sha256(content).hexdigest())
+
+
+def _images(image: str) -> list[Path]:
+    if is_pattern(image):
+        found = sorted(Path(name) for name in glob.glob(image, recursive=True) if Path(name).is_file())
+        if not found:
+            raise InputError(f"{image}: no file matches this pattern; check it, and put it in quotes")
+        return found
+    return find_images(Path(image), SUFFIXES, "images") if Path(image).is_dir() else [Path(image)]
+
+
+def _from_dataset(path: Path, image: str) -> Tasks:
+    """The queries of a data set about its images, which lie in the folder `image`."""
+    if not Path(image).is_dir():
+        raise InputError(f"{image}: with a data set as --queries, give the folder of its images here")
+    dataset = read_json(path, image)
+    tasks = []
+    for index in range(len(dataset)):
+        if queries := tuple(Question(query.text, query.id) for query in dataset.queries_at(index)):
+            tasks.append(Task(dataset.image_path(index), queries, dataset.size_at(index)))
+    if not tasks:
+        raise InputError(f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries")
+    return Tasks(tasks, dataset.sha256)
+
+
+def _read_lines(path: Path) -> tuple[list[tuple[str, str]], bytes]:
+    """The image, "" for all of them, and the query of each line of a text file; and the content of the file."""
+    try:
+        content = path.read_bytes()
+        lines = content.decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json") from None
+    asked: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            *image, query = (part.strip() for part in line.split("\t", maxsplit=1))
+            if "" in (*image, query):
+                raise InputError(f"{path}: line {number} lacks the image before its tab or the query after; mend it")
+            asked.append(("".join(image), query))
+    if not asked:
+        raise InputError(f"{path}: the query file is empty; write one query a line, or IMAGE, a tab and a query")
+    return asked, content
+
+
+def predict_many(
+    predictor: Predictor, tasks: Tasks, out: Path, *, mask_type: str = "auto", overwrite: bool = False
+) -> Outcome:
+    """Answers what has no answer in `out` yet and writes all answers to `out/predictions.json`.
+
+    Raises:
+        InputError: `out` holds something else or cannot be written, or no image at all can be read.
+    """
+    predictor.check((), mask_type)
+    header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
+              "queries": tasks.sha256, "mask_type": mask_type}  # fmt: skip
+    journal, product = out / JOURNAL, out / PRODUCT
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            journal.unlink(missing_ok=True)
+        if not journal.exists():
+            refuse_overwrite(product, overwrite)
+        known = _read_journal(journal, header)
+        waiting = [t for t in tasks.images if known.get(str(t.path), {"stamp": ()})["stamp"] != _stamp(t.path)]
+        failed = _answer(predictor, waiting, journal, mask_type, len(tasks.images))
+        if len(failed) == len(tasks.images):
+            raise InputError(f"no image could be read; {next(iter(failed.values()))}")
+        _write_product(_read_journal(journal, header), tasks.images, failed, product)
+    except OSError as error:
+        raise InputError(f"{out}: cannot write there ({error.strerror}); pass another --out") from None
+    return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed, product)
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Size and time of change of an image file; None where there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _read_journal(journal: Path, header: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The last entry of every image. Starts the journal where there is none, and drops a line that was cut short."""
+    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if whole:
+        os.truncate(journal, sum(map(len, whole)))
+    else:
+        journal.write_text(json.dumps(header) + "\n")
+    try:
+        first, *entries = map(json.loads, whole or [json.dumps(header)])
+        changed = [key for key in header if first.get(key) != header[key]]
+        found = {entry["image"]: entry for entry in entries}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{journal}: the file is damaged; pass --overwrite to start anew") from None
+    if changed:
+        what = ", ".join(changed).replace("_", " ")
+        remedy = "pass another --out, or --overwrite to start anew"
+        raise InputError(f"{journal}: these answers are of other {what}; {remedy}")
+    return found
+
+
+def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int) -> dict[str, str]:
+    """Answers the images that wait and appends them to the journal; returns a sentence for each that failed."""
+    predictor.texts.encode(dict.fromkeys(query.text for task in waiting for query in task.queries))
+    failed: dict[str, str] = {}
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress, journal.open("a") as lines:
+        bar = progress.add_task("images", total=total, completed=total - len(waiting))
+        for start in range(0, len(waiting), PART):
+            part = waiting[start : start + PART]
+            stamps = {task: _stamp(task.path) for task in part}
+            images: dict[Task, np.ndarray] = {}
+            for task in part:
+                try:
+                    images[task] = _read(task.path, task.size)
+                except InputError as error:
+                    failed[str(task.path)] = str(error)
+            for task, answers in _answer_part(predictor, images, mask_type).items():
+                line = {"image": str(task.path), "stamp": stamps[task], "answers": answers}
+                lines.write(json.dumps(line) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+            progress.update(bar, advance=len(part))
+    return failed
+
+
+def _answer_part(
+    predictor: Predictor, images: Mapping[Task, np.ndarray], mask_type: str
+) -> dict[Task, list[list[dict[str, Any]]]]:
+    """The entries of each query of each image. Parts are batched apart, so that a resumed run gives the same bytes."""
+    found: dict[Task, list[list[dict[str, Any]]]] = {task: [] for task in images}
+    asked = ((image, [(task, query.text) for query in task.queries]) for task, image in images.items())
+    for task, outputs in predictor.answer_all(asked):
+        found[task].append(entries_of(to_answer(predictor, outputs, mask_type)))
+    return found
+
+
+def to_answer(
+    predictor: Predictor, given: QueryOutputs, mask_type: str = "auto", *, requested: MaskType | None = None,
+    both: bool = False,
+) -> Answer:  # fmt: skip
+    """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
+
+    `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too.
+    """
+    probability, decision = predictor.decide(given, mask_type, requested)
+    out, amodal = given.outputs, decision == "amodal"
+    modal = given.enlarge(out.modal)
+    whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
+    slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
+    scores = out.slot_presence * out.slot_iou[:, int(amodal)]
+    found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
+    decides = predictor.config.head != NO_HEAD
+    return Answer(
+        fused=masks.encode(whole if amodal else modal),
+        instances=[mask for mask, _ in found],
+        scores=[score for _, score in found],
+        mask_type=decision if decides else None,
+        probability=probability if decides else None,
+        score=float(out.iou[int(amodal)]),
+        other=masks.encode(modal if amodal else whole) if both else None,
+    )
+
+
+def _write_product(
+    known: Mapping[str, dict[str, Any]], tasks: Sequence[Task], failed: Mapping[str, str], file: Path
+) -> None:
+    """Writes the predictions for all tasks but those that failed."""
+    number, lines = 0, []
+    for task in tasks:
+        answers = [()] * len(task.queries) if str(task.path) in failed else known[str(task.path)]["answers"]
+        for query, entries in zip(task.queries, answers, strict=True):
+            number += 1
+            about = {"query_id": number if query.id is None else query.id}
+            about |= {"image": task.path.name, "query": query.text}
+            lines += [f"\n{json.dumps(about | entry)}" for entry in entries]
+    with writing(file) as part:
+        part.write_text(f"[{','.join(lines)}\n]\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
-"""The answer to one query at the image's own resolution, and the words of the query that drove its mask type.
+"""The answer to one query at the image's own resolution, and the words of the query that drove its mask type."""
 
-The share of a word is a Shapley value (1953) of the mask-type head's logit: the mean change of the logit when the word
-is added, over random orders of the words and their reverses (sampled as in Castro et al. 2009, "Polynomial calculation
-of the Shapley value based on sampling"). Every sentence goes through the language model anew: the states of the other
-tokens would still carry a word that is only hidden from the head. Shares add up to what all words together change;
-words of the same meaning divide it.
-"""
-
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,15 +16,23 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, writing
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that was asked for."""
+FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 SENTENCES = 192
 """Sentences asked about a query, roughly: the more words, the fewer orders, but at least one and its reverse."""
 BATCH = 64
 """Sentences encoded at once; the last batch is padded."""
+
+
+class WordShare(NamedTuple):
+    """A word as it was written, and the logits that it adds: above 0 for amodal, below for modal."""
+
+    word: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,48 @@ class Prediction:
             raise InputError(f"there is no mask {name!r}; say {', '.join(MASKS[:-1])} or {MASKS[-1]}")
         return getattr(self, name)
 
+    def to_json(self, words: Sequence[WordShare] = ()) -> dict[str, Any]:
+        """The answer, and what `Predictor.explain` gave, as JSON values; masks are as `rle` gives them."""
+        return {
+            "query": self.query,
+            "mask_type": self.mask_type,
+            "amodal_probability": self.amodal_probability,
+            **({"undecided": True} if self.undecided else {}),
+            **({"words": [{"word": word, "share": round(share, 4)} for word, share in words]} if words else {}),
+            "score": self.score,
+            **{name: self.rle(name) for name in MASKS},
+            "instances": [
+                {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
+                for i in self.instances
+            ],
+            "size": list(self.mask.shape),
+        }
 
-class WordShare(NamedTuple):
-    """A word as it was written, and the logits that it adds: above 0 for amodal, below for modal."""
+    def write(self, folder: Path, image: np.ndarray, words: Sequence[WordShare] = ()) -> None:
+        """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution. `words` go below the overlay.
 
-    word: str
-    share: float
+        Raises:
+            InputError: the folder cannot be written, or as `overlay`.
+        """
+        from r2sm_jax.data.sheet import with_words
+
+        overlay = self.overlay(image)
+        with writing(folder / "prediction.json") as part:
+            for name in MASKS:
+                (folder / f"{name}.png").write_bytes(self.png(name))
+            Image.fromarray(with_words(overlay, words) if words else overlay).save(folder / "overlay.png")
+            part.write_text(json.dumps(self.to_json(words)) + "\n")
+
+    def summary(self, words: Sequence[WordShare] = ()) -> str:
+        """The answer in two lines; a third one lists the words of most influence, with their logits for amodal."""
+        count = len(self.instances)
+        strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
+        influence = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest) if words else ""
+        return (
+            f"{self.query}\n{'undecided, rather ' * self.undecided}{self.mask_type} "
+            f"(probability of amodal {self.amodal_probability:.3f}), {self.mask.mean():.1%} of the image, "
+            f"{count} instance{'' if count == 1 else 's'}, predicted IoU {self.score:.2f}{influence}"
+        )
 
 
 def explain_words(
@@ -116,43 +155,34 @@ def explain_words(
     word_of_tokens: Callable[[str, list[list[int]]], np.ndarray],
     logits: Callable[[list[str]], Float[np.ndarray, " n"]],
 ) -> list[WordShare]:
-    """The share of every word of a query; 0 for words beyond the language model's limit.
+    """The share of every word of a query, its Shapley value (1953), in the logit of amodal.
+
+    That is the mean change of the logit when the word is added, over random orders of the words and their reverses
+    (sampled as in Castro et al. 2009, "Polynomial calculation of the Shapley value based on sampling"). Shares add up
+    to what all words together change; words of the same meaning divide it. Every sentence goes through the language
+    model anew: the states of the other tokens would still carry a word that is only hidden from the head.
 
     Args:
-        word_of_tokens: the word of each token that is read, from the query and the places of its words.
+        word_of_tokens: the word of each token that is read, from the query and the places of its words. Words beyond
+            the language model's limit have no share.
         logits: the calibrated logits of amodal of `BATCH` sentences.
     """
-    words = words_of(query)
-    read = int(word_of_tokens(query, [span for _, *span in words]).max(initial=-1)) + 1
-
-    def logits_of(present: np.ndarray) -> np.ndarray:
-        names = [word for word, *_ in words[:read]]
-        sentences = [" ".join(compress(names, row)) for row in present]
-        unique = list(dict.fromkeys(sentences))
-        asked = [*unique, *[""] * (-len(unique) % BATCH)]
-        values = [value for i in range(0, len(asked), BATCH) for value in logits(asked[i : i + BATCH]).tolist()]
-        found = dict(zip(asked, values, strict=True))
-        return np.array([found[sentence] for sentence in sentences])
-
-    shares = [*word_shares(logits_of, read), *[0.0] * (len(words) - read)]
-    return [WordShare(word, float(share)) for (word, *_), share in zip(words, shares, strict=True)]
-
-
-def words_of(query: str) -> list[tuple[str, int, int]]:
-    """Words with the places of their first and behind their last character; punctuation stays with its word."""
-    return [(match.group(), *match.span()) for match in re.finditer(r"\S+", query)]
-
-
-def word_shares(
-    logits: Callable[[Bool[np.ndarray, "n w"]], Float[np.ndarray, " n"]], words: int
-) -> Float[np.ndarray, " w"]:
-    """Share of each of `words` words; `logits` takes sets of words that are present."""
+    found = list(re.finditer(r"\S+", query))  # punctuation stays with its word
+    words = [match.group() for match in found]
+    read = int(word_of_tokens(query, [list(match.span()) for match in found]).max(initial=-1)) + 1
     rng = np.random.default_rng(0)
-    orders = [rng.permutation(words) for _ in range(max(1, SENTENCES // (2 * (words + 1))))]
+    orders = [rng.permutation(read) for _ in range(max(1, SENTENCES // (2 * (read + 1))))]
     orders += [order[::-1] for order in orders]
-    present = np.stack([np.argsort(order) < count for order in orders for count in range(words + 1)])
-    steps = np.diff(logits(present).reshape(len(orders), words + 1), axis=1)
-    shares = np.zeros(words)
-    for order, step in zip(orders, steps, strict=True):
-        shares[order] += step
-    return shares / len(orders)
+    present = [np.argsort(order) < count for order in orders for count in range(read + 1)]
+    sentences = [" ".join(compress(words, row)) for row in present]
+    unique = list(dict.fromkeys(sentences))
+    unique += [""] * (-len(unique) % BATCH)
+    known: dict[str, float] = {}
+    for start in range(0, len(unique), BATCH):
+        batch = unique[start : start + BATCH]
+        known |= zip(batch, logits(batch).tolist(), strict=True)
+    values = np.array([known[sentence] for sentence in sentences]).reshape(len(orders), read + 1)
+    shares = np.zeros(len(words))
+    for order, steps in zip(orders, np.diff(values, axis=1), strict=True):
+        shares[order] += steps / len(orders)
+    return [WordShare(word, float(share)) for word, share in zip(words, shares, strict=True)]

@@ -24,7 +24,7 @@ from jaxtyping import install_import_hook
 # Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
 # float, as type checkers have it.
 CHECKED = ["models", "training", "metrics", "prediction", "predictor", "runs", "config", "train", "evaluate", "predict"]
-CHECKED += ["predict_many", "sources", "tools.demo_answers"]
+CHECKED += ["sources", "tools.demo_answers"]
 CHECKED += [f"data.{name}" for name in ("batches", "images", "masks", "samples", "sheet")]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from r2sm_jax.metrics.report import calibration_error
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.prediction import word_shares, words_of
+from r2sm_jax.prediction import BATCH, WordShare, explain_words
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.train import calibrate
 from r2sm_jax.training.losses import TEMPERATURES, fit_temperature
@@ -52,17 +52,36 @@ def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     assert calibrate(predictor, params, fitted)["type_temperature"][...] == temperature
 
 
+def explained(query: str, logit) -> list[WordShare]:
+    """The shares of words that are a token each, where `logit` of a sentence's words is the head's answer."""
+
+    def logits(sentences: list[str]) -> np.ndarray:
+        assert len(sentences) == BATCH
+        return np.array([logit(sentence.split()) for sentence in sentences], float)
+
+    return explain_words(query, lambda query, places: np.arange(len(places)), logits)
+
+
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))
 def test_shares_of_a_sum_are_its_terms(terms):
-    shares = word_shares(lambda there: 0.5 + there @ np.array(terms), len(terms))
-    assert shares == pytest.approx(np.array(terms), abs=1e-9)
+    query = " ".join(map(str, range(len(terms))))
+    shares = [share for _, share in explained(query, lambda words: 0.5 + sum(terms[int(word)] for word in words))]
+    assert shares == pytest.approx(terms, abs=1e-9)
 
 
 def test_words_that_say_the_same_divide_the_share_and_shares_add_up():
-    shares = word_shares(lambda there: 2.0 * (there[:, 0] | there[:, 1]) - 1.0, 3)
-    assert shares == pytest.approx([1.0, 1.0, 0.0])
+    shares = explained("whole complete mug", lambda words: 2.0 * bool({"whole", "complete"} & set(words)) - 1.0)
+    assert [share for _, share in shares] == pytest.approx([1.0, 1.0, 0.0])
 
 
-def test_words_keep_their_places_and_no_word_has_no_share():
-    assert words_of(" the  red mug.") == [("the", 1, 4), ("red", 6, 9), ("mug.", 10, 14)]
-    assert words_of("  ") == [] and len(word_shares(lambda there: np.zeros(len(there)), 0)) == 0
+def test_words_keep_their_places_and_a_word_that_is_not_read_has_no_share():
+    places = []
+
+    def two_are_read(query: str, found: list[list[int]]) -> np.ndarray:
+        places.extend(found)
+        return np.array([-1, 0, 1, -1])
+
+    shares = explain_words(" the  red mug.", two_are_read, lambda sentences: np.array([len(s) for s in sentences]))
+    assert places == [[1, 4], [6, 9], [10, 14]]
+    assert [word for word, _ in shares] == ["the", "red", "mug."] and shares[2].share == 0 != shares[0].share
+    assert explained("  ", len) == []

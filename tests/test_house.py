@@ -16,7 +16,7 @@ ROOMS = {
     "ground": "errors query config flags cpu random_choice", "data": "data", "models": "models", "training": "training",
     "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools", "sources": "sources",
     "predictor": "predictor prediction", "runs": "runs exported",
-    "commands": "train evaluate predict predict_many",
+    "commands": "train evaluate predict",
 }  # fmt: skip
 """Room -> files and folders of the package that belong to it."""
 MAY_IMPORT = {

@@ -11,7 +11,8 @@ import r2sm_jax
 from r2sm_jax import predict as predict_module
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.predict import FILES, main
+from r2sm_jax.predict import main
+from r2sm_jax.prediction import FILES
 from r2sm_jax.sources import open_source
 
 QUERY = "the complete shape of the red mug"

@@ -11,13 +11,12 @@ import pytest
 from PIL import Image
 from sample_records import to_records
 
-from r2sm_jax import predict as predict_module, predict_many as many
+from r2sm_jax import predict as many
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
-from r2sm_jax.predict import main
-from r2sm_jax.predict_many import JOURNAL, PRODUCT, find_tasks, predict_many
+from r2sm_jax.predict import JOURNAL, PRODUCT, find_tasks, main, predict_many
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource
@@ -37,7 +36,7 @@ def predictor(tiny_run):
 def one_predictor(monkeypatch, predictor):
     """Opens the run once for this whole file."""
     opened = type("Opened", (), {"predictor": predictor})()
-    monkeypatch.setattr(predict_module, "open_run", lambda folder, *, checkpoint="best": opened)
+    monkeypatch.setattr(many, "open_run", lambda folder, *, checkpoint="best": opened)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +167,7 @@ def test_what_is_done_is_not_done_again(predictor, photos, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return answer_part(predictor, part, mask_type)
 
-    monkeypatch.setattr(many, "_read", lambda task: (seen.append(task.path.name), read(task))[1])
+    monkeypatch.setattr(many, "_read", lambda path, size: (seen.append(path.name), read(path, size))[1])
     monkeypatch.setattr(many, "_answer_part", killed)
     with pytest.raises(KeyboardInterrupt):
         predict_many(predictor, tasks, tmp_path / "parts")

@@ -28,7 +28,6 @@ from r2sm_jax.data.images import frames, open_image
 from r2sm_jax.data.sheet import overlay
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
-from r2sm_jax.predict import to_json
 from r2sm_jax.prediction import MASKS
 from r2sm_jax.predictor import EncodedImage, Predictor, check_query
 from r2sm_jax.query import MaskType
@@ -118,7 +117,7 @@ def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     read = query.removesuffix(modal.unread)
     explained = predictor.config.head in heads.LEARNED and read.strip()
     words = predictor.explain(read) if explained else [(word, 0.0) for word in read.split()]
-    return Answer(query, {"modal": to_json(modal), "amodal": to_json(amodal)}, words, modal.unread, seconds)
+    return Answer(query, {"modal": modal.to_json(), "amodal": amodal.to_json()}, words, modal.unread, seconds)
 
 
 def draw(photo: Photo, answer: Answer, shown: View, instance: int = -1) -> UInt8[np.ndarray, "h w 3"]:
