@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
-from r2sm_jax.config import LoopConfig, is_procedural
+from r2sm_jax.config import DataConfig, LoopConfig, is_procedural
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly, writing
@@ -69,22 +69,21 @@ class EvaluateConfig:
 
 
 def score_source(predictor: Predictor, source: Source) -> Scored:
-    """Answers every query of a source, and scores the answers.
+    """Answers every query of a source that can be scored, and scores the answers.
 
     The decision of the model selects the mask. Masks are compared at the images' own resolution.
     """
     predictor.texts.encode(q.text for index in range(len(source)) for q in source.queries_at(index))
+
+    def questions() -> Iterator[tuple[np.ndarray, list[tuple[QueryTruth, str]]]]:
+        for index in range(len(source)):
+            sample = source[index]
+            yield sample.image, [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored]
+
     return score(
         (truth, to_answer(predictor, of_query, requested=truth.query.mask_type, both=True))
-        for truth, of_query in predictor.answer_all(_questions(source))
+        for truth, of_query in predictor.answer_all(questions())
     )
-
-
-def _questions(source: Source) -> Iterator[tuple[np.ndarray, list[tuple[QueryTruth, str]]]]:
-    """The images with the queries that can be scored."""
-    for index in range(len(source)):
-        sample = source[index]
-        yield sample.image, [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored]
 
 
 def evaluate(
@@ -122,12 +121,8 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
     return {name: open_source(spec, name, **options) for name in names}
 
 
-def show_report(report: dict[str, Any]) -> None:
-    """Prints the main tables."""
-    _print_markdown(markdown(report, brief=True))
-
-
-def _print_markdown(text: str) -> None:
+def show(text: str) -> None:
+    """Prints Markdown."""
     Console(width=None if sys.stdout.isatty() else 150).print(Markdown(text))
 
 
@@ -152,28 +147,27 @@ def main() -> None:
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
     report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)
-    show_report(report)
+    show(markdown(report, brief=True))
     if out is not None:
         write_report(report, evaluated, out)
         print(f"wrote {out / 'report.html'}, report.md, report.json and queries.csv")
 
 
 def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
-    """Scores a trained segmenter."""
     folder, compiled = Path(args.run or ""), count_compilations()
     run = open_run(folder, checkpoint=args.checkpoint)
-    data = run.config.data
-    spec = args.data or data.source
+    trained = run.config.data
+    data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     sources = open_splits(
-        spec,
+        data.source,
         args.split,
         count=args.samples or run.config.train.report_samples,
         seed=data.seed,
         size=run.config.model.vision.image_size,
-        images_dir=args.images or (None if args.data else data.images),
-        backgrounds=args.backgrounds or (None if args.data else data.backgrounds),
+        images_dir=args.images or data.images,
+        backgrounds=args.backgrounds or data.backgrounds,
     )
-    report, evaluated = evaluate(run.predictor, sources, spec=spec, step=run.step, loop=run.config.train)
+    report, evaluated = evaluate(run.predictor, sources, spec=data.source, step=run.step, loop=run.config.train)
     if args.verbose:
         print(compiled())
     as_trained = not (args.data or args.samples or run.exported) and (args.split, args.checkpoint) == ("all", "best")
@@ -181,12 +175,9 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
 
 
 def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
-    """Scores a file or folder of masks."""
     path = Path(args.predictions or "")
-    if args.data is None:
-        raise InputError("--predictions: the data that they are for are missing; give --data json:FILE")
-    if "," in args.split:
-        raise InputError(f"--split {args.split}: predictions are for one split; name one")
+    if args.data is None or "," in args.split:
+        raise InputError("--predictions are for one split of some data; give --data json:FILE and one --split")
     source = open_source(
         args.data, args.split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds
     )
@@ -194,21 +185,15 @@ def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluat
     if not scored.results:
         raise InputError(f"{args.data}: there are no queries in the split {args.split}; give data with queries")
     evaluated: Evaluated = {args.split: (source, scored)}
-    report = make_report(
-        evaluated,
-        source=args.data,
-        predictions=path.name,
-        predictions_sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None,
-        missing=scored.missing,
-    )
-    return report, evaluated, Path(args.out) if args.out else None
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    about = {"predictions": path.name, "predictions_sha256": digest, "missing": scored.missing}
+    return make_report(evaluated, source=args.data, **about), evaluated, Path(args.out) if args.out else None
 
 
 def _compare(folders: list[Path], out: str | None) -> None:
-    """Puts reports side by side."""
     compared = compare.compare(folders)
     text = compare.markdown(compared)
-    _print_markdown(text)
+    show(text)
     if out is not None:
         file = Path(out) / "compare.html"
         with writing(file) as part:

@@ -21,6 +21,7 @@ import tyro
 from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
+from scipy.special import expit
 
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
@@ -366,7 +367,7 @@ def to_answer(
     modal = given.enlarge(out.modal)
     whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
     slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
-    scores = out.slot_presence * out.slot_iou[:, int(amodal)]
+    scores = expit(out.slot_presence) * out.slot_iou[:, int(amodal)]
     found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
     decides = predictor.config.head != NO_HEAD
     return Answer(
@@ -380,9 +381,7 @@ def to_answer(
     )
 
 
-def _write_product(
-    known: Mapping[str, dict[str, Any]], tasks: Sequence[Task], failed: Mapping[str, str], file: Path
-) -> None:
+def _write_product(known: Mapping[str, Any], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
     """Writes the predictions for all tasks but those that failed."""
     number, lines = 0, []
     for task in tasks:

@@ -4,12 +4,13 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, UInt8
+from scipy.special import expit
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
@@ -17,7 +18,7 @@ from r2sm_jax.data.images import ImageLike, Letterbox, open_image
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
-from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.models.r2sm import R2SM, R2SMOutput
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import InstanceMask, Prediction, WordShare, explain_words
 from r2sm_jax.query import MaskType
@@ -36,20 +37,6 @@ TextEncoding = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
 """Token states [k t l e] of sentences, and which tokens are real [k t]."""
 
 
-class Outputs(NamedTuple):
-    """Outputs of the model as numpy arrays: k queries about each of b images, masks as logits at mask resolution. Those
-    of one query have no axes b and k."""
-
-    probability: Float[np.ndarray, "b k"]
-    modal: Float[np.ndarray, "b k h w"]
-    amodal: Float[np.ndarray, "b k h w"]
-    iou: Float[np.ndarray, "b k 2"]
-    slot_modal: Float[np.ndarray, "b k q h w"]
-    slot_amodal: Float[np.ndarray, "b k q h w"]
-    slot_presence: Float[np.ndarray, "b k q"]
-    slot_iou: Float[np.ndarray, "b k q 2"]
-
-
 class EncodedImage(NamedTuple):
     """The features of an image. Nothing changes them: any number of threads may ask about it."""
 
@@ -59,11 +46,12 @@ class EncodedImage(NamedTuple):
 
 
 class QueryOutputs(NamedTuple):
-    """The model's outputs for one query, and the letterbox that brings its masks back to the image's own resolution."""
+    """The model's outputs for one query, as numpy arrays without the axes b and k, and the letterbox that brings its
+    masks back to the image's own resolution."""
 
     query: str
     box: Letterbox
-    outputs: Outputs
+    outputs: R2SMOutput
 
     def enlarge(self, modal: np.ndarray, amodal: np.ndarray | None = None) -> Bool[np.ndarray, "*n H W"]:
         """The masks [H W] of modal logits [h w], or of their union with amodal ones."""
@@ -92,30 +80,22 @@ class Predictor:
         self.config, self.texts, self.weights = config, texts, weights
         structure = jax.tree.structure(weights)
 
-        def merged(leaves: Sequence[jax.Array]) -> R2SM:
-            return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
+        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+            """Takes the leaves of the weights in place of the model. Products are float32, whatever JAX's default is. A
+            compiled function does not see the default change, so the setting is inside."""
 
-        # Products are float32, whatever JAX's default is. A compiled function does not see the default change, so the
-        # setting is inside.
-        @jax.jit
-        def encode(leaves, image, valid):
-            with products("float32"):
-                return merged(leaves).encode_image(image, valid)
+            @jax.jit
+            def call(leaves, *inputs):
+                with products("float32"):
+                    return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
 
-        @jax.jit
-        def decode(leaves, tokens, pixels, text, text_mask):
-            with products("float32"):
-                out = merged(leaves).answer(tokens, pixels, text, text_mask)
-            fused, slots = (out.modal, out.amodal, out.iou), (out.slot_modal, out.slot_amodal)
-            return jax.nn.sigmoid(out.type_logit), *fused, *slots, jax.nn.sigmoid(out.slot_presence), out.slot_iou
+            return call
 
-        @jax.jit
-        def type_logits(leaves, text, mask):
-            model = merged(leaves)
-            with products("float32"):
-                return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
+        def calibrated(model: R2SM, text: jax.Array, mask: jax.Array) -> jax.Array:
+            return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
 
-        self._encode, self._decode, self._type_logits = encode, decode, type_logits
+        self._encode, self._decode = compiled(R2SM.encode_image), compiled(R2SM.answer)
+        self._type_logits = compiled(calibrated)
         self._image: EncodedImage | None = None
 
     @property
@@ -261,7 +241,7 @@ class Predictor:
 
     def answer(
         self, image: UInt8[np.ndarray, "b S S 3"], valid: Bool[np.ndarray, "b S S"], texts: Sequence[Sequence[str]]
-    ) -> Outputs:
+    ) -> R2SMOutput:
         """The outputs for the same number of queries about each of several letterboxed images."""
         tokens, pixels = self._encode(self._leaves, image, valid)
         return self._decoded(tokens, pixels, *self.texts([query for row in texts for query in row]))
@@ -270,11 +250,11 @@ class Predictor:
         """The answer to one query as arrays, with the instances that are probably present, the surest first."""
         probability, decision = self.decide(given, mask_type)
         out, amodal = given.outputs, decision == "amodal"
-        instances = []
-        for q in np.argsort(-out.slot_presence)[: int((out.slot_presence >= PRESENT).sum())]:
+        presence, instances = expit(out.slot_presence), []
+        for q in np.argsort(-presence)[: int((presence >= PRESENT).sum())]:
             modal, whole = given.enlarge(out.slot_modal[q]), given.enlarge(out.slot_modal[q], out.slot_amodal[q])
             if (chosen := whole if amodal else modal).any():
-                instances.append(InstanceMask(float(out.slot_presence[q]), chosen, modal, whole))
+                instances.append(InstanceMask(float(presence[q]), chosen, modal, whole))
         return Prediction(
             query=given.query,
             mask_type=decision,
@@ -293,12 +273,11 @@ class Predictor:
         """Probability of amodal, and the mask type that follows unless `mask_type` forces one. The oracle head reads
         the `requested` type."""
         reference = heads.REFERENCES.get(self.config.head)
-        if reference is None:
-            probability = float(given.outputs.probability)
-        else:
-            probability = float(reference(given.query, requested) == "amodal")
-        amodal = probability > 0.5 if mask_type == "auto" else mask_type == "amodal"
-        return probability, "amodal" if amodal else "modal"
+        decided = (
+            expit(given.outputs.type_logit) if reference is None else reference(given.query, requested) == "amodal"
+        )
+        amodal = decided > 0.5 if mask_type == "auto" else mask_type == "amodal"
+        return float(decided), "amodal" if amodal else "modal"
 
     def _unread(self, query: str) -> str:
         """The end of a query that is longer than the language model's limit, with a warning."""
@@ -313,8 +292,7 @@ class Predictor:
         return Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
-        """Raises InputError for a query without words, an unknown mask type, and `auto` where the run's head needs the
-        truth."""
+        """Raises InputError for an empty query, an unknown mask type, or `auto` where the head needs the truth."""
         for query in queries:
             check_query(query)
         if mask_type not in CHOICES:
@@ -324,17 +302,17 @@ class Predictor:
 
     def _decode_rows(
         self, tokens: jax.Array, pixels: PixelFeatures, rows: Sequence[Sequence[str]], texts: TextEncoding
-    ) -> list[list[Outputs]]:
+    ) -> list[list[R2SMOutput]]:
         """The outputs for the queries `rows[i]` about image i; images beyond these are padding."""
         width = next(count for count in QUERY_BUCKETS if count >= max(map(len, rows)))
         padded = _padded(rows, len(tokens))
         decoded = self._decoded(tokens, pixels, *texts([query for row in padded for query in _padded(row, width)]))
-        return [[Outputs(*(x[b, k] for x in decoded)) for k in range(len(row))] for b, row in enumerate(rows)]
+        return [[R2SMOutput(*(x[b, k] for x in decoded)) for k in range(len(row))] for b, row in enumerate(rows)]
 
-    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> Outputs:
+    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> R2SMOutput:
         """`text` and `mask` are of the queries about the first image, then the second, ..."""
         text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
-        return Outputs(*map(np.asarray, self._decode(self._leaves, tokens, pixels, text, mask)))
+        return jax.device_get(self._decode(self._leaves, tokens, pixels, text, mask))
 
 
 def _padded(items: Sequence[T], count: int) -> list[T]:

@@ -26,9 +26,9 @@ from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.evaluate import evaluate, open_splits, score_source, show_report
+from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
 from r2sm_jax.flags import parse_config
-from r2sm_jax.metrics.pages import first_of_images, panels
+from r2sm_jax.metrics.pages import first_of_images, markdown, panels
 from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
@@ -36,11 +36,18 @@ from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
 from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
 from r2sm_jax.training.checkpoints import Checkpoints
-from r2sm_jax.training.frozen_features import FrozenImages, obstacle_to_caching
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.losses import fit_temperature
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import TrainState, init_state, jit_train_step, make_mesh, split_model
+from r2sm_jax.training.step import (
+    FrozenImages,
+    TrainState,
+    frozen_images,
+    init_state,
+    jit_train_step,
+    make_mesh,
+    split_model,
+)
 
 SHEET_ROWS = 6
 FITTING = 0.99
@@ -94,12 +101,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
     say(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training")
 
-    frozen = None
-    if data.cache_features:
-        if obstacle := obstacle_to_caching(config):
-            say(f"--data.cache-features: image features are not cached, since {obstacle}")
-        else:
-            frozen = FrozenImages(Path(data.cache_features), prepared)
+    frozen = frozen_images(config, prepared)
     assemble = Assemble(
         text_states=texts, tokens=tokens, queries=data.queries, instances=data.instances, slots=model.decoder.slots,
         mirror=data.mirror, token_drop=data.token_drop, colour_jitter=data.colour_jitter, from_words=from_words,
@@ -294,7 +296,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, loop=loop)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     write_report(report, evaluated, folder)
-    show_report(report)
+    show(markdown(report, brief=True))
     print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
 
 

@@ -12,14 +12,16 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import parse_config
 from r2sm_jax.models import feature_cache
 from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.sources import open_source
 from r2sm_jax.train import main
-from r2sm_jax.training.frozen_features import obstacle_to_caching
+from r2sm_jax.training.step import frozen_images
 
 SENTENCES = ["the red mug", "the complete shape of the car", "only what can be seen of the dog", "a"]
 
@@ -167,15 +169,23 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
     assert not np.allclose(encoder(images, other).tokens, whole.tokens, atol=1e-2)
 
 
-def test_why_images_are_not_cached():
+def test_why_images_are_not_cached(tmp_path, capsys):
+    prepared = PreparedSource(open_source("scenes", count=1), 48, 12)
+
+    def obstacle(*flags: str) -> str:
+        config = parse_config(["--data.cache-features", str(tmp_path), *flags])
+        made = frozen_images(config, prepared) is not None
+        printed = capsys.readouterr().out
+        assert made == (not printed)
+        return printed
+
     frozen = ["--model.vision.init", "facebook/sam-vit-base", "--model.vision.frozen"]
     still = ["--data.no-mirror"]
-    assert obstacle_to_caching(parse_config([*frozen, *still])) is None
-    assert obstacle_to_caching(parse_config(["--model.vision.name", "facebook/dinov2-small", *still])) is None
+    assert not obstacle(*frozen, *still) and not obstacle("--model.vision.name", "facebook/dinov2-small", *still)
     for extra in ([], [*still, "--data.crop", "0.8"], [*still, "--data.colour-jitter", "0.1"]):
-        assert "augmented" in str(obstacle_to_caching(parse_config([*frozen, *extra])))
+        assert "augmented" in obstacle(*frozen, *extra)
     for model in ([], frozen[:2], [*frozen, "--model.vision.lora-rank", "4"]):
-        assert "no image encoder is frozen" in str(obstacle_to_caching(parse_config([*model, *still])))
+        assert "no image encoder is frozen" in obstacle(*model, *still)
 
 
 def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):

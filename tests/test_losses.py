@@ -8,9 +8,9 @@ from r2sm_jax.models.decoder import Kernels, MaskTokens
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
     Targets,
-    counted_entries,
     dense_losses,
     dice_loss,
+    entry_weights,
     instance_losses,
     mask_loss,
     mean_losses,
@@ -125,8 +125,8 @@ def targets(**changes) -> Targets:
 
 def means(values: dict, truth: Targets, config: LossConfig | None = None, head="linear") -> dict[str, jnp.ndarray]:
     """The mean of each loss over the entries that count."""
-    counted = counted_entries(truth, config or LossConfig(), head)
-    return {name: (x * counted[name]).sum() / max(counted[name].sum(), 1) for name, x in values.items()}
+    weights = entry_weights(truth, config or LossConfig(), head)
+    return {name: (x * weights[name]).sum() for name, x in values.items()}
 
 
 def losses(masks: MaskTokens, truth: Targets, config: LossConfig | None = None, head="linear"):
@@ -366,9 +366,17 @@ def test_the_shares_of_parts_add_up_to_the_mean_over_what_counts():
         for name in ("early", "slots", "instance")
         for kind in ("modal", "amodal")
     } | {"modal": jnp.array([1.0, 2.0, 90.0])}
-    counted = {name: jnp.array([True, True, False]) for name in values}
-    for first, wanted in ((2.0, 1.5), (4.0, 0.75), (0.0, 3.0)):
-        found = mean_losses(values, counted, dict.fromkeys(values, jnp.array(first)))
-        assert found["modal"] == wanted and found["early"] == found["slots"] == found["instance"] == 2 * wanted
-    with pytest.raises(ValueError, match="entries"):
-        mean_losses(values, counted | {"other": counted["modal"]}, {})
+    for weight in (0.5, 0.25, 1.0):
+        weights = {name: weight * jnp.array([True, True, False]) for name in values}
+        found = mean_losses(values, weights)
+        assert found["modal"] == 3 * weight and found["early"] == found["slots"] == found["instance"] == 6 * weight
+    with pytest.raises(ValueError):
+        mean_losses(values, weights | {"other": weights["modal"]})
+
+
+def test_entries_that_count_weigh_alike_and_others_nothing():
+    truth = targets(query_valid=jnp.array([[True, False]]))
+    weights = entry_weights(truth, LossConfig(), "linear")
+    assert weights["modal"].tolist() == [[1, 0]] and weights["type"].tolist() == [[0.5, 0.5]]
+    nothing = entry_weights(targets(query_valid=jnp.zeros((1, 2), bool)), LossConfig(), "linear")
+    assert nothing["modal"].tolist() == [[0, 0]]

@@ -9,9 +9,8 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grain
 import jax
@@ -29,12 +28,6 @@ policies = ocp.training.preservation_policies
 def flatten(tree: Any) -> Arrays:
     """A pytree as {path: array}."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def unflatten(like: Any, arrays: Arrays) -> Any:
-    """The inverse of `flatten` for a tree of the same structure."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree_util.tree_unflatten(structure, [arrays[jax.tree_util.keystr(path)] for path, _ in paths])
 
 
 def digest(arrays: Arrays) -> str:
@@ -80,10 +73,9 @@ class Checkpoints:
             return
         arrays = flatten({"state": state, "constants": constants})
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        metrics: Any = None if giou is None else {"giou": giou}
-        content, metadata = {"arrays": arrays, "data": batches}, cast(Any, {"digest": digest(arrays)})
-        save = partial(self._orbax.save_checkpointables_async, metrics=metrics, custom_metadata=metadata, force=True)
-        self._guard(lambda: save(step, content))
+        content, metrics = {"arrays": arrays, "data": batches}, None if giou is None else {"giou": giou}
+        options: Any = {"metrics": metrics, "custom_metadata": {"digest": digest(arrays)}, "force": True}
+        self._guard(lambda: self._orbax.save_checkpointables_async(step, content, **options))
 
     def close(self) -> None:
         """Waits for the last save."""
@@ -93,7 +85,7 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # orbax wraps the operating system's errors in many ways
-            reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
             kept = f"checkpoints up to step {self.steps[-1]} are kept" if self.steps else "nothing was saved before"
             raise InputError(
                 f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or permit writing, then "
@@ -114,21 +106,17 @@ class Checkpoints:
         tree = {"state": state, "constants": constants}
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
-                tree = unflatten(tree, self._load(number, flatten(tree), batches))
+                wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
+                arrays = self._orbax.load_checkpointables(number, {"arrays": wanted})["arrays"]
+                metadata: Any = self._orbax.checkpointables_metadata(number).custom_metadata or {}
+                if digest(arrays) != metadata.get("digest"):
+                    raise ValueError("its digest does not match its arrays")
+                restored = jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in wanted])
+                if batches is not None:
+                    self._orbax.load_checkpointables(number, {"data": batches})
+                return restored["state"], restored["constants"]
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 problem = f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one"
                 print(problem, file=sys.stderr, flush=True)
-                continue
-            return tree["state"], tree["constants"]
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
-
-    def _load(self, step: int, wanted: Arrays, batches: grain.DatasetIterator | None) -> Arrays:
-        like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
-        arrays = self._orbax.load_checkpointables(step, {"arrays": like})["arrays"]
-        metadata: Any = self._orbax.checkpointables_metadata(step).custom_metadata or {}
-        if digest(arrays) != metadata.get("digest"):
-            raise ValueError("its digest does not match its arrays")
-        if batches is not None:
-            self._orbax.load_checkpointables(step, {"data": batches})
-        return arrays

@@ -1,11 +1,11 @@
 """Losses: pure functions of what the model gives and of the truth.
 
 Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask weighs as much as a
-small one. So each loss has one value for each entry (mask, query or pixel), and `counted_entries` says from the truth
-alone which entries count. A batch can be computed in parts: `mean_losses` divides the sums of a part by the counts of
-the whole batch, and the parts are added up.
+small one. So each loss has one value for each entry (mask, query or pixel), and `entry_weights` says from the truth
+alone what each entry weighs in the mean of the batch. So a batch can be computed in parts, which are added up.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,8 @@ FUSED, SLOTS = slice(0, 1), slice(1, None)
 """Positions among the mask decoder's tokens."""
 CELLS = 2
 """Slots, early masks and dense outputs are compared with the truth at a resolution this many times lower."""
+Pair = Sequence[Float[Array, "*n h w"]]
+"""Modal and amodal masks."""
 TEMPERATURES = 0.2, 5.0
 """Smallest and largest temperature of the mask type."""
 
@@ -79,8 +81,11 @@ def compute_losses(
     }
 
 
-def counted_entries(targets: Targets, config: LossConfig, head: str) -> dict[str, Bool[Array, "..."]]:
-    """Which entries count in each of the losses of `compute_losses`. `head` "none" has one mask for either type."""
+def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, "..."]]:
+    """What the entries of `compute_losses` weigh in the mean over those that count: 0 for those that do not.
+
+    `head` "none" has one mask for either type.
+    """
     valid, wants = targets.query_valid, targets.wants_amodal
     known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
     if head == NO_HEAD:
@@ -104,20 +109,13 @@ def counted_entries(targets: Targets, config: LossConfig, head: str) -> dict[str
         "dense_box": on_object & _pick(targets.amodal_known, index),
     }  # fmt: skip
     counted |= {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
-    return counted | ({"dense_hidden": inside} if "category" in targets.labels else {})
+    counted |= {"dense_hidden": inside} if "category" in targets.labels else {}
+    return {name: entries / jnp.maximum(entries.sum(dtype=jnp.float32), 1) for name, entries in counted.items()}
 
 
-def mean_losses(
-    values: dict[str, Array], counted: dict[str, Array], counts: dict[str, Float[Array, ""]]
-) -> dict[str, Float[Array, ""]]:
-    """The share of a part in each mean, by the names under which losses are logged and weighted.
-
-    `values` and `counted` are of the part, `counts` (how many entries count) of the whole batch. Where none counts, the
-    mean is 0.
-    """
-    if values.keys() != counted.keys():
-        raise ValueError(f"losses {sorted(values)}, but entries of {sorted(counted)}")
-    means = {name: (x * counted[name]).sum() / jnp.maximum(counts[name], 1) for name, x in values.items()}
+def mean_losses(values: dict[str, Array], weights: dict[str, Array]) -> dict[str, Float[Array, ""]]:
+    """The mean of each loss, or the share of a part of the batch in it, by the names under which it is logged."""
+    means = jax.tree.map(lambda x, weight: (x * weight).sum(), values, weights)
     for name in ("early", "slots", "instance"):
         means[name] = means.pop(f"{name}_modal") + means.pop(f"{name}_amodal")
     return means
@@ -175,11 +173,19 @@ def soft_iou(
 
 
 def iou_error(
-    predicted: Float[Array, "*n 2"], pairs: tuple, valid: Float[Array, "*#n h w"], threshold: float
+    predicted: Float[Array, "*n 2"], drawn: Pair, truth: Pair, valid: Float[Array, "*#n h w"], threshold: float
 ) -> Float[Array, "*n 2"]:
-    """Squared error of the predicted IoUs of a modal and an amodal mask. `pairs`: logits and target of each."""
-    iou = jnp.stack([soft_iou(logits, target, valid, threshold) for logits, target in pairs], axis=-1)
-    return (predicted - jax.lax.stop_gradient(iou)) ** 2
+    """Squared error of the predicted IoUs of a modal and an amodal mask with the truth."""
+    iou = [soft_iou(logits, target, valid, threshold) for logits, target in zip(drawn, truth, strict=True)]
+    return (predicted - jax.lax.stop_gradient(jnp.stack(iou, axis=-1))) ** 2
+
+
+def pair_losses(
+    prefix: str, drawn: Pair, truth: Pair, valid: Float[Array, "*#n h w"], config: LossConfig
+) -> dict[str, Float[Array, "*n"]]:
+    """`mask_loss` of modal and amodal masks, as "<prefix>modal" and "<prefix>amodal"."""
+    losses = [mask_loss(logits, target, valid, config.masks) for logits, target in zip(drawn, truth, strict=True)]
+    return {f"{prefix}modal": losses[0], f"{prefix}amodal": losses[1]}
 
 
 def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
@@ -196,12 +202,10 @@ def pool_masks(coverage: Float[Array, "b m h w"]) -> Float[Array, "b m _h _w"]:
 # Queries: one fused mask for everything that a query means.
 
 
-def query_targets(targets: Targets) -> tuple[Float[Array, "b k h w"], Float[Array, "b k h w"]]:
+def query_targets(targets: Targets) -> list[Float[Array, "b k h w"]]:
     """Union of the instances that each query means: modal and amodal."""
-    members = targets.members.astype(jnp.float32)
-    unions = (jnp.einsum("bkm,bmhw->bkhw", members, coverage) for coverage in (targets.modal, targets.amodal))
-    modal, amodal = (jnp.minimum(union, 1) for union in unions)
-    return modal, amodal
+    members, coverages = targets.members.astype(jnp.float32), (targets.modal, targets.amodal)
+    return [jnp.minimum(jnp.einsum("bkm,bmhw->bkhw", members, coverage), 1) for coverage in coverages]
 
 
 def query_losses(
@@ -209,28 +213,24 @@ def query_losses(
     threshold: float,
 ) -> dict[str, Array]:  # fmt: skip
     """Losses of the fused masks and their scores, and of the masks of earlier decoder blocks at lower resolution."""
-    modal, amodal = (x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels))
-    modal_target, amodal_target = query_targets(targets)
+    drawn = [x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels)]
+    modal, amodal = query_targets(targets)
     if head == NO_HEAD:
-        modal_target = jnp.where(targets.wants_amodal[..., None, None], amodal_target, modal_target)
-    area = targets.valid[:, None]
-    has_target = targets.members.any(-1).astype(jnp.float32)
+        modal = jnp.where(targets.wants_amodal[..., None, None], amodal, modal)
+    area, has_target = targets.valid[:, None], targets.members.any(-1).astype(jnp.float32)
     values = {
-        "modal": mask_loss(modal, modal_target, area, config.masks),
-        "amodal": mask_loss(amodal, amodal_target, area, config.masks),
+        **pair_losses("", drawn, (modal, amodal), area, config),
         "presence": optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target),
-        "iou": iou_error(masks.iou[:, :, 0], ((modal, modal_target), (amodal, amodal_target)), area, threshold),
+        "iou": iou_error(masks.iou[:, :, 0], drawn, (modal, amodal), area, threshold),
         "early_modal": jnp.zeros(has_target.shape),
         "early_amodal": jnp.zeros(has_target.shape),
     }
-    if masks.early:
-        coarse, coarse_area = pool_pixels(pixels), pool_masks(area)
-        coarse_targets = {"early_modal": pool_masks(modal_target), "early_amodal": pool_masks(amodal_target)}
-        for kernels in masks.early:
-            pair = draw_pair(kernels.of(FUSED), coarse)
-            for (name, target), logits in zip(coarse_targets.items(), pair, strict=True):
-                loss = mask_loss(logits[:, :, 0], target, coarse_area, config.masks)
-                values[name] += loss / len(masks.early)
+    coarse, coarse_area = pool_pixels(pixels), pool_masks(area)
+    coarse_truth = pool_masks(modal), pool_masks(amodal)
+    for kernels in masks.early:
+        drawn = [x[:, :, 0] for x in draw_pair(kernels.of(FUSED), coarse)]
+        for name, loss in pair_losses("early_", drawn, coarse_truth, coarse_area, config).items():
+            values[name] += loss / len(masks.early)
     return values
 
 
@@ -273,17 +273,16 @@ def slot_losses(
     exists = _has_instance(targets)
     modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
     instance = jnp.maximum(targets.slots, 0)
-    modal_target, amodal_target = (_pick(pool_masks(x), instance) for x in (targets.modal, targets.amodal))
+    truth = _pick(pool_masks(targets.modal), instance), _pick(pool_masks(targets.amodal), instance)
     area = pool_masks(targets.valid[:, None])[:, None]
     presence = masks.presence[:, :, 1:]
-    slot = match_slots(jax.nn.sigmoid(amodal) * area, amodal_target * area, presence, exists)
+    slot = match_slots(jax.nn.sigmoid(amodal) * area, truth[1] * area, presence, exists)
     modal, amodal, iou = (_pick_each(x, slot) for x in (modal, amodal, masks.iou[:, :, 1:]))
     has_target = (jax.nn.one_hot(slot, slot.shape[-1]) * exists[..., None]).sum(-2)
     return {
-        "slots_modal": mask_loss(modal, modal_target, area, config.masks),
-        "slots_amodal": mask_loss(amodal, amodal_target, area, config.masks),
+        **pair_losses("slots_", (modal, amodal), truth, area, config),
         "slot_presence": optax.sigmoid_binary_cross_entropy(presence, has_target),
-        "slot_iou": iou_error(iou, ((modal, modal_target), (amodal, amodal_target)), area, threshold),
+        "slot_iou": iou_error(iou, (modal, amodal), truth, area, threshold),
     }
 
 
@@ -316,12 +315,8 @@ def instance_losses(
     kernels: Kernels, pixels: Float[Array, "b h w c"], targets: Targets, config: LossConfig
 ) -> dict[str, Array]:
     """Masks of every instance from kernels [b 1 m] that were made from its own pixels."""
-    modal, amodal = (x[:, 0] for x in draw_pair(kernels, pixels))
-    area = targets.valid[:, None]
-    return {
-        "instance_modal": mask_loss(modal, targets.modal, area, config.masks),
-        "instance_amodal": mask_loss(amodal, targets.amodal, area, config.masks),
-    }
+    drawn = [x[:, 0] for x in draw_pair(kernels, pixels)]
+    return pair_losses("instance_", drawn, (targets.modal, targets.amodal), targets.valid[:, None], config)
 
 
 def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets) -> dict[str, Array]:

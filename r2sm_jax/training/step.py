@@ -1,18 +1,23 @@
-"""The training step: what it changes, and the function that is compiled."""
+"""The training step: what it changes, the function that is compiled, and the features that it need not compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from r2sm_jax.config import Config, LoopConfig, ModelConfig
 from r2sm_jax.cpu import products
+from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.errors import InputError
+from r2sm_jax.flags import to_json
+from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
@@ -47,17 +52,13 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
 def make_targets(batch: Batch) -> Targets:
     """The truth of a batch (data/batches.py), with coverages in float32."""
 
-    def scale(coverage: Array) -> Array:
-        return coverage.astype(jnp.float32) / 255
-
     unchanged = ("amodal_known", "members", "slots", "wants_amodal", "query_valid", "labels", "boxes")
+    coverages = {"modal": "modal", "amodal": "amodal", "valid": "loss_valid"}
     return Targets(
-        modal=scale(batch["modal"]),
-        amodal=scale(batch["amodal"]),
-        valid=scale(batch["loss_valid"]),
         type_amodal=batch.get("type_amodal", batch["wants_amodal"]),
         type_valid=batch.get("type_valid", batch["query_valid"]),
         **{name: batch[name] for name in unchanged},
+        **{name: batch[key].astype(jnp.float32) / 255 for name, key in coverages.items()},
     )
 
 
@@ -81,43 +82,33 @@ def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outp
 
 
 def train_step(
-    state: TrainState,
-    constants: nnx.State,
-    batch: Batch,
-    names: Names,
-    *,
-    graphdef: nnx.GraphDef,
-    optimizer: optax.GradientTransformation,
-    config: Config,
-) -> tuple[TrainState, Values]:
+    state: TrainState, constants: nnx.State, batch: Batch, names: Names, *, graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation, config: Config,
+) -> tuple[TrainState, Values]:  # fmt: skip
     """One step of a resolved configuration."""
     model, loop = config.model, config.train
-    entries = losses.counted_entries(make_targets(batch), config.loss, model.head)
-    counts = {name: counted.sum(dtype=jnp.float32) for name, counted in entries.items()}
+    weights = losses.entry_weights(make_targets(batch), config.loss, model.head)
 
-    def loss_fn(params: nnx.State, part: Batch) -> tuple[Array, Values]:
-        targets = make_targets(part)
-        outputs = run_model(nnx.merge(graphdef, params, constants), part, names, targets)
-        counted = losses.counted_entries(targets, config.loss, model.head)
+    def loss_fn(params: nnx.State, part: tuple[Batch, Batch]) -> tuple[Array, Values]:
+        batch, weights = part
+        targets = make_targets(batch)
+        outputs = run_model(nnx.merge(graphdef, params, constants), batch, names, targets)
         found = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
-        means = losses.mean_losses(found, counted, counts)
+        means = losses.mean_losses(found, weights)
         return losses.total_loss(means, config.loss), means
 
     with products(loop.products):
         gradient_fn = partial(jax.value_and_grad(loss_fn, has_aux=True), state.params)
-        (loss, values), grads = add_parts(gradient_fn, batch, loop.accumulate, unroll=loop.unroll)
+        (loss, values), grads = add_parts(gradient_fn, (batch, weights), loop.accumulate, unroll=loop.unroll)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
     values |= {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
     return TrainState(params, opt_state, state.step + 1), values
 
 
-def add_parts(function: Callable[[Batch], Any], batch: Batch, count: int, *, unroll: bool) -> Any:
-    """The sum of a function over `count` parts of a batch, one after the other.
-
-    The parts are a loop, which takes the memory of one part. With `unroll` they are not: that takes the memory of the
-    whole batch, and on a CPU a sixth of the loop's time.
-    """
+def add_parts(function: Callable[[Any], Any], batch: Any, count: int, *, unroll: bool) -> Any:
+    """The sum of a function over `count` parts of a batch, one after the other: in a loop, which takes the memory of
+    one part, or `unroll`ed, with the memory of the whole batch, and on a CPU a sixth of the loop's time."""
     if count == 1:
         return function(batch)
     # The rows of a part lie `count` apart, so that every device holds an equal share of each part.
@@ -125,7 +116,7 @@ def add_parts(function: Callable[[Batch], Any], batch: Batch, count: int, *, unr
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def add(total: Any, part: Batch) -> tuple[Any, None]:
+    def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
     return jax.lax.scan(add, zeros, parts, unroll=unroll)[0]
@@ -154,3 +145,73 @@ def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
         )
     axis = jax.sharding.AxisType.Auto
     return jax.make_mesh((devices,), ("data",), axis_types=(axis,), devices=jax.local_devices()[:devices])
+
+
+# Features of the training images by frozen weights, computed once and kept on disk (`--data.cache-features`).
+
+
+class FrozenImages:
+    """`images(index)`: the features of training image `index`, as entries of a batch. `compute` comes before that."""
+
+    cache: FeatureCache
+    keys: list[str]
+    names: list[str]
+
+    def __init__(self, folder: Path, prepared: PreparedSource):
+        self.folder, self.prepared = folder, prepared
+
+    def __call__(self, index: int) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, self.cache[self.keys[index]], strict=True))
+
+    def compute(
+        self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config, *, sharding: jax.sharding.Sharding
+    ) -> int:
+        """Computes the features that are not in the cache; returns of how many images.
+
+        Raises:
+            InputError: the disk has too little space, or a feature does not fit into float16.
+        """
+        vision, rows = config.model.vision, config.train.batch_size
+        frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
+        sizes = to_json(vision) | {"init": vision.init is not None, "name": vision.name is not None}
+        self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
+        self.keys = [digest(p.image, p.valid) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
+        new = {key: i for i, key in enumerate(self.keys) if key not in self.cache}
+
+        @jax.jit
+        def features(weights: nnx.State, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]):
+            model: R2SM = nnx.merge(graphdef, weights)
+            return model.frozen_features(image, valid)
+
+        def computed() -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+            for start in range(0, len(new), rows):
+                keys = list(new)[start : start + rows]
+                padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
+                images = np.stack([p.image for p in padded]), np.stack([p.valid for p in padded])
+                made = features(weights, *jax.device_put(images, sharding))
+                arrays = [np.asarray(x, np.float32) for x in made if x is not None]
+                yield from ((key, tuple(x[row] for x in arrays)) for row, key in enumerate(keys))
+
+        one = self.prepared[0]
+        spec = jax.eval_shape(features, weights, one.image[None], one.valid[None])
+        self.names = [f"frozen_{name}" for name, x in spec._asdict().items() if x is not None]
+        if new:
+            self.cache.make_room("images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None))
+            self.cache.add(computed())
+        return len(new)
+
+
+def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | None:
+    """The features of training images that are kept. None if the user wants none, or if they cannot be kept, which is
+    printed with the flags that would help."""
+    vision, data = config.model.vision, config.data
+    if data.cache_features is None:
+        return None
+    if not (vision.trunk_is_frozen or vision.plain_is_frozen):
+        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name)"
+    elif data.mirror or data.crop < 1 or data.colour_jitter:
+        obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
+    else:
+        return FrozenImages(Path(data.cache_features), prepared)
+    print(f"--data.cache-features: image features are not cached, since {obstacle}", flush=True)
+    return None
