@@ -335,11 +335,8 @@ SMALLEST = {
 
 
 def check_config(config: Config) -> Config:
-    """Refuses values with which training would fail later.
-
-    Raises:
-        InputError: it names the flag and its possible values.
-    """
+    """Refuses values with which training would fail later. Raises InputError, which names the flag and its possible
+    values."""
     check_head(config.model.head)
     if config.model.vision.init is None and config.model.vision.name is None:
         check_sizes(config.model)  # published sizes are known, and checked, when training starts
@@ -358,11 +355,8 @@ def check_config(config: Config) -> Config:
 
 
 def check_sizes(model: ModelConfig) -> None:
-    """Refuses sizes of the encoder and the decoder that do not fit together.
-
-    Raises:
-        InputError: it names the flag and its possible values.
-    """
+    """Refuses sizes of the encoder and the decoder that do not fit together. Raises InputError, which names the flag
+    and its possible values."""
     vision, decoder = model.vision, model.decoder
     sam, published = decoder.kind == "sam", vision.init is not None or vision.name is not None
     flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"

@@ -105,11 +105,8 @@ def evaluate(
 
 
 def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
-    """The sources of the splits that were asked for. `options` are those of `open_source`.
-
-    Raises:
-        InputError: a split does not exist.
-    """
+    """The sources of the splits that were asked for. `options` are those of `open_source`. Raises InputError if a split
+    does not exist."""
     kind, _, name = spec.partition(":")
     names = ["val"] if split == "all" else split.split(",")
     if split == "all" and is_procedural(spec):

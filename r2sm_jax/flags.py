@@ -21,11 +21,8 @@ T = TypeVar("T")
 
 
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
-    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`.
-
-    Raises:
-        InputError: the file does not import or has no `get_config`, or a value is not possible.
-    """
+    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`. Raises InputError
+    if the file does not import or has no `get_config`, or a value is not possible."""
     args = list(args)
     if args and not args[0].startswith("-"):
         default = load_config_file(Path(args.pop(0)))
@@ -34,11 +31,8 @@ def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """Parses with tyro. An unknown flag is one sentence that offers the nearest one.
-
-    Raises:
-        InputError: a flag is unknown. Bad values end the command with exit code 2.
-    """
+    """Parses with tyro. An unknown flag is one sentence that offers the nearest one. Raises InputError if a flag is
+    unknown. Bad values end the command with exit code 2."""
     known = _flags(cls)
     for arg in args:
         name = arg.split("=")[0].replace("_", "-")
@@ -67,11 +61,8 @@ def _typed_fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
 
 
 def load_config_file(path: Path) -> Config:
-    """The `Config` that `get_config()` of a Python file returns.
-
-    Raises:
-        InputError: the file is missing, does not import, or returns something else.
-    """
+    """The `Config` that `get_config()` of a Python file returns. Raises InputError if the file is missing, does not
+    import, or returns something else."""
     if not path.is_file():
         raise InputError(f"config file {path} does not exist")
     try:
@@ -90,11 +81,7 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
-    """The inverse of `to_json`.
-
-    Raises:
-        InputError: a field is unknown, as after an incompatible version.
-    """
+    """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version."""
     kinds = {f.name: kind for f, kind in _typed_fields(cls)}
     if unknown := sorted(set(values) - set(kinds)):
         raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")

@@ -189,11 +189,8 @@ def is_pattern(image: str) -> bool:
 
 def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
     """The tasks that a command line names: images from a file, a folder or a pattern, and one query or a file of them.
-
-    Raises:
-        InputError: there are no images or no queries, the query file cannot be read, or it names images that do not
-            exist.
-    """
+    Raises InputError if there are no images or no queries, the query file cannot be read, or it names images that do
+    not exist."""
     if query is not None and queries is not None:
         raise InputError("--queries: there is a query on the command line as well; leave one of them out")
     if queries is None:
@@ -262,11 +259,8 @@ def _read_lines(path: Path) -> tuple[list[tuple[str, str]], bytes]:
 def predict_many(
     predictor: Predictor, tasks: Tasks, out: Path, *, mask_type: str = "auto", overwrite: bool = False
 ) -> Outcome:
-    """Answers what has no answer in `out` yet and writes all answers to `out/predictions.json`.
-
-    Raises:
-        InputError: `out` holds something else or cannot be written, or no image at all can be read.
-    """
+    """Answers what has no answer in `out` yet and writes all answers to `out/predictions.json`. Raises InputError if
+    `out` holds something else or cannot be written, or no image at all can be read."""
     predictor.check((), mask_type)
     header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
               "queries": tasks.sha256, "mask_type": mask_type}  # fmt: skip

@@ -89,10 +89,7 @@ class Prediction:
 
     def overlay(self, image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
         """The image with the visible part blue, the occluded part orange, and the mask that was asked for outlined.
-
-        Raises:
-            InputError: this is not the image that was asked about, since its size differs.
-        """
+        Raises InputError if this is not the image that was asked about, since its size differs."""
         from r2sm_jax.data.sheet import overlay  # matplotlib's fonts, which an answer does not need
 
         array = open_image(image)
@@ -125,10 +122,7 @@ class Prediction:
 
     def write(self, folder: Path, image: np.ndarray, words: Sequence[WordShare] = ()) -> None:
         """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution. `words` go below the overlay.
-
-        Raises:
-            InputError: the folder cannot be written, or as `overlay`.
-        """
+        Raises InputError if the folder cannot be written, or as `overlay`."""
         from r2sm_jax.data.sheet import with_words
 
         overlay = self.overlay(image)

@@ -118,19 +118,11 @@ class Predictor:
 
     def set_image(self, image: ImageLike) -> None:
         """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
-        `uint8 [H W 3]`.
-
-        Raises:
-            InputError: it is not an image that can be read, or too large; see `open_image`.
-        """
+        `uint8 [H W 3]`. Raises InputError if it is not an image that can be read, or too large; see `open_image`."""
         self._image = self.encode(image)
 
     def encode(self, image: ImageLike) -> EncodedImage:
-        """The features of an image, for `predict(..., image=...)`.
-
-        Raises:
-            InputError: as `set_image`.
-        """
+        """The features of an image, for `predict(..., image=...)`. Raises InputError as `set_image`."""
         array = open_image(image)
         box = self._box(array)
         tokens, pixels = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
@@ -141,11 +133,9 @@ class Predictor:
     ) -> list[Prediction]:
         """One prediction for each query, about the image that was set or that is given.
 
-        `mask_type` forces the decision. A probability that is nearer than `abstain` to one half is undecided.
-
-        Raises:
-            InputError: there is no image, a query is empty, the mask type is unknown, or the run has an oracle head
-                and no type is forced.
+        `mask_type` forces the decision. A probability that is nearer than `abstain` to one half is undecided. Raises
+        InputError if there is no image, a query is empty, the mask type is unknown, or the run has an oracle head and
+        no type is forced.
         """
         queries = [queries] if isinstance(queries, str) else list(queries)
         image = image or self._image
@@ -163,11 +153,8 @@ class Predictor:
 
     def explain(self, query: str) -> list[WordShare]:
         """Which words of a query drove the decision: the calibrated logits that each of them adds for the complete
-        shape, see prediction.py.
-
-        Raises:
-            InputError: the query is empty, or the run's head does not decide from the words alone.
-        """
+        shape, see prediction.py. Raises InputError if the query is empty, or the run's head does not decide from the
+        words alone."""
         check_query(query)
         if self.config.head not in heads.LEARNED:
             raise InputError(f"this run's head, {self.config.head}, does not decide from the words: no explanation")
@@ -195,11 +182,8 @@ class Predictor:
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
-        """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once.
-
-        Raises:
-            InputError: as `set_image` and `predict`, or there are not as many lists of queries as images.
-        """
+        """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once. Raises
+        InputError as `set_image` and `predict`, or if there is not one list of queries for each image."""
         if len(images) != len(queries):
             raise InputError(f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image")
         for of_image in queries:

@@ -48,11 +48,7 @@ class Run:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a run folder.
-
-    Raises:
-        InputError: it is not a run folder.
-    """
+    """The configuration of a run folder. Raises InputError if it is not a run folder."""
     path = folder / "config.json"
     if is_export(folder):
         raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
@@ -72,10 +68,8 @@ def resumed_folder(config: Config) -> Path:
 def resolve(config: Config) -> Config:
     """The configuration with what is used on this machine in place of `auto`, 0 and the sizes of published weights.
 
-    A resumed run keeps its own values, wherever it goes on; only the number of devices is that of the machine.
-
-    Raises:
-        InputError: the run cannot be read, published weights cannot be had, or their sizes contradict one another.
+    A resumed run keeps its own values, wherever it goes on; only the number of devices is that of the machine. Raises
+    InputError if the run cannot be read, published weights cannot be had, or their sizes contradict one another.
     """
     model, vision = config.model, config.model.vision
     parent = read_config(resumed_folder(config)) if config.resume else None
@@ -109,11 +103,8 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
 
 
 def start_folder(config: Config) -> Path:
-    """Makes the folder of a new run, or checks that a resumed one has the same configuration, which is resolved.
-
-    Raises:
-        InputError: the folder holds a run already, or a different one, or cannot be written.
-    """
+    """Makes the folder of a new run, or checks that a resumed one has the same configuration, which is resolved. Raises
+    InputError if the folder holds a run already, or a different one, or cannot be written."""
     if config.resume:
         folder = resumed_folder(config)
         found = differences(to_json(resolve_loop(read_config(folder))), to_json(config))
@@ -153,11 +144,8 @@ class Stored(NamedTuple):
 
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
-    """Reads the weights of a run or an export, without the language model.
-
-    Raises:
-        InputError: the folder is neither, has no usable checkpoint, or `checkpoint` is not best, latest or a step.
-    """
+    """Reads the weights of a run or an export, without the language model. Raises InputError if the folder is neither,
+    has no usable checkpoint, or `checkpoint` is not best, latest or a step."""
     if is_export(folder):
         if checkpoint != "best":
             raise InputError(f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out")
@@ -177,11 +165,8 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
 
 def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
-    """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference.
-
-    Raises:
-        InputError: as `restore_weights`, or the language model or the hub's export cannot be had.
-    """
+    """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference. Raises InputError as
+    `restore_weights`, or if the language model or the hub's export cannot be had."""
     folder = find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
     text, exported = stored.config.model.text, is_export(folder)

@@ -27,11 +27,8 @@ def open_source(
 ) -> Source:
     """Opens `scenes`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` are for procedural scenes and for those composed of cut-outs; `backgrounds`
-    (a folder of photos) is for the latter only.
-
-    Raises:
-        InputError: unknown SPEC or split, or unreadable data.
+    `count`, `seed`, `size` and `queries` are for procedural scenes and for those composed of cut-outs; `backgrounds` (a
+    folder of photos) is for the latter only. Raises InputError for an unknown SPEC or split, or unreadable data.
     """
     if spec == "scenes":
         return SceneSource(split, count, seed=seed, size=size, queries=queries)

@@ -77,11 +77,8 @@ def open_data(config: Config, split: str, count: int) -> Source:
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
-    """Opens the training split, prepares its images and encodes its sentences, all of it once.
-
-    Raises:
-        InputError: the data or the language model cannot be read or do not fit the configuration.
-    """
+    """Opens the training split, prepares its images and encodes its sentences, all of it once. Raises InputError if the
+    data or the language model cannot be read or do not fit the configuration."""
     model, data, text = config.model, config.data, config.model.text
     source = open_data(config, "train", data.scenes)
     if not len(source):
@@ -126,10 +123,8 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
 def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder: Path) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
-    Prints where each published key went, and writes it to `published_weights.txt` in the run folder.
-
-    Raises:
-        InputError: the run has another architecture, or the published weights do not fit.
+    Prints where each published key went, and writes it to `published_weights.txt` in the run folder. Raises InputError
+    if the run has another architecture, or the published weights do not fit.
     """
     if config.init is None:
         params, constants, matches = load_published(config.model, params, constants)
@@ -166,11 +161,8 @@ class Stop:
 
 
 def train(config: Config) -> Path:
-    """Runs one experiment; returns its folder.
-
-    Raises:
-        InputError: something that the user can mend; the message says how.
-    """
+    """Runs one experiment; returns its folder. Raises InputError for something that the user can mend; the message says
+    how."""
     started = time.monotonic()
 
     def say(message: str) -> None:
@@ -263,11 +255,8 @@ def set_temperature(constants: nnx.State, temperature: float) -> nnx.State:
 def save_not_finite(
     folder: Path, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, step: int, images: Any
 ) -> None:
-    """Saves a state that is not finite, apart from the checkpoints from which a run continues.
-
-    Raises:
-        InputError: always; it names the step and the images.
-    """
+    """Saves a state that is not finite, apart from the checkpoints from which a run continues. Always raises
+    InputError, which names the step and the images."""
     checkpoints = Checkpoints(folder)
     checkpoints.save(state, constants, batches, None)
     checkpoints.close()

@@ -63,11 +63,8 @@ class Checkpoints:
         return max(scored)[1] if scored else None
 
     def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
-        """Waits for an earlier save and starts a new one.
-
-        Raises:
-            InputError: the disk is full or cannot be written. Earlier checkpoints are not touched.
-        """
+        """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
+        Earlier checkpoints are not touched."""
         step = int(state.step)
         if step in self.steps:
             return
@@ -98,10 +95,8 @@ class Checkpoints:
     ) -> tuple[TrainState, nnx.State]:  # fmt: skip
         """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and an earlier one is taken.
 
-        `state` and `constants` give structure and shapes; `batches` is set to the saved position.
-
-        Raises:
-            InputError: there is no readable checkpoint.
+        `state` and `constants` give structure and shapes; `batches` is set to the saved position. Raises InputError if
+        there is no readable checkpoint.
         """
         tree = {"state": state, "constants": constants}
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):

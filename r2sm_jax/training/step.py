@@ -130,11 +130,8 @@ def jit_train_step(
 
 
 def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
-    """The devices of a resolved configuration along one `data` axis.
-
-    Raises:
-        InputError: there are not so many devices, or the batch does not divide evenly among devices and parts.
-    """
+    """The devices of a resolved configuration along one `data` axis. Raises InputError if there are not so many
+    devices, or the batch does not divide evenly among devices and parts."""
     devices = loop.devices
     if devices > jax.local_device_count():
         raise InputError(f"--train.devices {devices}: this machine has {jax.local_device_count()}; give fewer")
@@ -166,11 +163,8 @@ class FrozenImages:
     def compute(
         self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config, *, sharding: jax.sharding.Sharding
     ) -> int:
-        """Computes the features that are not in the cache; returns of how many images.
-
-        Raises:
-            InputError: the disk has too little space, or a feature does not fit into float16.
-        """
+        """Computes the features that are not in the cache; returns of how many images. Raises InputError if the disk
+        has too little space, or a feature does not fit into float16."""
         vision, rows = config.model.vision, config.train.batch_size
         frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
         sizes = to_json(vision) | {"init": vision.init is not None, "name": vision.name is not None}
