@@ -47,17 +47,10 @@ def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | No
 
 def _flags(cls: type, prefix: str = "--") -> list[str]:
     names = ["--help"]
-    for f, kind in _typed_fields(cls):
-        if dataclasses.is_dataclass(kind):
-            names += _flags(typing.cast(type, kind), f"{prefix}{f.name.replace('_', '-')}.")
-        else:
-            names.append(prefix + f.name.replace("_", "-"))
+    for name, kind in typing.get_type_hints(cls).items():
+        flag = prefix + name.replace("_", "-")
+        names += _flags(kind, f"{flag}.") if dataclasses.is_dataclass(kind) else [flag]
     return names
-
-
-def _typed_fields(cls: type) -> list[tuple[dataclasses.Field, Any]]:
-    hints = typing.get_type_hints(cls)
-    return [(f, hints[f.name]) for f in dataclasses.fields(cls)]
 
 
 def load_config_file(path: Path) -> Config:
@@ -82,25 +75,13 @@ def to_json(config: Any) -> dict[str, Any]:
 
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version."""
-    kinds = {f.name: kind for f, kind in _typed_fields(cls)}
+    kinds = typing.get_type_hints(cls)
     if unknown := sorted(set(values) - set(kinds)):
         raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
     decoded = dict(values)
     for name, value in values.items():
         if dataclasses.is_dataclass(kinds[name]):
-            decoded[name] = from_json(typing.cast(type, kinds[name]), value, f"{where}: {name}")
+            decoded[name] = from_json(kinds[name], value, f"{where}: {name}")
         elif typing.get_origin(kinds[name]) is tuple:
             decoded[name] = tuple(value)
     return cls(**decoded)
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the fields in which two configurations differ, with both values."""
-    found = []
-    for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key} ({a} in the run, {b} now)")
-    return found

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import jax
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from r2sm_jax.config import Config, LoopConfig, check_sizes, is_procedural
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
-from r2sm_jax.flags import differences, from_json, to_json
+from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -107,8 +108,9 @@ def start_folder(config: Config) -> Path:
     InputError if the folder holds a run already, or a different one, or cannot be written."""
     if config.resume:
         folder = resumed_folder(config)
-        found = differences(to_json(resolve_loop(read_config(folder))), to_json(config))
-        if found := [d for d in found if d.split(" ")[0] not in MAY_CHANGE]:
+        before, now = (flatten_dict(to_json(c), sep=".") for c in (resolve_loop(read_config(folder)), config))
+        differ = [name for name in before if before[name] != now[name] and name not in MAY_CHANGE]
+        if found := [f"{name} ({before[name]} in the run, {now[name]} now)" for name in differ]:
             problem = f"was trained with another configuration: {'; '.join(found)}"
             raise InputError(f"{folder} {problem}; use these or another --run")
         return folder

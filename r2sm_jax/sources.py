@@ -15,16 +15,9 @@ from r2sm_jax.scenes.scenes import SceneSource
 
 
 def open_source(
-    spec: str,
-    split: str = "train",
-    *,
-    count: int = 256,
-    seed: int = 0,
-    size: int = 96,
-    queries: int = 8,
-    images_dir: str | None = None,
-    backgrounds: str | None = None,
-) -> Source:
+    spec: str, split: str = "train", *, count: int = 256, seed: int = 0, size: int = 96, queries: int = 8,
+    images_dir: str | None = None, backgrounds: str | None = None,
+) -> Source:  # fmt: skip
     """Opens `scenes`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
     `count`, `seed`, `size` and `queries` are for procedural scenes and for those composed of cut-outs; `backgrounds` (a

@@ -35,19 +35,11 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
 from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
-from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.losses import fit_temperature
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import (
-    FrozenImages,
-    TrainState,
-    frozen_images,
-    init_state,
-    jit_train_step,
-    make_mesh,
-    split_model,
-)
+from r2sm_jax.training.step import FrozenImages, frozen_images, init_state, jit_train_step, make_mesh, split_model
 
 SHEET_ROWS = 6
 FITTING = 0.99
@@ -207,7 +199,7 @@ def train(config: Config) -> Path:
         saves = evaluates or last or step % loop.checkpoint_every == 0
         if (bad := logs.add(step, values, settle=saves)) is not None:
             checkpoints.close()
-            save_not_finite(folder / "not_finite", state, constants, data.batches, bad, images[bad])
+            save_not_finite(folder, state, constants, data.batches, step=bad, images=images[bad])
         if step == first:
             jax.block_until_ready(values)
             ask_for_huge_pages()
@@ -250,21 +242,6 @@ def set_temperature(constants: nnx.State, temperature: float) -> nnx.State:
     before: Any = constants["type_temperature"]
     value = jax.device_put(np.float32(temperature), before[...].sharding)
     return nnx.merge_state(constants, nnx.State({"type_temperature": before.replace(value)}))
-
-
-def save_not_finite(
-    folder: Path, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, step: int, images: Any
-) -> None:
-    """Saves a state that is not finite, apart from the checkpoints from which a run continues. Always raises
-    InputError, which names the step and the images."""
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(state, constants, batches, None)
-    checkpoints.close()
-    raise InputError(
-        f"step {step}: the loss is not finite on the training images {', '.join(map(str, images))}; the state is saved "
-        f"in {folder}; lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these images, "
-        "then --resume from the checkpoint before"
-    )
 
 
 def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:

@@ -6,7 +6,7 @@ import pytest
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
-from r2sm_jax.flags import differences, from_json, parse_config, to_json
+from r2sm_jax.flags import from_json, parse_config, to_json
 from r2sm_jax.train import main as train
 
 
@@ -95,12 +95,3 @@ def test_json_of_another_version_is_refused():
     values["model"]["vision"]["colour_blind"] = True
     with pytest.raises(InputError, match=r"run\.json: model: vision: unknown field 'colour_blind'"):
         from_json(Config, values, "run.json")
-
-
-def test_differences_name_every_field_with_both_values():
-    old = to_json(parse_config(["--train.seed", "1"]))
-    new = to_json(parse_config(["--train.seed", "2", "--model.head", "linear", "--optimizer.clip", "2.5"]))
-    assert differences(old, old) == []
-    found = dict(line.split(" ", 1) for line in differences(old, new))
-    assert set(found) == {"train.seed", "model.head", "optimizer.clip"}
-    assert found["train.seed"] == "(1 in the run, 2 now)"

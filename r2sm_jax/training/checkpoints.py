@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 import jax
@@ -115,3 +115,18 @@ class Checkpoints:
                 problem = f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one"
                 print(problem, file=sys.stderr, flush=True)
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
+
+
+def save_not_finite(
+    run: Path, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, *, step: int, images: Any
+) -> NoReturn:
+    """Saves a state that is not finite, apart from the checkpoints from which the run continues. Always raises
+    InputError, which names the step and its images."""
+    checkpoints = Checkpoints(run / "not_finite")
+    checkpoints.save(state, constants, batches, None)
+    checkpoints.close()
+    raise InputError(
+        f"step {step}: the loss is not finite on the training images {', '.join(map(str, images))}; the state is saved "
+        f"in {run / 'not_finite'}; lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these "
+        "images, then --resume from the checkpoint before"
+    )
