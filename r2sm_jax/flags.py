@@ -45,7 +45,7 @@ def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | No
     return tyro.cli(cls, args=list(args), prog=prog, **extra)
 
 
-def _flags(cls: type, prefix: str = "--") -> list[str]:
+def _flags(cls: Any, prefix: str = "--") -> list[str]:
     names = ["--help"]
     for name, kind in typing.get_type_hints(cls).items():
         flag = prefix + name.replace("_", "-")

@@ -53,8 +53,8 @@ class QueryOutputs(NamedTuple):
     box: Letterbox
     outputs: R2SMOutput
 
-    def enlarge(self, modal: np.ndarray, amodal: np.ndarray | None = None) -> Bool[np.ndarray, "*n H W"]:
-        """The masks [H W] of modal logits [h w], or of their union with amodal ones."""
+    def enlarge(self, modal: Any, amodal: Any = None) -> Bool[np.ndarray, "*n H W"]:
+        """The masks of modal logits [*n h w] among the outputs, or of their union with amodal ones."""
         mask = self.box.undo(modal) > 0
         return mask if amodal is None else mask | (self.box.undo(amodal) > 0)
 
