@@ -214,7 +214,8 @@ def tiny_flags(bert_folder) -> list[str]:
     }  # fmt: skip
     values = {f"model.{name}": value for name, value in model.items()}
     values |= {f"train.{name}": value for name, value in loop.items()}
-    values |= {"data.scenes": 8, "data.queries": 2, "data.instances": 4, "optimizer.name": "adamw"}
+    values |= {"data.scenes": 8, "data.queries": 2, "data.instances": 4, "data.free-sentences": 64}
+    values["optimizer.name"] = "adamw"
     return [word for flag, value in values.items() for word in (f"--{flag}", *str(value).split())]
 
 
