@@ -14,8 +14,8 @@ from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import same_class, says_name
+from r2sm_jax.tools.data import template
 from r2sm_jax.tools.llm_queries import REASONS, parse, read_answer, requests, system_prompt
-from r2sm_jax.tools.template import template
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14
@@ -346,7 +346,7 @@ def test_parse_refuses_what_makes_no_sense(tmp_path):
     path, answers, out = save(tmp_path), answer(tmp_path / "a.jsonl", qa()), tmp_path / "out.json"
     with pytest.raises(InputError, match="there are no answers"):
         parse(path, (), out)
-    with pytest.raises(InputError, match=r"b\.jsonl: cannot read the answers"):
+    with pytest.raises(InputError, match=r"b\.jsonl: there is no such file"):
         parse(path, (tmp_path / "b.jsonl",), out)
     with pytest.raises(InputError, match=r"--out .* something else"):
         parse(path, (answers,), answers, overwrite=True)

@@ -20,7 +20,7 @@ from tyro.conf import Positional
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
-from r2sm_jax.data.samples import find_image, image_folders
+from r2sm_jax.data.samples import Dataset, find_image, image_folders
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.tools.conversion import mask_fields, write_json
 
@@ -121,12 +121,11 @@ def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path
 
 def _fingerprints(path: Path, images_dir: Path | None) -> tuple[dict[int, str], dict[str, str]]:
     """The file names of the images of a dataset file, by id and by the hash of their pixels."""
-    names = {image["id"]: image["file_name"] for image in read_records(path)["images"]}
-    folders, hashes = image_folders(path, images_dir), {}
-    for name in names.values():
-        if (image_path := find_image(folders, name)) is None:
-            raise InputError(f"image {name} is not in {' or '.join(map(str, folders))}; give its folder")
-        image = open_image(image_path)
+    records, hashes = read_records(path), {}
+    names = {image["id"]: image["file_name"] for image in records["images"]}
+    dataset = Dataset(path, "", records, image_folders(path, images_dir))
+    for index, name in enumerate(names.values()):
+        image = open_image(dataset.image_path(index))
         hashes[hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()] = name
     return names, hashes
 

@@ -18,7 +18,7 @@ import tyro
 from PIL import Image
 
 from r2sm_jax.config import NO_HEAD
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.errors import InputError
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.predictor import CutQuery, Predictor
 from r2sm_jax.runs import open_run
@@ -248,7 +248,3 @@ def main() -> None:
         raise InputError("--max-upload-mb must be 1 or more, and --port between 0 and 65535")
     with tempfile.TemporaryDirectory(prefix="r2sm_jax_demo_") as folder:
         launch(args, Path(folder))
-
-
-if __name__ == "__main__":
-    exit_cleanly(main)

@@ -82,7 +82,7 @@ def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
     """Scenes of the validation split, each with sentences about its most hidden object: plain, complete, harder."""
     found, source = [], SceneSource("val", 1000, size=EXAMPLE_SIDE)
     for sample in map(source.__getitem__, range(len(source))):
-        hidden = [1 - masks.area(i.modal) / masks.area(i.complete) for i in sample.instances]
+        hidden = [1 - a.modal / a.complete for a in (i.convert(masks.area) for i in sample.instances)]
         if 0.3 <= max(hidden) <= 0.65:  # much is hidden, but the object can still be recognised
             target = sample.instances[int(np.argmax(hidden))]
             name = f"the {target.attributes['colour']} {target.category}"

@@ -26,15 +26,8 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import (
-    Dataset,
-    Instance,
-    category_names,
-    group_by_image,
-    image_folders,
-    read_instance,
-)
-from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.data.samples import Dataset, Instance, category_names, group_by_image, image_folders, read_instance
+from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MaskType
@@ -152,11 +145,12 @@ def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
         mask = instance.modal if mask_type == "modal" else instance.amodal
         if mask is None or not mask.any():
             continue
-        occluded = None
-        if instance.amodal is not None:
-            occluded = masks.area(instance.modal) <= (1 - HIDDEN) * masks.area(instance.amodal)
+        areas = instance.convert(masks.area)
         row = {"id": instance.id, "class_name": instance.category, "box": masks.coco_box(mask)}
-        yield json.dumps(row | {"polygon": masks.outline(mask), "is_occluded": occluded}, ensure_ascii=False)
+        row |= {"polygon": masks.outline(mask), "is_occluded": None}
+        if areas.amodal is not None:
+            row["is_occluded"] = areas.modal <= (1 - HIDDEN) * areas.amodal
+        yield json.dumps(row, ensure_ascii=False)
 
 
 def _data_url(image: np.ndarray) -> str:
@@ -244,11 +238,7 @@ def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[d
 def _read_lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], str, str, str]]:
     """For each line that is not blank: its place, its custom_id, its text, and why that is none ("" if it is one)."""
     for path in paths:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: cannot read the answers ({error.strerror}); check the path") from error
-        for number, line in enumerate(content.split(b"\n"), start=1):
+        for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
             if line.strip():
                 custom_id, text, reason = _read_line(line)
                 yield {"file": str(path), "line": number, "custom_id": custom_id}, custom_id, text, reason

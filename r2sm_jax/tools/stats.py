@@ -22,7 +22,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks, sheet
 from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import Dataset, images_of_split
+from r2sm_jax.data.samples import Dataset, Instance, images_of_split
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
@@ -141,12 +141,15 @@ def count_file(path: Path, split: str = "all") -> Counts:
     counts: Counts = Counter()
     indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in chosen]
     for index in progress(indices, "images"):
-        (height, width), instances = dataset.size_at(index), dataset.rles_at(index)
-        drawn = [(i.modal, i.amodal) for i in instances if not i.ignore]
-        areas = [tuple(masks.areas([m])[0] if m else None for m in pair) for pair in drawn]
+        instances, (height, width) = dataset.rles_at(index), dataset.size_at(index)
+        areas = [instance.convert(_rle_area) for instance in instances if not instance.ignore]
         counts["ignore_regions"] += len(instances) - len(areas)
         _count_image(counts, height * width, areas, dataset.queries_at(index))
     return counts
+
+
+def _rle_area(rle: masks.RLE) -> int:
+    return masks.areas([rle])[0]
 
 
 def count_scenes(split: str, number: int) -> Counts:
@@ -155,27 +158,27 @@ def count_scenes(split: str, number: int) -> Counts:
     counts: Counts = Counter()
     for index in progress(range(number), "scenes"):
         sample = source[index]
-        areas = [tuple(None if m is None else masks.area(m) for m in (i.modal, i.amodal)) for i in sample.instances]
-        _count_image(counts, sample.image.shape[0] * sample.image.shape[1], areas, sample.queries)
+        areas = [instance.convert(masks.area) for instance in sample.instances]
+        _count_image(counts, sample.image[..., 0].size, areas, sample.queries)
     return counts
 
 
-def _count_image(counts: Counts, pixels: int, areas: Iterable[tuple[Any, ...]], queries: Iterable[Query]) -> None:
-    """Adds an image of so many pixels. `areas` holds the modal and the amodal area of each instance, None: unknown."""
+def _count_image(counts: Counts, pixels: int, areas: Iterable[Instance[int]], queries: Iterable[Query]) -> None:
+    """Adds an image of so many pixels; `areas` holds the areas of its instances."""
     counts["images"] += 1
     counts["images_without_query"] += not queries
-    for modal, amodal in areas:
+    for area in areas:
         counts["instances"] += 1
-        counts[f"instances_with_{'unknown' if amodal is None else 'known'}_amodal"] += 1
-        if amodal is not None:
-            rate = (amodal - modal) / max(1, amodal)
+        counts[f"instances_with_{'unknown' if area.amodal is None else 'known'}_amodal"] += 1
+        _count_bin(counts, "area_share", "modal", area.modal / pixels)
+        _count_bin(counts, "coco_size", "modal", area.modal)
+        if area.amodal is not None:
+            rate = (area.amodal - area.modal) / max(1, area.amodal)
             counts["occluded_instances"] += rate > 0
             counts["occluded_by_more_than_0.15"] += rate > 0.15
             _count_bin(counts, "occlusion_rate", "instances", rate)
-        for series, area in (("modal", modal), ("amodal", amodal)):
-            if area is not None:
-                _count_bin(counts, "area_share", series, area / pixels)
-                _count_bin(counts, "coco_size", series, area)
+            _count_bin(counts, "area_share", "amodal", area.amodal / pixels)
+            _count_bin(counts, "coco_size", "amodal", area.amodal)
     for query in queries:
         mask_type, targets = query.mask_type, len(set(query.instance_ids))
         counts["all_queries"] += 1
