@@ -1,12 +1,11 @@
 """What is specific to one kind of processor: how training multiplies, and how a command on Linux keeps its memory.
 
-Products: some CPUs have matrix units (AMX) that multiply bfloat16 numbers and add the results in float32, in down to a
-sixth of the time of float32 (docs/log.md). `products("bfloat16")` turns this on for dense layers, 3x3
-convolutions and Muon. All else stays float32: inputs, outputs, parameters, softmax, norms. The switch is private to
-this module: no setting of JAX and no environment variable changes it.
+Some CPUs have matrix units (AMX) that multiply bfloat16 numbers and add the results in float32, in down to a sixth of
+the time of float32 (docs/log.md). `products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All
+else stays float32. No setting of JAX and no environment variable changes it.
 
-Memory: XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages,
-which takes a third off the time of a step. Other C libraries ignore these settings.
+XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages, which
+takes a third off the time of a step.
 """
 
 import ctypes

@@ -156,7 +156,6 @@ class Outcome(NamedTuple):
     answered: int
     earlier: int
     failed: dict[str, str]
-    file: Path
 
 
 def _predict_many(args: PredictConfig) -> None:
@@ -178,7 +177,7 @@ def _predict_many(args: PredictConfig) -> None:
         print(f"not answered: {sentence}", file=sys.stderr)
     print(
         f"{outcome.answered} images answered, {outcome.earlier} answered earlier, {len(outcome.failed)} not readable\n"
-        f"wrote {outcome.file}"
+        f"wrote {out / PRODUCT}"
     )
 
 
@@ -279,7 +278,7 @@ def predict_many(
         _write_product(_read_journal(journal, header), tasks.images, failed, product)
     except OSError as error:
         raise InputError(f"{out}: cannot write there ({error.strerror}); pass another --out") from None
-    return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed, product)
+    return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed)
 
 
 def _stamp(path: Path) -> list[int] | None:

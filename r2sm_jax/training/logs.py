@@ -20,8 +20,7 @@ class Logs:
     """Averages the losses of an interval and writes them to all three."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
-        self.every, self.steps = config.train.log_every, config.train.steps
-        self.images, self.queries = config.train.batch_size, config.train.batch_size * config.data.queries
+        self._loop, self._queries = config.train, config.data.queries
         try:
             self._file = (folder / "metrics.jsonl").open("a")
             self._events = SummaryWriter(str(folder))
@@ -30,18 +29,14 @@ class Logs:
         self._interval: list[Values] = []
         self._unchecked: list[tuple[int, Values]] = []
         self._start = start
-        self._clock = time.monotonic(), start
-        """Time and number of the step from which the speed is measured."""
+        self._clock = time.monotonic(), start  # of the step from which the speed is measured
 
     def add(self, step: int, values: Values, *, settle: bool) -> int | None:
         """Adds the losses of a step. Returns the number of this step, or of the one before, if its loss or gradient is
-        not finite.
-
-        The losses of a step are read one step late, so that the device never waits. `settle` reads them at once.
-        """
+        not finite. They are read one step late, so that the device never waits, or at once with `settle`."""
         self._interval.append(values)
         self._unchecked.append((step, values))
-        write = step % self.every == 0 or step == self.steps
+        write = step % self._loop.log_every == 0 or step == self._loop.steps
         while len(self._unchecked) > (0 if write or settle else 1):
             number, known = self._unchecked.pop(0)
             if not math.isfinite(float(known["loss"]) + float(known["gradient_norm"])):
@@ -56,14 +51,12 @@ class Logs:
     def _write(self, step: int) -> None:
         means = {k: sum(float(v[k]) for v in self._interval) / len(self._interval) for k in self._interval[0]}
         seconds = (time.monotonic() - self._clock[0]) / max(1, step - self._clock[1])
-        left = seconds * (self.steps - step)
         self._interval, self._clock = [], (time.monotonic(), step)
         losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
-        print(
-            f"step {step}/{self.steps}  {losses}  {self.images / seconds:.1f} images/s  "
-            f"{self.queries / seconds:.0f} queries/s  {int(left // 60)}:{int(left % 60):02d} left",
-            flush=True,
-        )
+        images, steps = self._loop.batch_size / seconds, self._loop.steps
+        minutes, left = divmod(int(seconds * (steps - step)), 60)
+        speed = f"{images:.1f} images/s  {images * self._queries:.0f} queries/s  {minutes}:{left:02d} left"
+        print(f"step {step}/{steps}  {losses}  {speed}", flush=True)
         self._record(step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds})
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:

@@ -132,13 +132,13 @@ def jit_train_step(
 def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
     """The devices of a resolved configuration along one `data` axis. Raises InputError if there are not so many
     devices, or the batch does not divide evenly among devices and parts."""
-    devices = loop.devices
+    devices, shares = loop.devices, loop.devices * loop.accumulate
     if devices > jax.local_device_count():
         raise InputError(f"--train.devices {devices}: this machine has {jax.local_device_count()}; give fewer")
-    if loop.batch_size % (devices * loop.accumulate):
+    if loop.batch_size % shares:
         raise InputError(
             f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
-            f"parts of --train.accumulate; give a multiple of {devices * loop.accumulate}"
+            f"parts of --train.accumulate; give a multiple of {shares}"
         )
     axis = jax.sharding.AxisType.Auto
     return jax.make_mesh((devices,), ("data",), axis_types=(axis,), devices=jax.local_devices()[:devices])
