@@ -124,7 +124,7 @@ class DecoderConfig:
 
     kind: Literal["shared", "sam"] = "shared"
     """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
-    (sam_decoder.py), with sizes and weights from `--model.vision.init` if that is given."""
+    (decoder.py), with sizes and weights from `--model.vision.init` if that is given."""
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3

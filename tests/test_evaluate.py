@@ -142,7 +142,7 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
 
     source = Listed(oblong(size, 3))
     scored = score_source(Clairvoyant(predictor), source)
-    iou = [r.overlap(r.amodal if r.mask_type == "amodal" else r.modal) for r in scored.results]
+    iou = [getattr(getattr(r, r.mask_type), r.mask_type) for r in scored.results]
     assert min(o.intersection / o.union for o in iou) > 0.93
     # The wrong order, on the same masks: enlarge the padded square to the image's size.
     square = np.zeros((max(size), max(size)), bool)

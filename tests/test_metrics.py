@@ -82,11 +82,11 @@ def test_the_predicted_type_chooses_the_mask():
     said_modal = result_of(predicted, truth, wants="amodal", probability=0.2)
     said_amodal = result_of(predicted, truth, wants="amodal", probability=0.9)
     undecided = result_of(predicted, truth, wants="amodal", probability=None)
-    assert said_modal.chosen == said_modal.modal and said_modal.overlap(said_modal.chosen) == (4, 6, 4, 6)
-    assert said_amodal.chosen == said_amodal.amodal and said_amodal.overlap(said_amodal.chosen) == (6, 6, 6, 6)
+    assert said_modal.chosen == said_modal.modal and said_modal.answered == (4, 6, 4, 6)
+    assert said_amodal.chosen == said_amodal.amodal and said_amodal.answered == (6, 6, 6, 6)
     assert undecided.chosen == undecided.modal and undecided.decision is None
     wrong = result_of(predicted, truth, wants="modal", probability=0.9)
-    assert wrong.overlap(wrong.chosen) == (4, 6, 6, 4)
+    assert wrong.answered == (4, 6, 6, 4)
 
 
 def test_occluded_iou_leaves_the_visible_truth_out():

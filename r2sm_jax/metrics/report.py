@@ -16,7 +16,7 @@ from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.instances import InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, Overlap, Ratio, interval, lisa, lisa_iou
 from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
-from r2sm_jax.metrics.score import MaskCounts, QueryResult, Scored
+from r2sm_jax.metrics.score import QueryResult, Scored
 from r2sm_jax.query import MaskType
 
 Pick = Callable[[QueryResult], Overlap | None]
@@ -88,10 +88,10 @@ def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     """Mean IoU of the answer with the requested mask less that with the other one, over the queries where they
     differ: what it was worth to know the type."""
-    differ = [r for r in results if r.truth.amodal is not None and r.truth.amodal != r.truth.modal]
+    differ = [r for r in results if r.chosen.amodal is not None and r.chosen.amodal.truth != r.chosen.modal.truth]
     if not differ:
         return None
-    other = collect(differ, lambda r: r.overlap(r.chosen, "modal" if r.mask_type == "amodal" else "amodal"))
+    other = collect(differ, lambda r: r.chosen.modal if r.mask_type == "amodal" else r.chosen.amodal)
     return float((lisa_iou(collect(differ, answered)) - lisa_iou(other)).mean())
 
 
@@ -103,7 +103,7 @@ def with_decision(decide: Callable[[QueryResult], MaskType]) -> Pick:
 
     def pick(result: QueryResult) -> Overlap | None:
         predicted = result.amodal if decide(result) == "amodal" else result.modal
-        return None if predicted is None else result.overlap(predicted)
+        return None if predicted is None else getattr(predicted, result.mask_type)
 
     return pick
 
@@ -112,9 +112,11 @@ def _true_mask(mask_type: MaskType) -> Pick:
     """The true mask of one type as the answer to everything: what a split allows without understanding the type."""
 
     def pick(result: QueryResult) -> Overlap | None:
-        modal, amodal = result.truth
-        area = modal if mask_type == "modal" else amodal
-        return None if amodal is None or area is None else result.overlap(MaskCounts(area, modal, area))
+        modal, amodal = result.chosen
+        if amodal is None:
+            return None
+        drawn, wanted = modal.truth if mask_type == "modal" else amodal.truth, result.answered.truth
+        return Overlap(min(drawn, wanted), max(drawn, wanted), drawn, wanted)  # one lies in the other
 
     return pick
 

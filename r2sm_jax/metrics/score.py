@@ -7,7 +7,6 @@ of a predicted mask give its overlap with either of them and with the hidden par
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from r2sm_jax.data import masks
@@ -108,19 +107,12 @@ def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[
     ]
 
 
-class MaskCounts(NamedTuple):
-    """Pixels of a predicted mask, and of its parts inside the true masks; ignored regions count nowhere."""
+class Overlaps(NamedTuple):
+    """A predicted mask with the two true masks of its query; ignored regions count nowhere."""
 
-    area: int
-    in_modal: int
-    in_amodal: int
-
-
-class TruthAreas(NamedTuple):
-    """Pixels of the true masks. `amodal` is None where the complete shape is not annotated."""
-
-    modal: int
-    amodal: int | None
+    modal: Overlap
+    amodal: Overlap | None
+    """None where the complete shape is not annotated."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +123,14 @@ class QueryResult:
     image_id: int
     mask_type: MaskType
     """The requested type."""
-    truth: TruthAreas
-    chosen: MaskCounts
+    chosen: Overlaps
     """The mask that was given as the answer."""
     decision: MaskType | None = None
     """The predicted type; None without a decision."""
     probability: float | None = None
     """Of amodal; None where none was given."""
-    modal: MaskCounts | None = None
-    amodal: MaskCounts | None = None
+    modal: Overlaps | None = None
+    amodal: Overlaps | None = None
     """The answers with either decision; None where the system gives one mask only."""
     boundary: Overlap | None = None
     """Overlap of the boundaries of the answer and of the requested mask."""
@@ -148,40 +139,34 @@ class QueryResult:
     kind: Mapping[str, Any] = field(default_factory=dict)
     """The query's task, hard, multi."""
 
-    @cached_property
+    @property
     def answered(self) -> Overlap:
         """Overlap of the answer with the requested mask."""
-        return self.overlap(self.chosen)
+        return getattr(self.chosen, self.mask_type)
 
     @property
     def occlusion_rate(self) -> float | None:
         """Share of the target that is hidden."""
-        return 1 - self.truth.modal / self.truth.amodal if self.truth.amodal else None
+        modal, amodal = self.chosen
+        return 1 - modal.truth / amodal.truth if amodal is not None and amodal.truth else None
 
-    @cached_property
+    @property
     def complete(self) -> Overlap | None:
         """Overlap of the predicted with the true complete shape, whatever was asked for; None where either is not
         known."""
         predicted = self.amodal or (self.chosen if self.mask_type == "amodal" else None)
-        return None if predicted is None or self.truth.amodal is None else self.overlap(predicted, "amodal")
+        return None if predicted is None else predicted.amodal
 
-    def overlap(self, predicted: MaskCounts, mask_type: MaskType | None = None) -> Overlap:
-        """Overlap with the requested mask, or with the true mask of `mask_type`."""
-        amodal = (mask_type or self.mask_type) == "amodal"
-        wanted = self.truth.amodal if amodal else self.truth.modal
-        assert wanted is not None  # a query for a mask that is not annotated is not scored
-        both = predicted.in_amodal if amodal else predicted.in_modal
-        return Overlap(both, predicted.area + wanted - both, predicted.area, wanted)
-
-    @cached_property
+    @property
     def occluded(self) -> Overlap | None:
         """Overlap of the answer with the hidden part, both without the visible truth (as in C2F-Seg); None unless the
         query asks for the complete shape of something hidden."""
-        modal, amodal = self.truth
-        if self.mask_type == "modal" or amodal is None or amodal <= modal:
+        modal, amodal = self.chosen
+        if self.mask_type == "modal" or amodal is None or amodal.truth <= modal.truth:
             return None
-        outside, both = self.chosen.area - self.chosen.in_modal, self.chosen.in_amodal - self.chosen.in_modal
-        return Overlap(both, outside + amodal - modal - both, outside, amodal - modal)
+        both, drawn = amodal.intersection - modal.intersection, amodal.predicted - modal.intersection
+        hidden = amodal.truth - modal.truth
+        return Overlap(both, drawn + hidden - both, drawn, hidden)
 
 
 class Drawing(NamedTuple):
@@ -222,26 +207,28 @@ class Scored:
         def kept(mask: RLE) -> RLE:
             return mask if counted is None else masks.intersect(mask, counted)
 
-        def count(mask: RLE) -> MaskCounts:
+        sizes = masks.areas([kept(modal), kept(amodal)])
+
+        def overlaps(mask: RLE) -> Overlaps:
             mask = kept(mask)
-            return MaskCounts(*masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]))
+            area, *inside = masks.areas([mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)])
+            either = [Overlap(n, area + size - n, area, size) for n, size in zip(inside, sizes, strict=True)]
+            return Overlaps(either[0], either[1] if truth.known else None)
 
         fused = answer.mask(truth.height, truth.width)
         either = [fused, fused if answer.other is None else answer.other]
         if answer.decision == "amodal":
             either.reverse()
-        areas = masks.areas([kept(modal), kept(amodal)])
         self.results.append(
             QueryResult(
                 query_id=query.id,
                 image_id=truth.image_id,
                 mask_type=query.mask_type,
-                truth=TruthAreas(areas[0], areas[1] if truth.known else None),
-                chosen=count(fused),
+                chosen=overlaps(fused),
                 decision=answer.decision,
                 probability=answer.probability,
-                modal=None if answer.other is None else count(either[0]),
-                amodal=None if answer.other is None else count(either[1]),
+                modal=None if answer.other is None else overlaps(either[0]),
+                amodal=None if answer.other is None else overlaps(either[1]),
                 boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,

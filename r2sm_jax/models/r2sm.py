@@ -17,12 +17,12 @@ from r2sm_jax.models.decoder import (
     MaskTokens,
     PixelDecoder,
     PixelFeatures,
+    SamMaskDecoder,
     draw_pair,
     make_kernels,
     places,
 )
 from r2sm_jax.models.layers import MLP, Buffer, Linear
-from r2sm_jax.models.sam_decoder import SamMaskDecoder
 from r2sm_jax.models.vision import FrozenFeatures, VisionEncoder, adapt_published
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
