@@ -59,7 +59,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     source = open_source("scenes", "train", count=SCENES, size=size)
     prepared = PreparedSource(source, size, config.model.mask_size)
     prepared.remember()
-    sentences = [text for i in range(SCENES) for text in prepared[i].texts]
+    sentences = [text for i in range(SCENES) for text in prepared[i]["texts"]]
     text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
 

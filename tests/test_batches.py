@@ -56,7 +56,7 @@ def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
 def flipped(p: Prepared, **changes) -> dict:
     """An assembled example that is mirrored."""
     examples = (assemble(p, seed, mirror=True, **changes) for seed in range(50))
-    return next(e for e in examples if not np.array_equal(e["image"], p.image))
+    return next(e for e in examples if not np.array_equal(e["image"], p["image"]))
 
 
 # Prepared once.
@@ -64,40 +64,40 @@ def flipped(p: Prepared, **changes) -> dict:
 
 def test_image_and_masks_stay_on_each_other_in_the_letterbox():
     p = prepared()
-    assert p.image.shape == (SIZE, SIZE, 3) and p.valid.sum() == SIZE * SIZE // 2 and not p.valid[16:].any()
-    bright = (p.image[..., 0] > 200) & p.valid
-    drawn = p.modal[0].repeat(2, 0).repeat(2, 1) > 127
+    assert p["image"].shape == (SIZE, SIZE, 3) and p["valid"].sum() == SIZE * SIZE // 2 and not p["valid"][16:].any()
+    bright = (p["image"][..., 0] > 200) & p["valid"]
+    drawn = p["modal"][0].repeat(2, 0).repeat(2, 1) > 127
     assert np.count_nonzero(bright & drawn) / np.count_nonzero(bright | drawn) > 0.85
-    assert p.modal.dtype == np.uint8 and not p.modal[:, 8:].any() and (p.loss_valid[:8] == 255).all()
-    assert not p.loss_valid[8:].any()
+    assert p["modal"].dtype == np.uint8 and not p["modal"][:, 8:].any() and (p["loss_valid"][:8] == 255).all()
+    assert not p["loss_valid"][8:].any()
 
 
 def test_modal_lies_within_amodal_and_only_the_hidden_part_differs():
     p = prepared()
-    assert (p.modal <= p.amodal).all()
-    assert (p.modal[1] == p.amodal[1]).all() and p.amodal[0].sum() > 1.8 * p.modal[0].sum()
+    assert (p["modal"] <= p["amodal"]).all()
+    assert (p["modal"][1] == p["amodal"][1]).all() and p["amodal"][0].sum() > 1.8 * p["modal"][0].sum()
 
 
 def test_boxes_names_and_members():
     p = prepared()
-    np.testing.assert_allclose(p.boxes[1], [15 / 40, 0, 35 / 40, 20 / 40], atol=1 / SIZE)
-    assert p.labels["category"].tolist() == [0, 1] and p.labels["colour"].tolist() == [0, -1]
-    assert p.members.tolist() == [[True, False], [True, False], [True, True], [False, False]]
-    assert p.wants_amodal.tolist() == [False, True, False, False]
+    np.testing.assert_allclose(p["boxes"][1], [15 / 40, 0, 35 / 40, 20 / 40], atol=1 / SIZE)
+    assert p["labels"]["category"].tolist() == [0, 1] and p["labels"]["colour"].tolist() == [0, -1]
+    assert p["members"].tolist() == [[True, False], [True, False], [True, True], [False, False]]
+    assert p["wants_amodal"].tolist() == [False, True, False, False]
 
 
 def test_ignored_regions_are_left_out_of_the_loss_and_their_queries_go():
     one = sample()
     ignored = replace(one.instances[1], ignore=True)
     p = prepared(replace(one, instances=(one.instances[0], ignored)))
-    assert len(p.modal) == 1 and p.texts == ("the mug", "the whole mug on the left", "the elephant")
-    assert not p.loss_valid[:8, 7:13].any() and (p.loss_valid[:8, :5] == 255).all()
+    assert len(p["modal"]) == 1 and p["texts"] == ("the mug", "the whole mug on the left", "the elephant")
+    assert not p["loss_valid"][:8, 7:13].any() and (p["loss_valid"][:8, :5] == 255).all()
 
 
 def test_an_unknown_amodal_mask_is_marked_so():
     one = sample()
     p = prepared(replace(one, instances=(replace(one.instances[0], amodal=None), one.instances[1])))
-    assert p.amodal_known.tolist() == [False, True] and (p.amodal[0] == p.modal[0]).all()
+    assert p["amodal_known"].tolist() == [False, True] and (p["amodal"][0] == p["modal"][0]).all()
 
 
 # Assembled at every visit.
@@ -129,7 +129,7 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     free = write_free_sentences(40, seed=0)
     known = {len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)} for s in free}
     p, rows = prepared(), []
-    asked = dict(zip(map(len, p.texts), p.wants_amodal.tolist(), strict=True))
+    asked = dict(zip(map(len, p["texts"]), p["wants_amodal"].tolist(), strict=True))
     for seed in range(20):
         e = assemble(p, seed, from_words=True, free=free)
         assert e["type_text"].shape == (4, 3, 2, 4) and e["type_valid"].all()
@@ -137,18 +137,20 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
         assert [asked[n] for n in lengths[:3]] == e["type_amodal"][:3].tolist()
         assert e["type_amodal"][3] in known[lengths[3]]
     assert set(asked) <= set(rows) and len(set(rows)) > 10
-    alone = assemble(replace(p, texts=p.texts[:3]), from_words=True)
+    alone = assemble(p | {"texts": p["texts"][:3]}, from_words=True)
     assert alone["type_valid"].tolist() == [True, True, True, False] and "type_text" not in assemble(p)
 
 
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
     for seed in range(20):
-        e = assemble(p, seed, from_words=True, too_long=frozenset({p.texts[1], p.texts[2]}))
+        e = assemble(p, seed, from_words=True, too_long=frozenset({p["texts"][1], p["texts"][2]}))
         assert e["query_valid"].tolist() == [True] * 2 + [False] * 2
-        assert {len(p.texts[1]), len(p.texts[2])}.isdisjoint({*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]})
+        assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
+            {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
+        )
         assert e["type_valid"].sum() == 2 and not e["members"][2:].any()
-    assert not assemble(p, too_long=frozenset(p.texts))["query_valid"].any()
+    assert not assemble(p, too_long=frozenset(p["texts"]))["query_valid"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():
@@ -173,9 +175,9 @@ def test_fewer_queries_are_chosen_at_random_and_in_full():
         lengths = e["text"][:, 0, 0, 0].astype(int).tolist()
         seen.update(lengths)
         for row, length in enumerate(lengths):
-            of = [len(t) for t in p.texts].index(length)
-            assert e["wants_amodal"][row] == p.wants_amodal[of] and e["members"][row].sum() == p.members[of].sum()
-    assert seen == {len(t) for t in p.texts}
+            of = [len(t) for t in p["texts"]].index(length)
+            assert e["wants_amodal"][row] == p["wants_amodal"][of] and e["members"][row].sum() == p["members"][of].sum()
+    assert seen == {len(t) for t in p["texts"]}
 
 
 def test_a_query_whose_instances_do_not_all_fit_is_left_out():
@@ -187,12 +189,12 @@ def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     p = prepared()
     e = flipped(p)
     for name in ("image", "valid", "loss_valid"):
-        np.testing.assert_array_equal(e[name], getattr(p, name)[:, ::-1])
+        np.testing.assert_array_equal(e[name], p[name][:, ::-1])
     for name in ("modal", "amodal"):
-        np.testing.assert_array_equal(e[name][:2], getattr(p, name)[:, :, ::-1])
+        np.testing.assert_array_equal(e[name][:2], p[name][:, :, ::-1])
     assert (e["modal"] <= e["amodal"]).all()
     np.testing.assert_allclose(
-        e["boxes"][:2], np.stack([1 - p.boxes[:, 2], p.boxes[:, 1], 1 - p.boxes[:, 0], p.boxes[:, 3]], 1)
+        e["boxes"][:2], np.stack([1 - p["boxes"][:, 2], p["boxes"][:, 1], 1 - p["boxes"][:, 0], p["boxes"][:, 3]], 1)
     )
     columns = np.flatnonzero(e["amodal"][0].any(0))
     assert columns[0] / CELLS == pytest.approx(e["boxes"][0, 0], abs=1.5 / CELLS)
@@ -208,9 +210,9 @@ def test_mirroring_leaves_out_queries_that_say_left_or_right():
 
 def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
     p = prepared()
-    turned = [not np.array_equal(assemble(p, seed, mirror=True)["image"], p.image) for seed in range(100)]
+    turned = [not np.array_equal(assemble(p, seed, mirror=True)["image"], p["image"]) for seed in range(100)]
     assert 30 < sum(turned) < 70
-    assert all(np.array_equal(assemble(p, seed)["image"], p.image) for seed in range(20))
+    assert all(np.array_equal(assemble(p, seed)["image"], p["image"]) for seed in range(20))
 
 
 # Batches.
@@ -264,4 +266,8 @@ def test_preparing_when_asked_or_before_gives_the_same(source):
     lazy = PreparedSource(source.source, SIZE, CELLS)
     for index in range(5):
         a, b = lazy[index], source[index]
-        assert a.texts == b.texts and np.array_equal(a.modal, b.modal) and np.array_equal(a.image, b.image)
+        assert (
+            a["texts"] == b["texts"]
+            and np.array_equal(a["modal"], b["modal"])
+            and np.array_equal(a["image"], b["image"])
+        )

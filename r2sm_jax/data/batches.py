@@ -44,6 +44,9 @@ from r2sm_jax.data.samples import Instance, Sample, Source
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
+Prepared = dict[str, Any]
+"""One sample at training resolution: arrays as in a batch, without its axis, of all instances and queries, and `texts`,
+the queries' sentences."""
 TYPE_SENTENCES = 4
 """One of them is a sentence without an image, where there are such sentences."""
 KEPT_WHOLE = 0.9
@@ -51,23 +54,6 @@ KEPT_WHOLE = 0.9
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 KEPT_BYTES = 4 << 30
 """Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One sample at training resolution. Arrays are as in a batch, without its axis; all queries are kept."""
-
-    image: np.ndarray
-    valid: np.ndarray
-    modal: np.ndarray
-    amodal: np.ndarray
-    amodal_known: np.ndarray
-    labels: dict[str, np.ndarray]
-    boxes: np.ndarray
-    loss_valid: np.ndarray
-    members: np.ndarray
-    wants_amodal: np.ndarray
-    texts: tuple[str, ...] = ()
 
 
 def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]) -> Prepared:
@@ -91,19 +77,19 @@ def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict
         names = [i.category if group == "category" else i.attributes.get(group) for i in instances]
         labels[group] = np.array([words.index(name) if name in words else -1 for name in names], np.int32)
     boxes = np.array([masks.box(i.complete) for i in instances], np.float32).reshape(-1, 4)
-    return Prepared(
-        image=frame.image(sample.image),
-        valid=frame.valid(),
-        modal=coverage([i.modal for i in instances]),
-        amodal=coverage([i.complete for i in instances]),
-        amodal_known=np.array([i.amodal is not None for i in instances], bool),
-        labels=labels,
-        boxes=boxes / max(height, width),
-        loss_valid=coverage([~ignored])[0],
-        members=np.array([[i in q.instance_ids for i in ids] for q in queries], bool).reshape(len(queries), len(ids)),
-        wants_amodal=np.array([q.mask_type == "amodal" for q in queries], bool),
-        texts=tuple(q.text for q in queries),
-    )
+    return {
+        "image": frame.image(sample.image),
+        "valid": frame.valid(),
+        "modal": coverage([i.modal for i in instances]),
+        "amodal": coverage([i.complete for i in instances]),
+        "amodal_known": np.array([i.amodal is not None for i in instances], bool),
+        "labels": labels,
+        "boxes": boxes / max(height, width),
+        "loss_valid": coverage([~ignored])[0],
+        "members": np.array([i in q.instance_ids for q in queries for i in ids], bool).reshape(len(queries), len(ids)),
+        "wants_amodal": np.array([q.mask_type == "amodal" for q in queries], bool),
+        "texts": tuple(q.text for q in queries),
+    }
 
 
 def random_crop(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
@@ -145,9 +131,9 @@ def jitter_colours(
 
 def mirror(p: Prepared) -> Prepared:
     """The sample with left and right exchanged. Sentences stay as they are."""
-    turned = {name: getattr(p, name)[..., ::-1] for name in ("valid", "modal", "amodal", "loss_valid")}
-    x0, y0, x1, y1 = p.boxes.T
-    return replace(p, image=p.image[:, ::-1], boxes=np.stack([1 - x1, y0, 1 - x0, y1], axis=1), **turned)
+    turned = {name: p[name][..., ::-1] for name in ("valid", "modal", "amodal", "loss_valid")}
+    x0, y0, x1, y1 = p["boxes"].T
+    return p | turned | {"image": p["image"][:, ::-1], "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1)}
 
 
 class PreparedSource:
@@ -173,7 +159,7 @@ class PreparedSource:
     def texts(self, index: int) -> tuple[str, ...]:
         """The sentences of all queries of sample `index`."""
         if self._kept is not None:
-            return self._kept[index].texts
+            return self._kept[index]["texts"]
         return tuple(query.text for query in self.source.queries_at(index))
 
     def remember(self) -> bool:
@@ -184,7 +170,7 @@ class PreparedSource:
         """
         if self.crop < 1 or not len(self):
             return False
-        size = sum(value.nbytes for value in vars(self[0]).values() if isinstance(value, np.ndarray))
+        size = sum(value.nbytes for value in self[0].values() if isinstance(value, np.ndarray))
         if len(self) * size > KEPT_BYTES:
             return False
         if len(self) < 256:  # quicker than starting other processes
@@ -219,34 +205,36 @@ class Assemble:
     def __call__(self, index: int, p: Prepared, rng: np.random.Generator) -> Batch:
         """One example. A query is not valid if it means more than fits into `instances`, or names a side that mirroring
         has exchanged."""
-        fitting = [i for i, text in enumerate(p.texts) if text not in self.too_long]
+        fitting = [i for i, text in enumerate(p["texts"]) if text not in self.too_long]
         chosen = np.sort(rng.permutation(fitting)[: self.queries].astype(int))
-        targets_first = np.argsort(~p.members[chosen].any(0), kind="stable")[: self.instances]
+        targets_first = np.argsort(~p["members"][chosen].any(0), kind="stable")[: self.instances]
         mirrored = self.mirror and rng.random() < 0.5
         if mirrored:
             p = mirror(p)
-        texts = [p.texts[i] for i in chosen]
-        members = p.members[chosen][:, targets_first]
-        usable = members.sum(1) == p.members[chosen].sum(1)
+        texts = [p["texts"][i] for i in chosen]
+        members = p["members"][chosen][:, targets_first]
+        usable = members.sum(1) == p["members"][chosen].sum(1)
         if mirrored:
             usable &= np.array([not SIDED.search(text) for text in texts], bool)
         text, text_mask = self.text_states(texts + [""] * (self.queries - len(texts)), self.tokens)
+        meant = np.argsort(~members, kind="stable")[:, : self.slots]  # the members come first
+        slots = np.where(np.take_along_axis(members, meant, axis=1), meant, -1)
 
         def of_instances(values: np.ndarray, fill: float = 0) -> np.ndarray:
             return _pad(values[targets_first], self.instances, fill=fill)
 
         example = {
-            "image": jitter_colours(p.image, self.colour_jitter, rng) if self.colour_jitter else p.image,
-            "valid": p.valid,
-            "modal": of_instances(p.modal),
-            "amodal": of_instances(p.amodal),
-            "amodal_known": of_instances(p.amodal_known, fill=True),
-            "labels": {group: of_instances(numbers, fill=-1) for group, numbers in p.labels.items()},
-            "boxes": of_instances(p.boxes),
-            "loss_valid": p.loss_valid,
+            "image": jitter_colours(p["image"], self.colour_jitter, rng) if self.colour_jitter else p["image"],
+            "valid": p["valid"],
+            "modal": of_instances(p["modal"]),
+            "amodal": of_instances(p["amodal"]),
+            "amodal_known": of_instances(p["amodal_known"], fill=True),
+            "labels": {group: of_instances(numbers, fill=-1) for group, numbers in p["labels"].items()},
+            "boxes": of_instances(p["boxes"]),
+            "loss_valid": p["loss_valid"],
             "members": _pad(members, self.queries, self.instances),
-            "slots": self._slots(members),
-            "wants_amodal": _pad(p.wants_amodal[chosen], self.queries),
+            "slots": _pad(slots.astype(np.int32), self.queries, self.slots, fill=-1),
+            "wants_amodal": _pad(p["wants_amodal"][chosen], self.queries),
             "query_valid": _pad(usable, self.queries),
             "text": text,
             "text_mask": text_mask,
@@ -256,16 +244,9 @@ class Assemble:
             example |= self._type_sentences(p, rng.permutation(fitting).astype(int), rng)
         return example | self.frozen(index) if self.frozen else example
 
-    def _slots(self, members: Bool[np.ndarray, "_k m"]) -> np.ndarray:
-        slots = np.full((self.queries, self.slots), -1, np.int32)
-        for row, member in enumerate(members):
-            first = np.flatnonzero(member)[: self.slots]
-            slots[row, : len(first)] = first
-        return slots
-
     def _type_sentences(self, p: Prepared, queries: np.ndarray, rng: np.random.Generator) -> Batch:
         queries = queries[: TYPE_SENTENCES - bool(self.free)]
-        chosen = [(p.texts[i], bool(p.wants_amodal[i])) for i in queries]
+        chosen = [(p["texts"][i], bool(p["wants_amodal"][i])) for i in queries]
         if self.free:
             sentence = self.free[int(rng.integers(len(self.free)))]
             chosen.append((sentence.text, sentence.mask_type == "amodal"))

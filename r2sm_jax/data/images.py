@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -185,13 +185,8 @@ def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
 
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
     """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no antialiasing."""
-    centres = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
-    left = np.minimum(centres.astype(int), max(source - 2, 0))
-    weight = centres - left
-    matrix = np.zeros((target, source))
-    matrix[np.arange(target), left] = 1 - weight
-    matrix[np.arange(target), np.minimum(left + 1, source - 1)] += weight
-    return matrix
+    centres = (np.arange(target) + 0.5) * (source / target) - 0.5
+    return np.stack([np.interp(centres, np.arange(source), row) for row in np.eye(source)], axis=1)
 
 
 @contextmanager
@@ -199,7 +194,10 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
     """An image of which only the header was read. Errors of Pillow, also in the block, become InputError."""
     name = str(image) if isinstance(image, str | PathLike) else name
     try:
-        with _header(image) as opened:
+        with warnings.catch_warnings(action="ignore"):  # of large images, which `_check_size` refuses
+            file = BytesIO(image) if isinstance(image, bytes) else image
+            opened = file if isinstance(file, Image.Image) else Image.open(file)
+        with nullcontext(opened) if opened is image else closing(opened):
             _check_size(name, *opened.size)
             yield opened
     except InputError:
@@ -217,20 +215,10 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         ) from error
 
 
-def _header(image: ImageFile | Image.Image) -> AbstractContextManager[Image.Image]:
-    if isinstance(image, Image.Image):
-        return nullcontext(image)
-    with warnings.catch_warnings(action="ignore"):  # of large images, which `_check_size` refuses
-        return closing(Image.open(BytesIO(image) if isinstance(image, bytes) else image))
-
-
 def _check_size(name: str, width: int, height: int) -> None:
-    if min(width, height) < 1:
-        raise InputError(f"{name}: the image has no pixels ({width} x {height}); give one with content")
-    if width * height > MAX_MEGAPIXELS * 1_000_000:
-        raise InputError(
-            f"{name}: the image is {width} x {height}, more than {MAX_MEGAPIXELS} megapixels; scale it down first"
-        )
+    if not 0 < width * height <= MAX_MEGAPIXELS * 1_000_000:
+        fault = f"has no pixels or more than {MAX_MEGAPIXELS} megapixels"
+        raise InputError(f"{name}: the image of {width} x {height} {fault}; scale it or give another")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

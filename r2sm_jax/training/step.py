@@ -169,7 +169,7 @@ class FrozenImages:
         frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
         sizes = to_json(vision) | {"init": vision.init is not None, "name": vision.name is not None}
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
-        self.keys = [digest(p.image, p.valid) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
+        self.keys = [digest(p["image"], p["valid"]) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
         new = {key: i for i, key in enumerate(self.keys) if key not in self.cache}
 
         @jax.jit
@@ -181,13 +181,13 @@ class FrozenImages:
             for start in range(0, len(new), rows):
                 keys = list(new)[start : start + rows]
                 padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
-                images = np.stack([p.image for p in padded]), np.stack([p.valid for p in padded])
+                images = np.stack([p["image"] for p in padded]), np.stack([p["valid"] for p in padded])
                 made = features(weights, *jax.device_put(images, sharding))
                 arrays = [np.asarray(x, np.float32) for x in made if x is not None]
                 yield from ((key, tuple(x[row] for x in arrays)) for row, key in enumerate(keys))
 
         one = self.prepared[0]
-        spec = jax.eval_shape(features, weights, one.image[None], one.valid[None])
+        spec = jax.eval_shape(features, weights, one["image"][None], one["valid"][None])
         self.names = [f"frozen_{name}" for name, x in spec._asdict().items() if x is not None]
         if new:
             self.cache.make_room("images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None))
