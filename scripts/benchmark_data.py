@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.data.batches import Assemble, PreparedSource, random_crop, training_batches
-from r2sm_jax.data.samples import Source, load_json_split
+from r2sm_jax.data.samples import Source
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools.conversion import Conversion, write_json
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32

@@ -9,12 +9,13 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, Sample, load_json_split
+from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.evaluate import main
 from r2sm_jax.metrics.compare import FIGURES, NAME, compare
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
+from r2sm_jax.sources import load_json_split
 from r2sm_jax.tools.conversion import write_json
 
 IMAGES = 24

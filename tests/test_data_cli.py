@@ -9,8 +9,7 @@ from test_cocoa import HEIGHT, WIDTH, annotation, save
 from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.samples import read_json, read_records
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.tools import data as cli
 from r2sm_jax.tools.conversion import write_json

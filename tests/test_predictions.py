@@ -9,7 +9,7 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split
+from r2sm_jax.data.samples import Dataset, Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.metrics.iou import overlap
@@ -17,7 +17,7 @@ from r2sm_jax.metrics.predictions import read_predictions, score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.score import truths
 from r2sm_jax.query import Query
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools.conversion import write_json
 
 HEIGHT, WIDTH = 24, 32

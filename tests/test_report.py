@@ -14,7 +14,7 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, Sample, load_json_split
+from r2sm_jax.data.samples import Dataset, Instance, Sample
 from r2sm_jax.metrics.pages import (
     PUBLISHED,
     TABLE_2,
@@ -30,7 +30,7 @@ from r2sm_jax.metrics.pages import (
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools.conversion import write_json
 
 IMAGES = 14

@@ -9,9 +9,10 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, Sample, load_json_split, read_json
+from r2sm_jax.data.samples import Instance, Sample, read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
+from r2sm_jax.sources import load_json_split
 from r2sm_jax.tools.conversion import write_json
 
 HEIGHT, WIDTH = 12, 20

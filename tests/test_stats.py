@@ -10,10 +10,9 @@ from tyro.conf import FlagCreatePairsOff
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import images_of_split
 from r2sm_jax.data.sheet import FAINT, OCCLUDED, VISIBLE
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import images_of_split, open_source
 from r2sm_jax.tools.stats import FILES, HISTOGRAMS, count_file, draw, make_report, markdown, stats
 
 HEIGHT, WIDTH = 40, 50

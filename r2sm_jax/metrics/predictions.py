@@ -18,8 +18,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.records import is_id
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.samples import Source, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics.score import Answer, Scored, score, truths
 

@@ -20,8 +20,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, open_image
-from r2sm_jax.data.records import is_text, leads_outside
-from r2sm_jax.data.samples import hold_out
+from r2sm_jax.data.samples import hold_out, is_text, leads_outside
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.random_choice import pick

@@ -19,8 +19,17 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.records import LISTS, MASKS, Problem, find_problems, is_id, read_records
-from r2sm_jax.data.samples import Dataset, find_image, image_folders
+from r2sm_jax.data.samples import (
+    LISTS,
+    MASKS,
+    Dataset,
+    Problem,
+    find_image,
+    find_problems,
+    image_folders,
+    is_id,
+    read_records,
+)
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.tools.conversion import mask_fields, write_json
 

@@ -21,7 +21,7 @@ from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.records import is_id
+from r2sm_jax.data.samples import is_id
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.conversion import Conversion, Entry, Files, Size, read_files
 

@@ -19,8 +19,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
-from r2sm_jax.data.records import check_records, is_id, is_text, leads_outside
-from r2sm_jax.data.samples import find_image
+from r2sm_jax.data.samples import check_records, find_image, is_id, is_text, leads_outside
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes, writing
 
 T = TypeVar("T")

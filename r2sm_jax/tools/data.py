@@ -14,15 +14,14 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.records import LISTS, read_records
-from r2sm_jax.data.samples import Instance, Sample, category_names, group_by_image, load_json_split, read_instance
+from r2sm_jax.data.samples import LISTS, Instance, Sample, category_names, group_by_image, read_instance, read_records
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import MaskType, Query
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like

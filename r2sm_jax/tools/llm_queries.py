@@ -25,8 +25,15 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import Dataset, Instance, category_names, group_by_image, image_folders, read_instance
+from r2sm_jax.data.samples import (
+    Dataset,
+    Instance,
+    category_names,
+    group_by_image,
+    image_folders,
+    read_instance,
+    read_records,
+)
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN

@@ -21,12 +21,11 @@ from rich.markdown import Markdown
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks, sheet
-from r2sm_jax.data.records import read_records
-from r2sm_jax.data.samples import Dataset, Instance, images_of_split
+from r2sm_jax.data.samples import Dataset, Instance, read_records
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
-from r2sm_jax.sources import SPLITS, open_source
+from r2sm_jax.sources import SPLITS, images_of_split, open_source
 from r2sm_jax.tools.check import progress
 
 
