@@ -7,7 +7,7 @@ reports side by side.
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,9 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.markdown import Markdown
+from scipy.special import expit
 
-from r2sm_jax.config import DataConfig, LoopConfig, is_procedural
+from r2sm_jax.config import LEARNED_HEADS, DataConfig, LoopConfig, is_procedural
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly, writing
@@ -26,12 +27,14 @@ from r2sm_jax.flags import parse_flags
 from r2sm_jax.metrics import compare
 from r2sm_jax.metrics.pages import markdown, page, render
 from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import make_report, write_report
+from r2sm_jax.metrics.report import make_report, sentence_figures, write_report
 from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
+from r2sm_jax.models.heads import REFERENCES
 from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.query import Sentence
 from r2sm_jax.runs import open_run
-from r2sm_jax.sources import SPLITS, open_source
+from r2sm_jax.sources import SPLITS, open_source, sentence_splits
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """Source and scores of every split."""
@@ -93,6 +96,7 @@ def evaluate(
     evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
     report = make_report(
         evaluated,
+        {name: decide(predictor, sentences) for name, sentences in sentence_splits(spec).items()},
         source=spec,
         step=step,
         threshold=predictor.config.mask_threshold,
@@ -102,6 +106,18 @@ def evaluate(
         **{name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")},
     )
     return report, evaluated
+
+
+def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any]:
+    """The figures of the decisions about sentences without an image; None where the head needs an image."""
+    head = predictor.config.head
+    if head in REFERENCES:
+        said = [REFERENCES[head](sentence.text, sentence.mask_type) == "amodal" for sentence in sentences]
+        return sentence_figures(sentences, np.array(said, float), calibrated=False)
+    if head not in LEARNED_HEADS:
+        return sentence_figures((), np.zeros(0), calibrated=False)
+    logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
+    return sentence_figures(sentences, expit(logits), calibrated=True)
 
 
 def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:

@@ -79,5 +79,10 @@ def free_sentences(count: int, *, seed: int) -> list[Sentence]:
 
 
 def calibration_sentences() -> list[Sentence]:
-    """Sentences written by hand and never trained on, on which the temperature of the mask type is fitted."""
-    return list(intent_sentences())
+    """Sentences that are never trained on and widened no grammar, on which the temperature of the head is fitted."""
+    return list(intent_sentences("calibration"))
+
+
+def sentence_splits(spec: str) -> dict[str, tuple[Sentence, ...]]:
+    """The lists of sentences without an image that a report on `spec` has beside its splits."""
+    return {"val_r2sm": intent_sentences("val_r2sm")} if spec == "scenes" else {}

@@ -83,18 +83,21 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = model.head in LEARNED_HEADS
     free = free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
-    sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)] + [s.text for s in free]
-    texts.encode(sentences, kind="float32" if data.cache_features else config.train.products)
+    sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
+    of_free = [s.text for s in free]
+    texts.encode(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
     say(f"{texts.truncation_summary()}, encoded")
     tokens = texts.token_quantile(sentences, FITTING)
     too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
-    say(f"{len(too_long)} sentences of more than {tokens} tokens are left out of training")
+    type_tokens = max(tokens, texts.token_quantile(of_free, FITTING))
+    free = [s for s in free if len(texts.states_of(s.text)) <= type_tokens]
+    say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
 
     frozen = frozen_images(config, prepared)
     assemble = Assemble(
         text_states=texts, tokens=tokens, queries=data.queries, instances=data.instances, slots=model.decoder.slots,
         mirror=data.mirror, token_drop=data.token_drop, colour_jitter=data.colour_jitter, from_words=from_words,
-        free=[s for s in free if s.text not in too_long], too_long=too_long, frozen=frozen,
+        free=free, type_tokens=type_tokens, too_long=too_long, frozen=frozen,
     )  # fmt: skip
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
@@ -204,8 +207,9 @@ def train(config: Config) -> Path:
             jax.block_until_ready(values)
             ask_for_huge_pages()
         giou = None
-        if evaluates:
+        if evaluates or saves:
             constants = calibrate(predictor, state.params, constants)
+        if evaluates:
             giou = quick_evaluation(predictor, dev, step, folder, logs)
         if saves:
             checkpoints.save(state, constants, data.batches, giou)
@@ -225,7 +229,8 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
     """Sets the predictor's weights, with the temperature of the mask type that fits `params`. Returns its `constants`.
 
     The head answers validation queries in training wordings almost without error. A temperature fitted on those would
-    make it overconfident on everything else. Sentences written by hand are as new to it as those of a user.
+    make it overconfident on everything else. The list `calibration` of docs/intent.md is as new to it as what users
+    write: nothing is trained on it, and no wording was added because of it.
     """
     if predictor.config.head in LEARNED_HEADS:
         sentences = calibration_sentences()

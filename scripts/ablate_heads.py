@@ -2,8 +2,9 @@
 
 `--text-only` trains the heads alone on cached token states, for some seconds each. Without it every cell of the table
 is a whole training run with masks (`--config configs/ablation.py`: some minutes each). A finished cell is not run
-again. Writes the table as .md, .csv and .png into `--out`. `--leave-one-out` also trains the first head once without
-each family of wordings and tests it on that family.
+again. Writes the table as .md, .csv and .png into `--out`. `--leave-one-out family` also trains the first head once
+without each family of wordings and tests it on that family; `--leave-one-out author` does so with the authors of
+`r2sm_train`.
 """
 
 import csv
@@ -16,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import head_only
 import jax
@@ -26,6 +27,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 from scipy.special import expit as sigmoid
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from r2sm_jax.config import DECODER_HEAD, Config, check_head
 from r2sm_jax.cpu import tune_malloc
@@ -72,8 +76,8 @@ class Options:
     """Training steps of 128 sentences, with --text-only."""
     run: str | None = None
     """Run whose masks the decisions of all heads are also scored on, with --text-only."""
-    leave_one_out: bool = False
-    """Also train without each family of wordings, with --text-only."""
+    leave_one_out: Literal["", "family", "author"] = ""
+    """Also train without each family of wordings, or without each author of `r2sm_train`, with --text-only."""
 
 
 def text_only(options: Options, config: Config, folder: Path) -> None:
@@ -84,8 +88,9 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=cache)
     free = head_only.free_sentences(options.free_sentences)
     training = head_only.scene_sentences("train", options.scenes).joined(free)
-    tests = {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
-    tests |= {"intent": head_only.intent_list("development"), "intent test": head_only.intent_list("test")}
+    tests = {"val_r2sm": head_only.intent_list("val_r2sm")}
+    tests |= {split: head_only.scene_sentences(split, options.test_scenes) for split in SPLITS}
+    tests |= {"hand-written": head_only.intent_list("test"), "calibration": head_only.intent_list("calibration")}
     start = time.monotonic()
     groups = head_only.pad(texts, training.texts)
     padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in tests.items()}
@@ -101,7 +106,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
         cell = _finished(path, settings)
         if cell is None:
             cell = {"head": head, "seed": seed, "settings": settings}
-            cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["intent"].amodal)
+            cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["calibration"].amodal)
             path.write_text(json.dumps(cell))
         shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
         print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
@@ -110,13 +115,17 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     start = time.monotonic()
     cells = [run(seed, head) for seed, head in product(range(options.seeds), options.heads)]
     print(f"{len(cells)} cells in {time.monotonic() - start:.0f} s", flush=True)
-    rows = [_keyword_row(tests), *(_text_row(head, cells, tests) for head in options.heads)]
+    rows = [
+        _keyword_row(tests),
+        _bag_of_words_row(training, tests),
+        *(_text_row(head, cells, tests) for head in options.heads),
+    ]
     lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
     lines += [*_as_table(rows), *_significance(options.heads, cells, tests)]
     if predictor is not None:
         lines += _on_masks_of(predictor, options, cells, tests)
     if options.leave_one_out:
-        lines += _leave_one_out(options.heads[0], options.steps, texts, training)
+        lines += _leave_one_out(options, texts, training)
     _write(folder, "text", lines, rows, list(tests))
 
 
@@ -133,12 +142,12 @@ def _text_cell(
     head: str, seed: int, steps: int, groups: Sequence[Padded], training: Sentences, tests: dict[str, list[Padded]],
     amodal: np.ndarray,
 ) -> dict[str, Any]:  # fmt: skip
-    """Trains one head; `amodal` are the labels of the sentences `intent`, which its temperature is fitted on."""
+    """Trains one head; `amodal` are the labels of the sentences `calibration`, which its temperature is fitted on."""
     start = time.monotonic()
     trained = head_only.train_head(head, groups, training.amodal, steps=steps, seed=seed)
     seconds = time.monotonic() - start
     logits = {name: trained.logits(padded) for name, padded in tests.items()}
-    temperature = fit_temperature(logits["intent"], amodal)
+    temperature = fit_temperature(logits["calibration"], amodal)
     probabilities = {name: sigmoid(x / temperature).round(6).tolist() for name, x in logits.items()}
     return {
         "seconds": seconds,
@@ -176,6 +185,19 @@ def _keyword_row(tests: dict[str, Sentences]) -> Row:
     return row
 
 
+def _bag_of_words_row(training: Sentences, tests: dict[str, Sentences]) -> Row:
+    """Logistic regression on words and pairs of words, trained on the same sentences."""
+    start = time.monotonic()
+    words = make_pipeline(CountVectorizer(ngram_range=(1, 2), binary=True), LogisticRegression(max_iter=1000))
+    words.fit(training.texts, training.amodal)
+    row: Row = {"head": "bag of words (reference)", "parameters": words[-1].coef_.size}
+    row["seconds"] = time.monotonic() - start
+    for name, sentences in tests.items():
+        scores = mask_type_scores(words.predict_proba(sentences.texts)[:, 1], sentences.amodal)
+        row |= {f"{name} {key}": [scores[key]] for key in ("accuracy", "mcc", "ece")}
+    return row
+
+
 def _spread(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
@@ -196,9 +218,9 @@ def _as_table(rows: Sequence[Row]) -> list[str]:
 def _described(options: Options, training: Sentences) -> str:
     return (
         f"{options.seeds} seeds each, {options.steps} steps of {head_only.BATCH} of {len(training.texts):,} sentences. "
-        "Percent, mean ± standard deviation over seeds. `val` has the training wordings, `val_phrasing` and `val_hard` "
-        "others, `intent` is written by hand, `intent test` too and without sight of the grammar. `ece`: how far "
-        "probabilities are from what they say, with the temperature that fits `intent`."
+        "Percent, mean ± standard deviation over seeds. `val_r2sm` has sentences in the manner of R2SM, `val` the "
+        "training wordings, `val_phrasing` and `val_hard` others; `hand-written` and `calibration` follow the rules "
+        "alone. `ece`: how far probabilities are from what they say, with the temperature that fits `calibration`."
     )
 
 
@@ -254,16 +276,23 @@ def _decided(asked: dict[int, int], amodal: np.ndarray, result: QueryResult) -> 
     return "amodal" if amodal[asked[result.query_id]] else "modal"
 
 
-def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences) -> list[str]:
-    """Accuracy on each family of wordings by a head that never saw that family."""
-    found, counts = np.unique(training.families, return_counts=True)
+def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> list[str]:
+    """Accuracy on each family of wordings, or on each author's sentences, by a head that never saw them."""
+    written = head_only.intent_list("r2sm_train")
+    by_author = options.leave_one_out == "author"
+    found, counts = np.unique((written if by_author else training).families, return_counts=True)
     names, weights = found[counts >= SMALLEST].tolist(), counts[counts >= SMALLEST]
     if not names:
         raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
 
     def run(name: str) -> float:
         rest, tested = training.without(name), training.only(name)
-        trained = head_only.train_head(head, head_only.pad(texts, rest.texts), rest.amodal, steps=steps)
+        if by_author:
+            tested = written.only(name)
+            rest = head_only.scene_sentences("train", options.scenes)
+            rest = rest.joined(head_only.free_sentences(options.free_sentences, without=name))
+        groups = head_only.pad(texts, rest.texts)
+        trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps)
         accuracy = _accuracy(sigmoid(trained.logits(head_only.pad(texts, tested.texts))).tolist(), tested.amodal)
         print(f"without {name}: {accuracy:.3f}", flush=True)
         return accuracy
@@ -271,9 +300,9 @@ def _leave_one_out(head: str, steps: int, texts: TextStates, training: Sentences
     shares = [run(name) for name in names]
     rows = [[n, f"{count}", percent(share)] for n, count, share in zip(names, weights, shares, strict=True)]
     means = percent(float(np.mean(shares))), percent(float(np.average(shares, weights=weights)))
-    rows.append(["mean over families / over sentences", f"{sum(weights)}", " / ".join(means)])
-    title = f"## Accuracy of `{head}` on families of wordings that it did not see"
-    return [title, "", *table(["family", "sentences", "accuracy"], rows)]
+    rows.append(["mean over these / over sentences", f"{sum(weights)}", " / ".join(means)])
+    title = f"## Accuracy of `{options.heads[0]}` on what it did not see"
+    return [title, "", *table([options.leave_one_out, "sentences", "accuracy"], rows)]
 
 
 def whole_runs(options: Options, config: Config, folder: Path) -> None:

@@ -6,7 +6,7 @@ The language model is frozen and the head reads only its states. So heads can be
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ from r2sm_jax.config import DataConfig, LossConfig, OptimizerConfig
 from r2sm_jax.data.batches import drop_tokens
 from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
+from r2sm_jax.queries.sentences import SentenceList, intent_sentences, write_free_sentences
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.optimizer import make_optimizer
 
 BATCH = 128
-LENGTHS = (12, 16, 22, 42)
+LENGTHS = (12, 16, 22, 32, 48)
 """Sentences are padded to one of these numbers of tokens; longer ones are cut to the last."""
 
 
@@ -64,16 +64,16 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
     return Sentences(tuple(found), np.array([q.mask_type == "amodal" for q in found.values()]), families)
 
 
-def free_sentences(count: int, *, seed: int = 0) -> Sentences:
-    """Sentences about anything (queries/sentences.py)."""
-    found = write_free_sentences(count, seed=seed)
+def free_sentences(count: int, *, seed: int = 0, without: str = "") -> Sentences:
+    """Sentences about anything (queries/sentences.py), maybe `without` those of one author of `r2sm_train`."""
+    found = write_free_sentences(count, seed=seed, without=without)
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
 
 
-def intent_list(purpose: Literal["development", "test"]) -> Sentences:
-    """The sentences written by hand (queries/sentences.py)."""
-    rows = intent_sentences(purpose)
+def intent_list(name: SentenceList) -> Sentences:
+    """One of the lists of docs/intent.md."""
+    rows = intent_sentences(name)
     return Sentences(
         tuple(row.text for row in rows),
         np.array([row.mask_type == "amodal" for row in rows]),

@@ -40,4 +40,28 @@ def test_the_words_are_many_and_the_development_sentences_are_not_written():
         return " ".join(re.findall(r"[a-z]+", text.lower()))
 
     written = {words(sentence.text) for sentence in write_free_sentences(5000, seed=0)}
-    assert not written & {words(row.text) for row in intent_sentences()}
+    for name in ("development", "test", "calibration", "val_r2sm"):
+        assert not written & {words(row.text) for row in intent_sentences(name)}, name
+
+
+def test_sentences_of_r2sm_may_leave_an_author_out():
+    """Half of the sentences are of R2SM's manner; a second sentence may change what they ask for."""
+    own = {row.text.lower() for row in intent_sentences("r2sm_train") if row.family == "author a"}
+    written = write_free_sentences(3000, seed=0)
+    share = np.mean(["r2sm" in sentence.family for sentence in written])
+    assert 0.5 < share < 0.7 and len({s.family for s in written if ", " in s.family}) == 6
+    without = write_free_sentences(1000, seed=0, without="author a")
+    assert not own & {sentence.text.lower() for sentence in without}
+    assert own & {sentence.text.lower() for sentence in written}
+
+
+def test_lists_in_the_manner_of_r2sm_are_large_and_apart():
+    """val_r2sm has authors, sentences and types of its own, and the grammar does not know it."""
+    train, val = intent_sentences("r2sm_train"), intent_sentences("val_r2sm")
+    assert len(train) >= 800 and len(val) >= 200
+    assert not {row.family for row in train} & {row.family for row in val}
+    assert not {row.text.lower() for row in train} & {row.text.lower() for row in val}
+    assert {row.reason for row in train} == {"plain", "restricted", "hidden or whole"}
+    for rows in (train, val):
+        assert 0.3 < np.mean([row.mask_type == "amodal" for row in rows]) < 0.6
+    assert all((row.reason == "hidden or whole") == (row.mask_type == "amodal") for row in train)

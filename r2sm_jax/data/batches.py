@@ -47,8 +47,9 @@ Batch = dict[str, Any]
 Prepared = dict[str, Any]
 """One sample at training resolution: arrays as in a batch, without its axis, of all instances and queries, and `texts`,
 the queries' sentences."""
-TYPE_SENTENCES = 4
-"""One of them is a sentence without an image, where there are such sentences."""
+TYPE_SENTENCES = 8
+FREE_SENTENCES = 6
+"""So many of them are sentences without an image, where there are such sentences."""
 KEPT_WHOLE = 0.9
 """A query stays if this share of the complete mask of each instance that it means lies in the crop."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
@@ -195,6 +196,8 @@ class Assemble:
     colour_jitter: float = 0.0
     free: Sequence[Sentence] = ()
     """Sentences without an image."""
+    type_tokens: int = 0
+    """Tokens that the sentences of the mask-type head are padded to: those of `free` may be longer than queries."""
     from_words: bool = False
     """Whether there is a mask-type head that learns from words alone."""
     too_long: frozenset[str] = frozenset()
@@ -245,14 +248,15 @@ class Assemble:
         return example | self.frozen(index) if self.frozen else example
 
     def _type_sentences(self, p: Prepared, queries: np.ndarray, rng: np.random.Generator) -> Batch:
-        queries = queries[: TYPE_SENTENCES - bool(self.free)]
+        free = FREE_SENTENCES if self.free else 0
+        queries = queries[: TYPE_SENTENCES - free]
         chosen = [(p["texts"][i], bool(p["wants_amodal"][i])) for i in queries]
-        if self.free:
-            sentence = self.free[int(rng.integers(len(self.free)))]
-            chosen.append((sentence.text, sentence.mask_type == "amodal"))
+        if free:
+            drawn = [self.free[int(i)] for i in rng.integers(len(self.free), size=free)]
+            chosen += [(sentence.text, sentence.mask_type == "amodal") for sentence in drawn]
         count = len(chosen)
         texts, amodal = zip(*chosen, *[("", False)] * (TYPE_SENTENCES - count), strict=True)
-        states, mask = self.text_states(list(texts), self.tokens)
+        states, mask = self.text_states(list(texts), self.type_tokens or self.tokens)
         return {
             "type_text": states,
             "type_mask": drop_tokens(mask, self.token_drop, rng),

@@ -44,7 +44,11 @@ INSTANCES = {
     "AP": "ap", "AP50": "ap50", "AP75": "ap75", "APs": "ap_small", "APm": "ap_medium", "APl": "ap_large",
     "AR": "ar", "AR@1": "ar1", "AR@10": "ar10",
 }  # fmt: skip
-"""Columns of the tables with a row for each split and type of query."""
+DECISIONS = {
+    "accuracy": "accuracy", "of modal": "modal", "of amodal": "amodal", "F1": "f1", "MCC": "mcc", "ECE": "ece",
+    "keyword rule": "keyword",
+}  # fmt: skip
+"""Columns of the tables with a row for each split, and for each type of query or for sentences without images."""
 HASHES = {"weights": "weights_sha256", "predictions": "predictions_sha256", "language model": "language_model_sha256"}
 DETAILS = 4
 """Number of tables at the end of a page that a brief page leaves out."""
@@ -99,17 +103,22 @@ def _published(table: dict[str, dict[str, list[float]]], dataset: str) -> list[l
     ]
 
 
-def _tables(splits: dict[str, Any], benchmark: dict[str, str]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _mask_types(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The figures of the decisions in each split, and in each list of sentences without images."""
+    splits = {name: split["mask_type"] for name, split in report["splits"].items()} | report["sentences"]
+    return {name: figures for name, figures in splits.items() if figures["accuracy"] is not None}
+
+
+def _tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of each table."""
+    splits, benchmark = report["splits"], report["meta"].get("benchmark", {})
     groups = [(f"{name}, {kind}", s[kind]) for name, s in splits.items() for kind in TYPES]
     rows = [[name, str(f["queries"]), *_cells(f, MASKS.values())] for name, f in groups]
     yield "Masks", ["", "queries", *MASKS], rows
     rows = [[name, f"{f['detections'] or 0:.1f}", *_cells(f, INSTANCES.values())] for name, f in groups]
     yield "Instances", ["", "detections a query", *INSTANCES], rows
-    decided = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["accuracy"] is not None}
-    if decided:
-        rows = [[name, *_cells(f, ("accuracy", "f1", "mcc", "ece"))] for name, f in decided.items()]
-        yield "Mask type", ["", "accuracy", "F1", "MCC", "ECE"], rows
+    if decided := _mask_types(report):
+        yield "Mask type", ["", *DECISIONS], [[name, *_cells(f, DECISIONS.values())] for name, f in decided.items()]
     names = [name for name, f in next(iter(splits.values()))["references"].items() if f["giou"] is not None]
     rows = [
         [name, *(f"{percent(s['references'][r]['giou'])} / {percent(s['references'][r]['ciou'])}" for r in names)]
@@ -167,12 +176,12 @@ def described(report: dict[str, Any]) -> str:
 
 def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
     """The report as Markdown; `brief` leaves out the paper's columns, other definitions and kinds of queries."""
-    meta, splits = report["meta"], report["splits"]
+    meta = report["meta"]
     lines = ["# R2SM evaluation", "", described(report), ""]
     if missing := meta.get("missing"):
         shown = ", ".join(map(str, missing[:10])) + (", .." if len(missing) > 10 else "")
         lines += [f"{len(missing)} queries have no prediction and count as answered with an empty mask: {shown}.", ""]
-    for title, header, rows in list(_tables(splits, meta.get("benchmark", {})))[: -DETAILS if brief else None]:
+    for title, header, rows in list(_tables(report))[: -DETAILS if brief else None]:
         lines += [f"## {title}", "", *table(header, rows)]
     return "\n".join(lines)
 
@@ -235,7 +244,7 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, rows in groups.items():
             parts += [f"<h3>{escape(name)}</h3>", '<div class="cards">', *map(_card, rows), "</div>"]
         parts.append("</details>")
-    parts += [render(f"## {tables}"), *_calibration(report["splits"])]
+    parts += [render(f"## {tables}"), *_calibration(report)]
     return page("R2SM evaluation", "\n".join(parts))
 
 
@@ -287,9 +296,9 @@ def _picture(panel: Panel) -> str:
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _calibration(splits: dict[str, Any]) -> list[str]:
+def _calibration(report: dict[str, Any]) -> list[str]:
     """The reliability diagram of the splits whose decisions have probabilities."""
-    known = {name: s["mask_type"] for name, s in splits.items() if s["mask_type"]["reliability"]}
+    known = {name: figures for name, figures in _mask_types(report).items() if figures["reliability"]}
     if not known:
         return []
     blue, buffer = "#1f6fd6", io.StringIO()

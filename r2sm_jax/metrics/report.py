@@ -17,7 +17,7 @@ from r2sm_jax.metrics.instances import InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, Overlap, Ratio, interval, lisa, lisa_iou
 from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
 from r2sm_jax.metrics.score import QueryResult, Scored
-from r2sm_jax.query import MaskType
+from r2sm_jax.query import MaskType, Sentence, keyword_mask_type
 
 Pick = Callable[[QueryResult], Overlap | None]
 """One overlap of a query; None where the query has none."""
@@ -179,25 +179,43 @@ def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
     probability = [r.probability if known else r.decision == "amodal" for r in decided]
     scores = mask_type_scores(np.array(probability, float), requested, calibrated=known)
     bounds = interval(np.array([r.image_id for r in decided], np.int64), (right, np.ones(len(decided))))
-    return scores | {"interval": {"accuracy": bounds}}
+    keyword = [r.keyword == r.mask_type for r in decided]
+    return scores | {"keyword": float(np.mean(keyword)) if keyword else None, "interval": {"accuracy": bounds}}
+
+
+def sentence_figures(
+    sentences: Sequence[Sentence], probability: Float[np.ndarray, " n"], *, calibrated: bool
+) -> dict[str, Any]:
+    """The figures of decisions by the probability of amodal, about sentences without an image. The interval is over
+    sentences."""
+    requested = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
+    right, ones = ((probability > 0.5) == requested).astype(float), np.ones(len(sentences))
+    keyword = [keyword_mask_type(sentence.text) == sentence.mask_type for sentence in sentences]
+    return mask_type_scores(probability, requested, calibrated=calibrated) | {
+        "keyword": float(np.mean(keyword)) if keyword else None,
+        "interval": {"accuracy": interval(np.arange(len(sentences)), (right, ones))},
+        "queries": len(sentences),
+    }
 
 
 def mask_type_scores(
     probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"], *, calibrated: bool = True
 ) -> dict[str, Any]:
-    """Accuracy, F1, Matthews correlation, confusion counts and calibration of probabilities of amodal, the positive
-    class, which decide above 0.5.
+    """Accuracy (of all, of modal and of amodal queries), F1, Matthews correlation, confusion counts and calibration of
+    probabilities of amodal, the positive class, which decide above 0.5.
 
-    F1 and MCC are None where they are undefined, calibration where the probabilities are mere decisions (not
+    Figures are None where they are undefined, calibration where the probabilities are mere decisions (not
     `calibrated`), and everything without queries.
     """
     if not len(probability):
-        return dict.fromkeys(("accuracy", "f1", "mcc", "ece", "confusion", "reliability"))
+        return dict.fromkeys(("accuracy", *TYPES, "f1", "mcc", "ece", "confusion", "reliability"))
     predicted = probability > 0.5
     tn, fp, fn, tp = np.bincount(2 * requested + predicted, minlength=4).tolist()
     denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     return {
         "accuracy": (tp + tn) / len(predicted),
+        "modal": tn / (tn + fp) if tn + fp else None,
+        "amodal": tp / (tp + fn) if tp + fn else None,
         "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
         "mcc": (tp * tn - fp * fn) / denominator if denominator else None,
         "ece": calibration_error(probability, requested) if calibrated else None,
@@ -224,8 +242,11 @@ def reliability(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray
     ]
 
 
-def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> dict[str, Any]:
-    """The figures of every split, and in `meta` what was evaluated and how: at least the data's SPEC as `source`."""
+def make_report(
+    evaluated: Mapping[str, tuple[Source, Scored]], sentences: Mapping[str, dict[str, Any]] | None = None, **meta: Any
+) -> dict[str, Any]:
+    """The figures of every split, those of `sentences` without images (`sentence_figures`), and in `meta` what was
+    evaluated and how: at least the data's SPEC as `source`."""
     benchmarks: dict[str, str] = {}
     for name, (source, scored) in evaluated.items():
         counts = {t: sum(r.mask_type == t for r in scored.results) for t in TYPES}
@@ -234,6 +255,7 @@ def make_report(evaluated: Mapping[str, tuple[Source, Scored]], **meta: Any) -> 
             benchmarks[name] = benchmark
     return {
         "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
+        "sentences": dict(sentences or {}),
         "meta": meta
         | {
             "variant": "lisa",

@@ -86,6 +86,7 @@ class Phrasebook:
         plain, bare: Modal wordings that are the target alone, and those that say nothing about the mask.
         sets: Hard modal wordings of a whole set of things.
         commands, questions: Sentences around a noun phrase {w}.
+        shared: Shared words by name.
     """
 
     def __init__(self, file_name: str):
@@ -94,7 +95,7 @@ class Phrasebook:
         sections = dict(read_sections(file_name))
         commands, questions, pairs = (sections.pop(title, []) for title in ("commands", "questions", "pairs"))
         try:
-            self._shared = dict(_split(line) for line in sections.pop("shared words", []))
+            self.shared = dict(_split(line) for line in sections.pop("shared words", []))
             for title, templates in sections.items():
                 mask_type, family = _split(title, *self.easy)
                 for template in templates:
@@ -103,8 +104,8 @@ class Phrasebook:
                 (self._add(*_split(modal, "modal"), "pair"), self._add(*_split(amodal, "amodal"), "pair"))
                 for modal, amodal in zip(pairs[::2], pairs[1::2], strict=True)
             ]
-            self.commands = [text for line in commands for text in expand(line, {"w"}, self._shared)]
-            self.questions = [text for line in questions for text in expand(line, {"w"}, self._shared)]
+            self.commands = [text for line in commands for text in expand(line, {"w"}, self.shared)]
+            self.questions = [text for line in questions for text in expand(line, {"w"}, self.shared)]
         except ValueError as error:
             raise InputError(f"{file_name}: a pair lacks its second line") from error
         except InputError as error:
@@ -115,7 +116,7 @@ class Phrasebook:
 
     def _add(self, mask_type: MaskType, template: str, family: str) -> tuple[Wording, ...]:
         """Adds the easy and the hard wording of a template, where there are any."""
-        texts = expand(template.removeprefix("~"), FIELDS, self._shared)
+        texts = expand(template.removeprefix("~"), FIELDS, self.shared)
         needs = frozenset(re.findall(r"{(\w+)}", "".join(texts))) | ({"hidden"} if template.startswith("~") else set())
         added = []
         for wordings, right in ((self.easy, True), (self.hard, False)):

@@ -182,7 +182,10 @@ class PhraseWriter:
         return self._singular(target, noun, after=f"between {names[0]} and {names[1]}")
 
     def _occlusion(self, target: ObjectFacts) -> Phrase | None:
-        """Behind or in front of another object, or partly hidden where the others of its class are not."""
+        """Behind or in front of another object, or in full view where the others of its class are not.
+
+        No phrase says that its target is partly hidden: that would make the query amodal (docs/intent.md).
+        """
         if (named := self._noun(target)) is None:
             return None
         noun, ids = named
@@ -196,7 +199,7 @@ class PhraseWriter:
         partners = [other for other in self.objects.all if other.id not in ids and related(target, other)]
         partners = [other for other in partners if (target if behind else other).partly_hidden]
         if draw < 0.2 or not partners:
-            return self._hidden_or_clear(target, noun, others) if others else None
+            return self._clear(target, noun, others) if others else None
         other = pick(self.rng, partners)
         anchor = self.anchor(other)
         if anchor is None or any(related(one, other) for one in others):
@@ -207,12 +210,9 @@ class PhraseWriter:
             relations = relations + words["behind_singular"]
         return self._singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
 
-    def _hidden_or_clear(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
-        words = self.words["occlusion"]
-        if target.occlusion > 0.1 and all(other.occlusion < 0.01 for other in others):
-            return self._singular(target, noun, before=pick(self.rng, words["hidden"]))
+    def _clear(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
         if target.occlusion == 0 and all(other.occlusion > 0.1 for other in others):
-            return self._singular(target, noun, after=pick(self.rng, words["clear"]))
+            return self._singular(target, noun, after=pick(self.rng, self.words["occlusion"]["clear"]))
         return None
 
     def _reasoning(self, target: ObjectFacts) -> Phrase | None:

@@ -20,6 +20,23 @@ from r2sm_jax.query import MaskType, Sentence
 from r2sm_jax.random_choice import pick
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
+R2SM_SHARE = 0.6  # draws of a sentence in the manner of R2SM
+
+SentenceList = Literal["development", "test", "calibration", "r2sm_train", "val_r2sm"]
+"""Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
+
+R2SM_FORMS: dict[MaskType, list[tuple[str, str]]] = {
+    "modal": [
+        *[("plain", "")] * 6, *[("restricted", "")] * 2, ("plain", "neutral follow-ups"),
+        ("plain", "restricting follow-ups"), ("hidden or whole", "restricting follow-ups"),
+    ],
+    "amodal": [
+        *[("hidden or whole", "")] * 8, ("hidden or whole", "neutral follow-ups"), ("plain", "completing follow-ups"),
+        ("plain", "hiding follow-ups"),
+    ],
+}  # fmt: skip
+"""What a sentence of `r2sm_train` says of the mask (column `reason`), and the section of a sentence that follows it, so
+that both ask for this mask type."""
 
 
 @cache
@@ -29,18 +46,26 @@ def free_templates() -> dict[str, tuple[str, ...]]:
     fields = FIELDS | words.keys()
     try:
         return {
-            title: tuple(text for line in lines for text in expand(line, fields))
+            title: tuple(text for line in lines for text in expand(line, fields, phrasebook(held_out=False).shared))
             for title, lines in (words | read_sections("free_sentences.txt")).items()
         }
     except InputError as error:
         raise InputError(f"words.txt or free_sentences.txt: {error}") from error
 
 
-def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
-    """`count` different sentences, half of them modal. The keyword rule gets half of either type wrong."""
+def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Sentence]:
+    """`count` different sentences, half of them modal. The keyword rule gets 0.3 to 0.6 of either type wrong.
+
+    Those in the manner of R2SM are written `without` one author of `r2sm_train`, such as "author a".
+    """
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
     found: dict[str, Sentence] = {}
     while len(found) < count:
+        if rng.random() < R2SM_SHARE:
+            written = _r2sm_sentence(rng, _r2sm_texts(without))
+            text = _with_slips(rng, written.text)
+            found.setdefault(text, Sentence(text, written.mask_type, written.family))
+            continue
         fields = _target(rng)
         wordings: dict[MaskType, Wording]
         if rng.random() < PAIR_SHARE:
@@ -57,15 +82,32 @@ def write_free_sentences(count: int, *, seed: int) -> list[Sentence]:
 
 
 @cache
-def intent_sentences(purpose: Literal["development", "test"] = "development") -> tuple[Sentence, ...]:
-    """The sentences of intent/development.tsv or intent/test.tsv, written by hand and never trained on.
+def intent_sentences(name: SentenceList = "development") -> tuple[Sentence, ...]:
+    """The sentences of intent/NAME.tsv, which docs/intent.md describes. Only `r2sm_train` is trained on."""
+    text = (files("r2sm_jax.queries") / "intent" / f"{name}.tsv").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return tuple(Sentence(**{"reason": ""} | cast(Any, row)) for row in rows)
 
-    docs/intent.md has the rules for their labels. Those for development have a reason each. Those to test on were
-    written without sight of the grammar and of the first list; their families are easy, medium and hard.
-    """
-    text = (files("r2sm_jax.queries") / "intent" / f"{purpose}.tsv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return tuple(Sentence(**cast(Any, row)) for row in rows)
+
+@cache
+def _r2sm_texts(without: str) -> dict[str, list[str]]:
+    """The sentences of `r2sm_train` by what they say of the mask, without those of one author."""
+    texts: dict[str, list[str]] = {}
+    for row in intent_sentences("r2sm_train"):
+        if row.family != without:
+            texts.setdefault(row.reason, []).append(row.text)
+    return texts
+
+
+def _r2sm_sentence(rng: np.random.Generator, texts: Mapping[str, list[str]]) -> Sentence:
+    """A sentence of `r2sm_train`, alone or with a second sentence that may change what it asks for."""
+    mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+    reason, section = pick(rng, R2SM_FORMS[mask_type])
+    text = pick(rng, texts[reason])
+    if section:
+        text = f"{text if text[-1] in '.?!' else text + '.'} {_draw(rng, section)}"
+    return Sentence(text, mask_type, f"{mask_type}: r2sm {reason}{section and ', ' + section}")
 
 
 def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
@@ -142,6 +184,11 @@ def _finish(rng: np.random.Generator, book: Phrasebook, lead: str | None, text: 
         text = f"{_draw(rng, 'openings')}, {text[0].lower()}{text[1:]}"
     if lead or rng.random() < 0.12:
         text = f"{lead or _draw(rng, 'remarks before')} {text[0].upper()}{text[1:]}"
+    return _with_slips(rng, text)
+
+
+def _with_slips(rng: np.random.Generator, text: str) -> str:
+    """Other capital letters, no full stop, and sometimes spelling mistakes."""
     casing = rng.random()
     if casing < 0.25:
         text = text.lower().removesuffix(".")
