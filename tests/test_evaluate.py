@@ -11,13 +11,14 @@ from sample_records import to_records
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample
-from r2sm_jax.evaluate import main, score_source
+from r2sm_jax.evaluate import decide, main, score_source
 from r2sm_jax.metrics.pages import first_of_images, panels
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
 from r2sm_jax.metrics.score import score, truths_at
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.query import Query
+from r2sm_jax.queries.sentences import intent_sentences
+from r2sm_jax.query import MaskType, Query, Sentence
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.sources import open_source
@@ -44,8 +45,21 @@ def test_a_run_is_evaluated_again_to_the_same_report(tiny_run, command, tmp_path
     end = command(main, tiny_run, "--out", tmp_path)
     assert end.code == 0 and "val_phrasing" in end.out and "val_hard" in end.out
     again, first = (json.loads((f / "report.json").read_text()) for f in (tmp_path, tiny_run))
-    assert again["splits"] == first["splits"]
+    assert again["splits"] == first["splits"] and again["sentences"] == first["sentences"]
+    figures = again["sentences"]["val_r2sm"]
+    assert figures["queries"] == len(intent_sentences("val_r2sm")) and 0 <= figures["ece"] <= 1
+    assert all(f"| {name} |" in (tmp_path / "report.md").read_text() for name in ("val_r2sm", "keyword rule"))
     assert (tmp_path / "report.md").read_text().startswith("# R2SM evaluation")
+
+
+@pytest.mark.parametrize("head", ["oracle", "always_modal", "none"])
+def test_sentences_are_decided_by_rules_or_not_at_all(head, predictor, monkeypatch):
+    monkeypatch.setattr(predictor, "config", replace(predictor.config, head=head))
+    asked: dict[str, MaskType] = {"the mug": "modal", "the whole mug": "amodal", "mug!": "amodal"}
+    figures = decide(predictor, [Sentence(text, mask_type, "") for text, mask_type in asked.items()])
+    expected = {"oracle": (1, 1, 1), "always_modal": (1 / 3, 1, 0), "none": (None, None, None)}[head]
+    assert tuple(figures[name] for name in ("accuracy", "modal", "amodal")) == pytest.approx(expected)
+    assert figures["ece"] is None and figures["keyword"] == (None if head == "none" else pytest.approx(2 / 3))
 
 
 def test_one_split_is_shown_and_not_written_unasked(tiny_run, command):
@@ -59,7 +73,9 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "all", "--out", tmp_path)
     assert end.code == 0, end.err
     report = json.loads((tmp_path / "report.json").read_text())
-    assert set(report["splits"]) == {"val"} and report["meta"]["source"] == f"json:{dataset}"
+    assert (
+        report["sentences"] == {} and set(report["splits"]) == {"val"} and report["meta"]["source"] == f"json:{dataset}"
+    )
     end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "train,val", "--out", tmp_path)
     parts = json.loads((tmp_path / "report.json").read_text())
     assert set(parts["splits"]) == {"train", "val"} and parts["splits"]["val"] == report["splits"]["val"]
