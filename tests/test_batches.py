@@ -132,15 +132,15 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     asked = dict(zip(map(len, p["texts"]), p["wants_amodal"].tolist(), strict=True))
     for seed in range(20):
         e = assemble(p, seed, from_words=True, free=free)
-        assert e["type_text"].shape == (8, 3, 2, 4) and e["type_valid"].all()
+        assert e["type_text"].shape == (9, 3, 2, 4) and e["type_valid"].all()
         rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
-        assert [asked[n] for n in lengths[:2]] == e["type_amodal"][:2].tolist()
-        assert all(e["type_amodal"][i] in known[lengths[i]] for i in range(2, 8))
+        assert [asked[n] for n in lengths[:3]] == e["type_amodal"][:3].tolist()
+        assert all(e["type_amodal"][i] in known[lengths[i]] for i in range(3, 9))
         longer = assemble(p, seed, from_words=True, free=free, type_tokens=5)
-        assert longer["type_text"].shape == (8, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
+        assert longer["type_text"].shape == (9, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
     assert set(asked) <= set(rows) and len(set(rows)) > 10
     alone = assemble(p | {"texts": p["texts"][:3]}, from_words=True)
-    assert alone["type_valid"].tolist() == [True] * 3 + [False] * 5 and "type_text" not in assemble(p)
+    assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(p)
 
 
 def test_queries_that_are_too_long_are_left_out():

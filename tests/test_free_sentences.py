@@ -10,13 +10,15 @@ from r2sm_jax.query import keyword_mask_type
 
 def test_they_are_different_balanced_and_hard_both_ways():
     found = write_free_sentences(2000, seed=0)
-    assert len({sentence.text for sentence in found}) == 2000
+    assert len({(sentence.text, sentence.mask_type) for sentence in found}) == 2000
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     hard = np.array([keyword_mask_type(sentence.text) != sentence.mask_type for sentence in found])
     assert 0.45 < amodal.mean() < 0.55
     assert 0.3 < hard[amodal].mean() < 0.6 and 0.3 < hard[~amodal].mean() < 0.6
     assert all(sentence.family.startswith(sentence.mask_type) for sentence in found)
     assert len({sentence.family for sentence in found}) > 30
+    nothing = [sentence for sentence in found if sentence.family.endswith(": nothing")]
+    assert 20 < len(nothing) < 200 and {sentence.mask_type for sentence in nothing} == {"modal", "amodal"}
 
 
 def test_nothing_is_left_unfilled():

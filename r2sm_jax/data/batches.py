@@ -47,7 +47,7 @@ Batch = dict[str, Any]
 Prepared = dict[str, Any]
 """One sample at training resolution: arrays as in a batch, without its axis, of all instances and queries, and `texts`,
 the queries' sentences."""
-TYPE_SENTENCES = 8
+TYPE_SENTENCES = 9
 FREE_SENTENCES = 6
 """So many of them are sentences without an image, where there are such sentences."""
 KEPT_WHOLE = 0.9

@@ -7,7 +7,7 @@ other nouns, with people, places and remarks that say nothing about the mask typ
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, cast
@@ -21,6 +21,8 @@ from r2sm_jax.random_choice import pick
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
 R2SM_SHARE = 0.6  # draws of a sentence in the manner of R2SM
+NOTHING_SHARE = 0.04  # draws of a text from which nobody can tell what is wanted
+TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 
 SentenceList = Literal["development", "test", "calibration", "r2sm_train", "val_r2sm"]
 """Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
@@ -48,7 +50,7 @@ def free_templates() -> dict[str, tuple[str, ...]]:
         return {
             title: tuple(text for line in lines for text in expand(line, fields, phrasebook(held_out=False).shared))
             for title, lines in (words | read_sections("free_sentences.txt")).items()
-        }
+        } | {"nothing": tuple(read_sections("nothing.txt")["nothing"])}
     except InputError as error:
         raise InputError(f"words.txt or free_sentences.txt: {error}") from error
 
@@ -56,29 +58,40 @@ def free_templates() -> dict[str, tuple[str, ...]]:
 def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Sentence]:
     """`count` different sentences, half of them modal. The keyword rule gets 0.3 to 0.6 of either type wrong.
 
-    Those in the manner of R2SM are written `without` one author of `r2sm_train`, such as "author a".
+    Those in the manner of R2SM are written `without` one author of `r2sm_train`, such as "author a". What says nothing
+    at all (`nothing.txt`) is there as modal and as amodal, so that a head learns to be undecided.
     """
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
     found: dict[str, Sentence] = {}
     while len(found) < count:
-        if rng.random() < R2SM_SHARE:
+        draw = rng.random()
+        if draw < NOTHING_SHARE:
+            text, both = _draw(rng, "nothing"), pick(rng, TYPES)
+            found.setdefault(f"{both}: {text}", Sentence(text, both, f"{both}: nothing"))
+        elif draw < NOTHING_SHARE + R2SM_SHARE:
             written = _r2sm_sentence(rng, _r2sm_texts(without))
-            text = _with_slips(rng, written.text)
+            text = _finish(rng, book, None, written.text)
             found.setdefault(text, Sentence(text, written.mask_type, written.family))
-            continue
-        fields = _target(rng)
-        wordings: dict[MaskType, Wording]
-        if rng.random() < PAIR_SHARE:
-            modal, amodal = pick(rng, book.pairs)
-            wordings = {"modal": pick(rng, modal), "amodal": pick(rng, amodal)}
         else:
-            drawn: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-            wordings = {drawn: _wording(rng, book, drawn)}
-        for mask_type, wording in wordings.items():
-            if wording.needs <= fields.keys():
-                text = _finish(rng, book, fields.get("lead"), _fill(rng, pick(rng, wording.texts), fields))
-                found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {wording.family}"))
+            for text, mask_type, family in _from_wordings(rng, book):
+                found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {family}"))
     return list(found.values())[:count]
+
+
+def _from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iterator[tuple[str, MaskType, str]]:
+    """Text, mask type and family of a sentence about a random target, or of both halves of a minimal pair."""
+    fields = _target(rng)
+    wordings: dict[MaskType, Wording]
+    if rng.random() < PAIR_SHARE:
+        modal, amodal = pick(rng, book.pairs)
+        wordings = {"modal": pick(rng, modal), "amodal": pick(rng, amodal)}
+    else:
+        drawn: MaskType = pick(rng, TYPES)
+        wordings = {drawn: _wording(rng, book, drawn)}
+    for mask_type, wording in wordings.items():
+        if wording.needs <= fields.keys():
+            text = _fill(rng, pick(rng, wording.texts), fields)
+            yield _finish(rng, book, fields.get("lead"), text), mask_type, wording.family
 
 
 @cache
@@ -102,7 +115,7 @@ def _r2sm_texts(without: str) -> dict[str, list[str]]:
 
 def _r2sm_sentence(rng: np.random.Generator, texts: Mapping[str, list[str]]) -> Sentence:
     """A sentence of `r2sm_train`, alone or with a second sentence that may change what it asks for."""
-    mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+    mask_type: MaskType = pick(rng, TYPES)
     reason, section = pick(rng, R2SM_FORMS[mask_type])
     text = pick(rng, texts[reason])
     if section:
@@ -184,11 +197,6 @@ def _finish(rng: np.random.Generator, book: Phrasebook, lead: str | None, text: 
         text = f"{_draw(rng, 'openings')}, {text[0].lower()}{text[1:]}"
     if lead or rng.random() < 0.12:
         text = f"{lead or _draw(rng, 'remarks before')} {text[0].upper()}{text[1:]}"
-    return _with_slips(rng, text)
-
-
-def _with_slips(rng: np.random.Generator, text: str) -> str:
-    """Other capital letters, no full stop, and sometimes spelling mistakes."""
     casing = rng.random()
     if casing < 0.25:
         text = text.lower().removesuffix(".")
