@@ -11,7 +11,7 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -49,6 +49,12 @@ from r2sm_jax.train import train
 from r2sm_jax.training.losses import fit_temperature
 
 SPLITS = ("val", "val_phrasing", "val_hard")
+FORMS: dict[str, Callable[[str], str]] = {
+    "a polite opening": lambda text: f"Please, {text[0].lower()}{text[1:]}",
+    "a full stop more or less": lambda text: text.removesuffix(".") if text.endswith(".") else f"{text}.",
+    "capital letters": str.upper,
+}
+"""Changes of a sentence that should not change a decision."""
 SMALLEST = 20
 """Sentences that a family needs to be left out and tested."""
 
@@ -93,6 +99,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     start = time.monotonic()
     groups = head_only.pad(texts, training.texts)
     padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in tests.items()}
+    forms = {name: head_only.pad(texts, list(map(form, tests["val_r2sm"].texts))) for name, form in FORMS.items()}
     print(f"{len(texts)} sentences encoded in {time.monotonic() - start:.0f} s", flush=True)
 
     sentences = sha256("\n".join([*training.texts, *(t for test in tests.values() for t in test.texts)]).encode())
@@ -105,7 +112,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
         cell = _finished(path, settings)
         if cell is None:
             cell = {"head": head, "seed": seed, "settings": settings}
-            cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["calibration"].amodal)
+            cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["calibration"].amodal, forms)
             path.write_text(json.dumps(cell))
         shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
         print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
@@ -120,7 +127,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
         *(_text_row(head, cells, tests) for head in options.heads),
     ]
     lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
-    lines += [*_as_table(rows), *_significance(options.heads, cells, tests)]
+    lines += [*_as_table(rows), *_significance(options.heads, cells, tests), *_changed(options.heads, cells)]
     if predictor is not None:
         lines += _on_masks_of(predictor, options, cells, tests)
     if options.leave_one_out:
@@ -139,9 +146,10 @@ def _finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 def _text_cell(
     head: str, seed: int, steps: int, groups: Sequence[Padded], training: Sentences, tests: dict[str, list[Padded]],
-    amodal: np.ndarray,
+    amodal: np.ndarray, forms: dict[str, list[Padded]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Trains one head; `amodal` are the labels of the sentences `calibration`, which its temperature is fitted on."""
+    """Trains one head. `forms` are the sentences of val_r2sm in other forms; `amodal` are the labels of the sentences
+    `calibration`, which its temperature is fitted on."""
     start = time.monotonic()
     trained = head_only.train_head(head, groups, training.amodal, steps=steps, seed=seed)
     seconds = time.monotonic() - start
@@ -153,6 +161,10 @@ def _text_cell(
         "parameters": trained.parameters,
         "temperature": temperature,
         "probabilities": probabilities,
+        "changed": {
+            name: float(((trained.logits(padded) > 0) != (logits["val_r2sm"] > 0)).mean())
+            for name, padded in forms.items()
+        },
     }
 
 
@@ -243,6 +255,12 @@ def _significance(heads: Sequence[str], cells: Sequence[dict[str, Any]], tests: 
             row.append(f"{value:+.2f}" + (f" ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f})" if bounds else ""))
         rows.append(row)
     return ["## Differences in accuracy, 95 % intervals of a paired bootstrap", "", *table(["", *tests], rows)]
+
+
+def _changed(heads: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[str]:
+    """How many decisions about val_r2sm change with the form of the sentence."""
+    rows = [[h, *(_spread([c["changed"][f] for c in cells if c["head"] == h]) for f in FORMS)] for h in heads]
+    return ["## Decisions about val_r2sm that change, in percent, with", "", *table(["", *FORMS], rows)]
 
 
 def _on_masks_of(
