@@ -53,7 +53,8 @@ class EvaluateConfig:
     data: str | None = None
     """scenes, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
     split: str = "all"
-    """One split, several joined by commas, or all that the data has. Predictions are of one; all: of a whole file."""
+    """One split, or several with commas. all: every val split of scenes and cut-outs; all but train of a JSON folder;
+    val of one file or TFDS. With --predictions one split; all is then the whole file."""
     images: str | None = None
     """Folder of the images of a json source."""
     backgrounds: str | None = None
@@ -65,10 +66,10 @@ class EvaluateConfig:
     verbose: bool = False
     """Print how many programs were compiled, and how long that took."""
     out: str | None = None
-    """Folder for report.json, report.md, report.html and queries.csv; default: the run folder, if all splits of the
-    run's own data are evaluated, else nothing is written."""
+    """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if RUN is no export and
+    --data, --samples, --split and --checkpoint are left out; else nothing is written."""
     checkpoint: str = "best"
-    """best (dev gIoU), latest, or a step."""
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 def score_source(predictor: Predictor, source: Source) -> Scored:
@@ -130,7 +131,7 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
     elif split == "all" and kind == "json" and name and Path(name).is_dir():
         names = sorted(f.stem for f in Path(name).glob("*.json") if f.stem != "train")
         if not names:
-            raise InputError(f"{name}: no split but train; name one with --split")
+            raise InputError(f"{name}: no split other than train; add one such as val.json, or give --split train")
     return {name: open_source(spec, name, **options) for name in names}
 
 
@@ -196,7 +197,7 @@ def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluat
     )
     scored = score_predictions(path, source, args.format)
     if not scored.results:
-        raise InputError(f"{args.data}: there are no queries in the split {args.split}; give data with queries")
+        raise InputError(f"{args.data}: no query of the split {args.split} can be scored; give queries with true masks")
     evaluated: Evaluated = {args.split: (source, scored)}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     about = {"predictions": path.name, "predictions_sha256": digest, "missing": scored.missing}

@@ -1,7 +1,7 @@
 """`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: the mask type that a sentence asks for, and the mask.
 
-One query about one image gives `FILES`. For several images or queries `answers.jsonl` grows image by image, so that a
-command that was killed can be resumed, and `predictions.json` is made from it (docs/predict.md).
+One query about one image gives `FILES`. With several images or queries, answers go into `answers.jsonl` after every
+eight images, so that a killed command can be resumed. At the end `predictions.json` is made from that file.
 """
 
 import glob
@@ -49,15 +49,15 @@ class PredictConfig:
     run: Annotated[str, tyro.conf.Positional]
     """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
     image: Annotated[str, tyro.conf.Positional]
-    """JPEG, PNG or WebP file, a folder of such, or a pattern in quotes, such as 'photos/*.jpg'."""
+    """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as 'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None
     """What to segment, such as "the complete shape of the red mug"; none with --queries."""
     queries: str | None = None
-    """File of queries: a data set (.json), or text with one query a line, about every image, or IMAGE, a tab, QUERY."""
+    """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab, QUERY (that one)."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
     abstain: float = 0.0
-    """Margin of the probability around 0.5 within which the answer is undecided: both masks are given, 0 to 0.5."""
+    """If the probability is nearer to 0.5 than this (0 to 0.5), an answer is undecided: both masks count as answers."""
     explain: bool = False
     """Also give the influence of each word on the decision: in the JSON, and below the overlay."""
     out: str | None = None
@@ -67,13 +67,13 @@ class PredictConfig:
     overwrite: bool = False
     """Replace the files of an earlier prediction; several images: start anew instead of resuming."""
     checkpoint: str = "best"
-    """best (dev gIoU), latest, or a step."""
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 def main() -> None:
     """Command line."""
     if len(list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))) > 3:
-        raise InputError("these are several images; give their folder, or a pattern in quotes: 'photos/*.jpg'")
+        raise InputError("too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'")
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
     if args.query is None and args.queries is None:
         raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
@@ -118,8 +118,8 @@ def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, 
     if size not in (None, image.shape[:2]):
         (height, width), found = size, image.shape
         raise InputError(
-            f"{path}: the image is {found[0]} x {found[1]} but the data set says {height} x {width}; give the image "
-            "that was annotated"
+            f"{path}: the image is {found[0]} pixels high and {found[1]} wide, but the data set says {height} and "
+            f"{width}; give the image that was annotated"
         )
     return image
 

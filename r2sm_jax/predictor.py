@@ -54,7 +54,7 @@ class QueryOutputs(NamedTuple):
     outputs: R2SMOutput
 
     def enlarge(self, modal: Any, amodal: Any = None) -> Bool[np.ndarray, "*n H W"]:
-        """The masks of modal logits [*n h w] among the outputs, or of their union with amodal ones."""
+        """Masks at the image's own size, of logits [*n h w] in `outputs`: modal ones alone, or both: complete masks."""
         mask = self.box.undo(modal) > 0
         return mask if amodal is None else mask | (self.box.undo(amodal) > 0)
 
@@ -70,7 +70,8 @@ def check_query(query: str) -> None:
 
 
 class Predictor:
-    """Answers queries about images. An image is encoded once, whatever is asked about it.
+    """Answers queries about images. An image of `set_image` or `encode` is encoded once; `answer_all` and
+    `predict_batch` encode an image once for every 8 queries.
 
     Any number of threads may share a predictor; but `set_image` sets one image for all of them, so that servers
     `encode` theirs and pass it to `predict`.

@@ -67,9 +67,9 @@ def resumed_folder(config: Config) -> Path:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with what is used on this machine in place of `auto`, 0 and the sizes of published weights.
+    """The configuration with real values for this machine in place of `auto` and 0, and sizes of published weights.
 
-    A resumed run keeps its own values, wherever it goes on; only the number of devices is that of the machine. Raises
+    A run that is resumed on another machine keeps its values; only the number of devices is chosen again. Raises
     InputError if the run cannot be read, published weights cannot be had, or their sizes contradict one another.
     """
     model, vision = config.model, config.model.vision
@@ -104,8 +104,8 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
 
 
 def start_folder(config: Config) -> Path:
-    """Makes the folder of a new run, or checks that a resumed one has the same configuration, which is resolved. Raises
-    InputError if the folder holds a run already, or a different one, or cannot be written."""
+    """Makes the folder of a new run, or compares the configuration of a resumed one; `config` must be resolved. Raises
+    InputError if a new run's folder holds a run or cannot be written, or a resumed run's configuration differs."""
     if config.resume:
         folder = resumed_folder(config)
         before, now = (flatten_dict(to_json(c), sep=".") for c in (resolve_loop(read_config(folder)), config))
@@ -159,7 +159,8 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
         raise InputError(f"{folder}: the run has no checkpoint yet; train on with --resume")
     named = {str(step): step for step in steps} | {"latest": steps[-1], "best": checkpoints.best or steps[-1]}
     if checkpoint not in named:
-        raise InputError(f"--checkpoint {checkpoint!r}: best, latest or one of the steps {', '.join(map(str, steps))}")
+        known = f"best, latest or one of the steps {', '.join(map(str, steps))}"
+        raise InputError(f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}")
     graphdef, state, constants = abstract_state(config)
     state, constants = checkpoints.restore(state, constants, step=named[checkpoint])
     checkpoints.close()

@@ -1,7 +1,7 @@
 """`python -m r2sm_jax.train [CONFIG.py] [--flags]`: trains a segmenter and reports on it.
 
 Read it top to bottom: data, model, loop, report. A run folder holds everything (runs.py). `--resume` continues from the
-last checkpoint and leads to bit-identical parameters.
+last checkpoint. Its last parameters are bit for bit those of a run that never stopped, on the same machine and devices.
 """
 
 import signal
@@ -43,7 +43,7 @@ from r2sm_jax.training.step import FrozenImages, frozen_images, init_state, jit_
 
 SHEET_ROWS = 6
 FITTING = 0.99
-"""Share of the sentences that are trained on. All are padded to the longest of these; longer ones are left out."""
+"""The longest 1 % of the sentences are not trained on. The others are padded to the longest among them."""
 
 
 class Data(NamedTuple):
@@ -272,7 +272,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 
 
 def main() -> None:
-    """Command line. Without a config file, a run that is resumed keeps its configuration; flags may only repeat it."""
+    """Command line. Without a config file, a resumed run keeps its configuration; flags change only `MAY_CHANGE`."""
     tune_malloc()
     args = sys.argv[1:]
     config = parse_config(args)

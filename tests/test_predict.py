@@ -147,7 +147,7 @@ def test_ten_thousand_words_are_cut_said_once_and_explained(tiny_run, photo, com
 
 def test_a_pattern_that_the_shell_expanded_is_told(tiny_run, photo, refused):
     message = refused(main, tiny_run, photo, photo, photo, QUERY)
-    assert "several images" in message and "quotes" in message
+    assert "too many arguments" in message and "quotes" in message
 
 
 @pytest.mark.parametrize("query", ["", "  ", "\n"])

@@ -179,7 +179,7 @@ def test_missing_file_and_wrong_images(tmp_path):
         read_json(tmp_path / "x.json")
     dataset = read_json(write(tmp_path))
     Image.new("RGB", (9, 9)).save(tmp_path / "1.png")
-    with pytest.raises(InputError, match=r"9 x 9 but .* says 12 x 20"):
+    with pytest.raises(InputError, match=r"9 pixels high and 9 wide, but .* says 12 and 20"):
         _ = dataset[0]
 
 

@@ -261,8 +261,8 @@ class Dataset:
         image = open_image(path)
         if image.shape[:2] != (height, width):
             raise InputError(
-                f"{path}: the image is {image.shape[0]} x {image.shape[1]} but {self.path} says {height} x {width}; "
-                "give the image that was annotated"
+                f"{path}: the image is {image.shape[0]} pixels high and {image.shape[1]} wide, but {self.path} says "
+                f"{height} and {width}; give the image that was annotated"
             )
         instances = tuple(instance.convert(masks.expand) for instance in self.rles_at(index))
         return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))

@@ -132,8 +132,8 @@ def boundary_width(height: int, width: int) -> int:
 def boundary(mask: Bool[np.ndarray, "_H _W"], width: int) -> Bool[np.ndarray, "_H _W"]:
     """The pixels of a mask that are within `width` pixels of its outside.
 
-    After boundary-iou-api, boundary_iou/utils/boundary_utils.py: what a square of side 2 `width` + 1 erodes; the
-    image's edge counts as outside.
+    They disappear when the mask is eroded with a square of side 2 `width` + 1; beyond the image's edge is outside.
+    After boundary-iou-api, boundary_iou/utils/boundary_utils.py.
     """
     return mask & (minimum_filter(mask, 2 * width + 1, mode="constant", cval=0) == 0)
 

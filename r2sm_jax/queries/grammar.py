@@ -83,7 +83,7 @@ class Phrasebook:
     Attributes:
         easy, hard: Wordings by mask type that the keyword rule gets right, and wrong.
         pairs: Minimal pairs: the wordings of a modal template and of its amodal twin.
-        plain, bare: Modal wordings that are the target alone, and those that say nothing about the mask.
+        bare: Modal wordings that say nothing about the mask ("Trace {x}."). plain: of these only "{x}", if it is there.
         sets: Hard modal wordings of a whole set of things.
         commands, questions: Sentences around a noun phrase {w}.
         shared: Shared words by name.

@@ -1,4 +1,5 @@
-"""Sentences without an image, for the mask-type head: written by rule to train on, and by hand to test on.
+"""Sentences without an image, for the mask-type head. Those for training come from the grammar and from the list
+`r2sm_train`. The other lists are for development, for tests and for the temperature.
 
 The drawn scenes know a few dozen classes. A head that reads only about those takes the noun for a part of the wording,
 and fails when somebody asks for a lighthouse. So `write_free_sentences` fills the training wordings with hundreds of
@@ -37,8 +38,8 @@ R2SM_FORMS: dict[MaskType, list[tuple[str, str]]] = {
         ("plain", "hiding follow-ups"),
     ],
 }  # fmt: skip
-"""What a sentence of `r2sm_train` says of the mask (column `reason`), and the section of a sentence that follows it, so
-that both ask for this mask type."""
+"""Pairs (reason, section) which ask for a mask type. `reason`: column of r2sm_train.tsv, kind of the first sentence.
+`section` of free_sentences.txt: where a second sentence is drawn from; "" = there is none."""
 
 
 @cache

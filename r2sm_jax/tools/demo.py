@@ -47,7 +47,7 @@ class DemoConfig:
     max_upload_mb: int = 10
     """Largest file that may be uploaded."""
     checkpoint: str = "best"
-    """best (dev gIoU), latest, or a step."""
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 def import_gradio() -> Any:

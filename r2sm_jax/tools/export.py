@@ -58,7 +58,7 @@ class ExportConfig:
     """embed: copy the frozen language model into the folder; reference: write its name and checksum, and download it
     at the first use."""
     checkpoint: str = "best"
-    """best (dev gIoU), latest, or a step."""
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     overwrite: bool = False
     """Replace an earlier export in the folder, with its model card."""
     verify: bool = False

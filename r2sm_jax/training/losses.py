@@ -82,7 +82,7 @@ def compute_losses(
 
 
 def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, "..."]]:
-    """What the entries of `compute_losses` weigh in the mean over those that count: 0 for those that do not.
+    """The weight of each entry of `compute_losses`: 1 / (number of valid entries of its loss), or 0 if it is not valid.
 
     `head` "none" has one mask for either type.
     """
@@ -114,7 +114,7 @@ def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, 
 
 
 def mean_losses(values: dict[str, Array], weights: dict[str, Array]) -> dict[str, Float[Array, ""]]:
-    """The mean of each loss, or the share of a part of the batch in it, by the names under which it is logged."""
+    """The weighted sum of each loss, by its name in the log: its mean in a batch, or what a part adds to the mean."""
     means = jax.tree.map(lambda x, weight: (x * weight).sum(), values, weights)
     for name in ("early", "slots", "instance"):
         means[name] = means.pop(f"{name}_modal") + means.pop(f"{name}_amodal")

@@ -63,7 +63,8 @@ def make_targets(batch: Batch) -> Targets:
 
 
 def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outputs:
-    """Everything that the losses compare with the truth. The kernels of instances are made where the truth has them."""
+    """Everything that the losses compare with the truth. An instance's kernel is made of the image features inside its
+    true modal mask."""
     frozen = FrozenFeatures(batch.get("frozen_trunk"), batch.get("frozen_plain"))
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
@@ -196,8 +197,8 @@ class FrozenImages:
 
 
 def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | None:
-    """The features of training images that are kept. None if the user wants none, or if they cannot be kept, which is
-    printed with the flags that would help."""
+    """The features of training images that are kept; None without --data.cache-features. Also None, with the reason and
+    flags printed, if features change during training: no frozen encoder, or augmented images."""
     vision, data = config.model.vision, config.data
     if data.cache_features is None:
         return None
