@@ -218,6 +218,6 @@ def test_an_image_larger_than_its_annotation_says(tmp_path, run):
     write_json(tmp_path / "wrong.json", records | {"annotations": [], "categories": [], "queries": []})
     failed(
         run("show", "--data", f"json:{tmp_path}/wrong.json", "--out", tmp_path / "x.png"),
-        "40 x 60",
-        "40 x 61",
+        "40 pixels high and 60 wide",
+        "40 and 61",
     )
