@@ -136,7 +136,7 @@ def test_an_embedded_image_is_the_image(tmp_path):
     with pytest.raises(InputError, match=r"image 1\.png is not in .*elsewhere; give its folder with --images DIR"):
         requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
     Image.new("RGB", (9, 9)).save(tmp_path / "elsewhere" / "1.png")
-    with pytest.raises(InputError, match="the image is 9 x 9"):
+    with pytest.raises(InputError, match="the image is 9 pixels high and 9 wide"):
         requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
     assert not (tmp_path / "s.jsonl").exists()
 
