@@ -89,8 +89,13 @@ def defined_by_both(report: dict) -> dict:
     return kept | {k: report[k] for k in ("mask_type", "variants", "breakdowns")} | {"references": references}
 
 
-def test_predictions_score_as_the_run_itself(tiny_run, predictor, dataset, tmp_path, command):
+def test_predictions_score_as_the_run_itself(tiny_run, dataset, tmp_path, command, monkeypatch):
     """Predict, then score the file, gives what evaluating the run gives, to the last digit of every figure."""
+    monkeypatch.setattr(many, "open_run", open_run)
+    tiny_run = shutil.copytree(tiny_run, tmp_path / "tiny")
+    config = json.loads((tiny_run / "config.json").read_text())
+    config["model"]["mask_threshold"] = -4.0  # after four steps few masks are drawn at the usual one
+    (tiny_run / "config.json").write_text(json.dumps(config))
     end = command(main, tiny_run, dataset, "--queries", dataset / "val.json", "--out", tmp_path / "p")
     assert end.code == 0 and f"{COUNT} images answered" in end.out, end
     data = "--data", f"json:{dataset}", "--split", "val"
