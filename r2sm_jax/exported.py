@@ -42,11 +42,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_export(name: str | Path) -> Path:
-    """A local folder; or else the folder into which the Hugging Face hub's `OWNER/NAME` is downloaded.
-
-    Raises:
-        InputError: neither the hub nor its local cache has it.
-    """
+    """A local folder; or else the folder into which the Hugging Face hub's `OWNER/NAME` is downloaded. Raises
+    InputError if neither the hub nor its local cache has it."""
     folder = Path(name)
     is_local = folder.exists() or (folder.parent.is_dir() and str(folder.parent) != ".")
     if is_local or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)):
@@ -68,11 +65,8 @@ def write_sums(folder: Path) -> None:
 
 
 def check_export(folder: Path) -> None:
-    """Checks that this version can read an export, and all its files against their checksums.
-
-    Raises:
-        InputError: a later version wrote it, or a file is missing or differs from its checksum.
-    """
+    """Checks that this version can read an export, and all its files against their checksums. Raises InputError if a
+    later version wrote it, or a file is missing or differs from its checksum."""
     version = _read_config(folder).get("format_version", FORMAT_VERSION)
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise InputError(
@@ -92,11 +86,8 @@ def check_export(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.State, int]:
-    """Configuration, graph, parameters, constants and step of an export.
-
-    Raises:
-        InputError: as `check_export`, or the weights do not fit the configuration.
-    """
+    """Configuration, graph, parameters, constants and step of an export. Raises InputError as `check_export`, or the
+    weights do not fit the configuration."""
     check_export(folder)
     written, path = _read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
@@ -106,11 +97,8 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
 
 
 def open_texts(folder: Path, config: Config) -> TextStates:
-    """The language model of an export: the copy in the folder, or else the published one that it names.
-
-    Raises:
-        InputError: it cannot be loaded, or it is not the one that the weights were trained with.
-    """
+    """The language model of an export: the copy in the folder, or else the published one that it names. Raises
+    InputError if it cannot be loaded, or it is not the one that the weights were trained with."""
     text, written = config.model.text, _read_config(folder)["language_model"]
     name = str(folder / LANGUAGE_MODEL) if written["embedded"] else text.name
     texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
@@ -124,10 +112,7 @@ def open_texts(folder: Path, config: Config) -> TextStates:
 
 def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:
     """A segmenter with weights by dotted path; nothing is computed but for them. `path` is their file, for messages.
-
-    Raises:
-        InputError: a weight is missing, unknown or of another shape.
-    """
+    Raises InputError if a weight is missing, unknown or of another shape."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
     return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, source=path))
 

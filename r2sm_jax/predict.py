@@ -38,6 +38,7 @@ from r2sm_jax.runs import open_run
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
+Known = dict[str, tuple[Any, int]]
 PART = 8
 """Images that are answered, and written, together; so many are lost at most when the process is killed."""
 
@@ -160,13 +161,9 @@ class Outcome(NamedTuple):
 
 def _predict_many(args: PredictConfig) -> None:
     if args.json or args.explain or args.abstain:
-        raise InputError(
-            "--json, --explain and --abstain are for one query about one image; leave them out for several, and read "
-            f"{PRODUCT} in --out"
-        )
+        raise InputError("--json, --explain and --abstain are for one query about one image; leave them out")
     tasks = find_tasks(args.image, args.query, args.queries)
-    place = Path(args.image)
-    name = place.parent.name if is_pattern(args.image) else place.stem
+    name = Path(args.image).parent.name if is_pattern(args.image) else Path(args.image).stem
     out = Path(args.out) if args.out else Path("predictions") / (name or "images")
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     outcome = predict_many(predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite)
@@ -271,11 +268,11 @@ def predict_many(
         if not journal.exists():
             refuse_overwrite(product, overwrite)
         known = _read_journal(journal, header)
-        waiting = [t for t in tasks.images if known.get(str(t.path), {"stamp": ()})["stamp"] != _stamp(t.path)]
+        waiting = [t for t in tasks.images if known.get(str(t.path), ((), 0))[0] != _stamp(t.path)]
         failed = _answer(predictor, waiting, journal, mask_type, len(tasks.images))
         if len(failed) == len(tasks.images):
             raise InputError(f"no image could be read; {next(iter(failed.values()))}")
-        _write_product(_read_journal(journal, header), tasks.images, failed, product)
+        _write_product(journal, _read_journal(journal, header), tasks.images, failed, product)
     except OSError as error:
         raise InputError(f"{out}: cannot write there ({error.strerror}); pass another --out") from None
     return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed)
@@ -290,24 +287,30 @@ def _stamp(path: Path) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _read_journal(journal: Path, header: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The last entry of every image. Starts the journal where there is none, and drops a line that was cut short."""
-    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if whole:
-        os.truncate(journal, sum(map(len, whole)))
-    else:
-        journal.write_text(json.dumps(header) + "\n")
-    try:
-        first, *entries = map(json.loads, whole or [json.dumps(header)])
-        changed = [key for key in header if first.get(key) != header[key]]
-        found = {entry["image"]: entry for entry in entries}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{journal}: the file is damaged; pass --overwrite to start anew") from None
-    if changed:
-        what = ", ".join(changed).replace("_", " ")
-        remedy = "pass another --out, or --overwrite to start anew"
-        raise InputError(f"{journal}: these answers are of other {what}; {remedy}")
+def _read_journal(journal: Path, header: dict[str, str]) -> Known:
+    """Stamp and position of the last entry of every image. Starts the journal where there is none. Drops a line that
+    was cut short, but only from a file of ours."""
+    found: Known = {}
+    end, start = 0, json.dumps(header).encode() + b"\n"
+    with journal.open("ab+") as lines:
+        lines.seek(0)
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") and (end or start.startswith(line)):
+                break
+            try:
+                entry = json.loads(line)
+                changed = [] if end else [key for key in header if entry.get(key) != header[key]]
+                if end:
+                    found[entry["image"]] = entry["stamp"], end
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise InputError(f"{journal}: line {number} is damaged; pass --overwrite to start anew") from None
+            if changed:
+                what = f"these answers are of other {', '.join(changed).replace('_', ' ')}"
+                raise InputError(f"{journal}: {what}; pass another --out, or --overwrite to start anew")
+            end += len(line)
+        lines.truncate(end)
+        if not end:
+            lines.write(start)
     return found
 
 
@@ -352,9 +355,7 @@ def to_answer(
     both: bool = False,
 ) -> Answer:  # fmt: skip
     """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
-
-    `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too.
-    """
+    `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too."""
     probability, decision = predictor.decide(given, mask_type, requested)
     out, amodal = given.outputs, decision == "amodal"
     modal = given.enlarge(out.modal)
@@ -374,18 +375,24 @@ def to_answer(
     )
 
 
-def _write_product(known: Mapping[str, Any], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
-    """Writes the predictions for all tasks but those that failed."""
-    number, lines = 0, []
-    for task in tasks:
-        answers = [()] * len(task.queries) if str(task.path) in failed else known[str(task.path)]["answers"]
-        for query, entries in zip(task.queries, answers, strict=True):
-            number += 1
-            about = {"query_id": number if query.id is None else query.id}
-            about |= {"image": task.path.name, "query": query.text}
-            lines += [f"\n{json.dumps(about | entry)}" for entry in entries]
-    with writing(file) as part:
-        part.write_text(f"[{','.join(lines)}\n]\n")
+def _write_product(journal: Path, known: Known, tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
+    """Writes the predictions for all tasks but those that failed, one image in memory at a time."""
+    number, separator = 0, ""
+    with journal.open("rb") as lines, writing(file) as part, part.open("w") as product:
+        product.write("[")
+        for task in tasks:
+            answers = [()] * len(task.queries)
+            if str(task.path) not in failed:
+                lines.seek(known[str(task.path)][1])
+                answers = json.loads(lines.readline())["answers"]
+            for query, entries in zip(task.queries, answers, strict=True):
+                number += 1
+                about = {"query_id": number if query.id is None else query.id}
+                about |= {"image": task.path.name, "query": query.text}
+                for entry in entries:
+                    product.write(f"{separator}\n{json.dumps(about | entry)}")
+                    separator = ","
+        product.write("\n]\n")
 
 
 if __name__ == "__main__":

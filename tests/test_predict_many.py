@@ -231,6 +231,14 @@ def test_other_questions_do_not_mix_with_what_is_there(predictor, photos, tmp_pa
     assert (tmp_path / "mine" / PRODUCT).read_text() == "mine"
 
 
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\nand more", b'{"image": "a"}\n{"im', b"[]\n"])
+def test_a_file_of_that_name_that_is_not_ours_is_left_as_it_is(predictor, photos, tmp_path, content):
+    (tmp_path / JOURNAL).write_bytes(content)
+    with pytest.raises(InputError, match=f"{JOURNAL}: (line 1 is damaged|these answers are of other weights)"):
+        predict_many(predictor, find_tasks(str(photos), QUERY, None), tmp_path)
+    assert (tmp_path / JOURNAL).read_bytes() == content
+
+
 def test_a_long_query_is_cut_with_a_warning(tiny_run, photos, tmp_path, command):
     file = tmp_path / "queries.txt"
     file.write_text("the red mug " * 5000)

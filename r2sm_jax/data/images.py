@@ -33,12 +33,9 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
     """Any image that Pillow can decode as RGB `uint8 [H W 3]`; an array is returned as it is.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, and of an animation
-    the first frame is taken.
-
-    Raises:
-        InputError: the file is missing, damaged, empty, no image, or larger than `MAX_MEGAPIXELS` (judged from the
-            header, before decoding), or an array has another shape or type. The message names the path, or `name`
-            where there is none.
+    the first frame is taken. Raises InputError if the file is missing, damaged, empty, no image, or larger than
+    `MAX_MEGAPIXELS` (judged from the header, before decoding), or an array has another shape or type. The message names
+    the path, or `name` where there is none.
     """
     if isinstance(image, str | bytes | PathLike | Image.Image):
         return np.array(_to_rgb(decode(image, name)))

@@ -39,11 +39,8 @@ def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> N
 
 
 def read_queries(folder: Path) -> dict[str, Table]:
-    """The tables of every split of a report.
-
-    Raises:
-        InputError: the folder has no such table, or it cannot be read.
-    """
+    """The tables of every split of a report. Raises InputError if the folder has no such table, or it cannot be
+    read."""
     path = folder / NAME
     if not path.is_file():
         raise InputError(f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote")
@@ -78,12 +75,9 @@ FIGURES = {
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """Figures of every report, and the differences of the others from the first with paired intervals:
-    `{"reports": [..], "splits": {split: {type: {figure: {"values": [..], "differences": [{"value", "interval"}]}}}}}`.
-
-    Raises:
-        InputError: a folder has no report, or they are of different queries.
-    """
+    """Figures of every report, and the differences of the others from the first with paired intervals: `{"reports":
+    [..], "splits": {split: {type: {figure: {"values": [..], "differences": [{"value", "interval"}]}}}}}`. Raises
+    InputError if a folder has no report, or they are of different queries."""
     if len(folders) < 2:
         raise InputError("--compare: give two reports or more, such as --compare runs/a runs/b")
     reports = [read_queries(folder) for folder in folders]

@@ -36,12 +36,9 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
 
 
 def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, Answer]:
-    """Reads predictions for the queries of `sizes`; those without any are not in the result.
-
-    Raises:
-        InputError: a query that does not exist or is answered twice, a mask of the wrong size, an unreadable file;
-            the message names the entry or the file.
-    """
+    """Reads predictions for the queries of `sizes`; those without any are not in the result. Raises InputError for a
+    query that does not exist or is answered twice, a mask of the wrong size, an unreadable file; the message names the
+    entry or the file."""
     if form == "auto":
         form = "coco" if not path.is_dir() else "png" if any(path.glob("*.png")) else "logits"
     if form != "coco" and form not in FOLDERS:

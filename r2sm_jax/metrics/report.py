@@ -269,11 +269,8 @@ def make_report(
 
 
 def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, Scored]], folder: Path) -> None:
-    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query.
-
-    Raises:
-        InputError: the folder cannot be written.
-    """
+    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query. Raises
+    InputError if the folder cannot be written."""
     galleries = {
         name: {title: panels(source, scored, chosen) for title, chosen in choose(scored.results).items()}
         for name, (source, scored) in evaluated.items()

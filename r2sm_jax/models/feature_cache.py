@@ -44,11 +44,8 @@ class FeatureCache:
     """`key in cache`, `cache[key]`, `cache.add(...)`. Threads may read it."""
 
     def __init__(self, folder: Path, model: str):
-        """Finds what the folder holds for `model`.
-
-        Raises:
-            InputError: the folder cannot be made or read, or holds a damaged file.
-        """
+        """Finds what the folder holds for `model`. Raises InputError if the folder cannot be made or read, or holds a
+        damaged file."""
         self.folder = folder / model[:32]
         self._flag = f"--data.cache-features {folder}"
         self._places: dict[str, dict[str, Any]] = {}  # key -> name of each array -> file that has it
@@ -77,11 +74,8 @@ class FeatureCache:
         return tuple(file.get_tensor(name) for name, file in self._places[key].items())
 
     def make_room(self, what: str, count: int, size: int) -> None:
-        """Prints how many bytes will be written, unless they are few, before anything is.
-
-        Raises:
-            InputError: the disk does not have that much to spare.
-        """
+        """Prints how many bytes will be written, unless they are few, before anything is. Raises InputError if the disk
+        does not have that much to spare."""
         free = shutil.disk_usage(self.folder).free
         if size >= QUIET_BYTES:
             print(f"caching the features of {count:,} {what}, {decimal(size)}, in {self.folder}", flush=True)
@@ -92,11 +86,8 @@ class FeatureCache:
             )
 
     def add(self, items: Iterable[tuple[str, Arrays]]) -> None:
-        """Writes arrays by key, as they come.
-
-        Raises:
-            InputError: an array does not fit into float16, or the disk is full.
-        """
+        """Writes arrays by key, as they come. Raises InputError if an array does not fit into float16, or the disk is
+        full."""
         kept: dict[str, np.ndarray] = {}
         size = 0
         for key, arrays in items:

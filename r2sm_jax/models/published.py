@@ -53,10 +53,8 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
     """The configuration with the sizes that `--model.vision.init` and `--model.vision.name` imply; others stay.
 
     `known` is the configuration of a run that started from the same weights: it has the sizes, and the published files
-    are not needed.
-
-    Raises:
-        InputError: the weights cannot be had or are of another architecture, or a given size contradicts theirs.
+    are not needed. Raises InputError if the weights cannot be had or are of another architecture, or a given size
+    contradicts theirs.
     """
     vision, decoder = model.vision, model.decoder
     if known is None or (known.vision.init, known.vision.name) != (vision.init, vision.name):
@@ -92,11 +90,8 @@ def _folder(name: str, flag: str) -> Path:
 
 
 def sam_sizes(published: Any) -> ModelConfig:
-    """Sizes of SAM's image encoder, and of its mask decoder if the configuration has one.
-
-    Raises:
-        InputError: it is not SAM, or a SAM with parts that the published ones do not have.
-    """
+    """Sizes of SAM's image encoder, and of its mask decoder if the configuration has one. Raises InputError if it is
+    not SAM, or a SAM with parts that the published ones do not have."""
     if published.model_type not in ("sam", "sam_vision_model"):
         hint = f"pass DINOv2, CLIP and SigLIP as {NAME}"
         raise InputError(f"{INIT} needs SAM, not model_type {published.model_type!r}; {hint}")
@@ -115,11 +110,7 @@ def sam_sizes(published: Any) -> ModelConfig:
 
 
 def plain_sizes(published: Any) -> PlainViTConfig:
-    """Sizes of the image encoder of a DINOv2, CLIP or SigLIP.
-
-    Raises:
-        InputError: it is another architecture.
-    """
+    """Sizes of the image encoder of a DINOv2, CLIP or SigLIP. Raises InputError if it is another architecture."""
     kind, vision = published.model_type, getattr(published, "vision_config", published)
     if kind not in FAMILIES:
         hint = f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
@@ -149,11 +140,9 @@ def load_published(
 ) -> tuple[nnx.State, nnx.State, dict[str, Match]]:
     """The parameters and constants of a model of `config` with the published weights in their places.
 
-    Also returns what became of the keys of each `--model.vision.init` and `--model.vision.name`.
-
-    Raises:
-        InputError: the weights cannot be had or read, a key has no place or another shape, or one is missing; all such
-            keys are named at once.
+    Also returns what became of the keys of each `--model.vision.init` and `--model.vision.name`. Raises InputError if
+    the weights cannot be had or read, a key has no place or another shape, or one is missing; all such keys are named
+    at once.
     """
     state, vision, matches = nnx.merge_state(params, constants), config.vision, {}
     if vision.init:

@@ -82,11 +82,8 @@ class TextSizes:
 
 
 def text_sizes(config: Any) -> TextSizes:
-    """The sizes of a configuration of `transformers`.
-
-    Raises:
-        InputError: another architecture, activation or scaling of rotary positions.
-    """
+    """The sizes of a configuration of `transformers`. Raises InputError for another architecture, activation or scaling
+    of rotary positions."""
     layout = LAYOUTS.get(config.model_type)
     if layout is None:
         raise InputError(f"model_type {config.model_type!r} is not a language model that can be loaded; these are: "
@@ -262,11 +259,8 @@ class TextEncoder(nnx.Module):
 
 
 def abstract_text_encoder(folder: Path) -> TextEncoder:
-    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`.
-
-    Raises:
-        InputError: the file is missing or unreadable, or the architecture is another one.
-    """
+    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`. Raises InputError if
+    the file is missing or unreadable, or the architecture is another one."""
 
     def encoder_of(config: Any) -> TextEncoder:
         sizes = text_sizes(config)
@@ -278,11 +272,8 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
     """The language model of a Hugging Face folder, with weights in the type that the file has.
 
-    `tensors`: the weights, if they were read already or are traced.
-
-    Raises:
-        InputError: as `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
-            (all of them are listed).
+    `tensors`: the weights, if they were read already or are traced. Raises InputError as `abstract_text_encoder`; or
+    the weights are missing or damaged, or any key or shape does not fit (all of them are listed).
     """
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)

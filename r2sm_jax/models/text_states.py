@@ -45,11 +45,8 @@ class TextStates:
     """
 
     def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache: str | None = None):
-        """`cache`: folder of states that earlier runs computed (feature_cache.py); new ones are added.
-
-        Raises:
-            InputError: the model cannot be had or read, or does not have these layers or so many tokens.
-        """
+        """`cache`: folder of states that earlier runs computed (feature_cache.py); new ones are added. Raises
+        InputError if the model cannot be had or read, or does not have these layers or so many tokens."""
         self.folder: Path = find_model(name, "--model.text.name")
         encoder = load_text_encoder(self.folder)
         sizes = encoder.sizes
@@ -255,12 +252,8 @@ def _key(ids: list[int]) -> str:
 
 
 def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder.
-
-    Raises:
-        InputError: it is missing or unreadable, has no padding token where the model reads one, or has ids that the
-            model has no embedding for.
-    """
+    """The tokenizer of a model folder. Raises InputError if it is missing or unreadable, has no padding token where the
+    model reads one, or has ids that the model has no embedding for."""
     if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:

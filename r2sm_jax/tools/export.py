@@ -93,11 +93,8 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def export(run: Run, out: Path, *, lm: str = "embed") -> None:
-    """Writes an export of an opened run. Files of an earlier export in `out` are replaced, other files stay.
-
-    Raises:
-        InputError: the folder cannot be written, or the model cannot be exported.
-    """
+    """Writes an export of an opened run. Files of an earlier export in `out` are replaced, other files stay. Raises
+    InputError if the folder cannot be written, or the model cannot be exported."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
@@ -290,10 +287,8 @@ def export_functions(
     encode_image(weights, image [b S S 3], valid [b S S]) -> features
     answer(weights, features, states [b k t l e], mask [b k t]) -> answers
 
-    `language_model` is a folder, `text_weights` the content of its safetensors files.
-
-    Raises:
-        InputError: the language model reads its padding, as SigLIP does, so that the number of tokens cannot be free.
+    `language_model` is a folder, `text_weights` the content of its safetensors files. Raises InputError if the language
+    model reads its padding, as SigLIP does, so that the number of tokens cannot be free.
     """
     sizes = abstract_text_encoder(language_model).sizes
     if sizes.reads_padding:

@@ -37,10 +37,8 @@ def verify(run: "Run", folder: Path) -> str:
     """The largest differences between a run and its export on the same images and queries, in a few lines.
 
     Three programs answer: the run from its checkpoint, the export loaded by `r2sm_jax.load`, and the export's StableHLO
-    in a new process that does not import this package.
-
-    Raises:
-        InputError: the differences are larger than rounding explains, or the StableHLO does not run.
+    in a new process that does not import this package. Raises InputError if the differences are larger than rounding
+    explains, or the StableHLO does not run.
     """
     from r2sm_jax.data.images import Letterbox
     from r2sm_jax.errors import InputError
