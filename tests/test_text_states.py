@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import LAYERS, WIDTH
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text import load_text_encoder
-from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.text_states import TextStates, read_part
+from r2sm_jax.queries.sentences import intent_sentences
 
 SENTENCES = ["the red mug", "what holds coffee, including its hidden part?", "mug", "the red mug behind the book"]
 
@@ -211,3 +213,31 @@ def test_variants_of_a_layout_that_cannot_be_loaded_are_named(change, said, fold
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(InputError, match=rf"config\.json: {said}"):
         load_text_encoder(folder)
+
+
+@pytest.fixture(scope="module")
+def bert(folders) -> TextStates:
+    return TextStates(str(folders["bert"]), layers=(1,), max_tokens=24)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sentence=st.sampled_from([s.text for s in (*intent_sentences("val_r2sm"), *intent_sentences("test"))]),
+    opening=st.sampled_from(["", "Please ", "please, ", "Kindly ", "Please, kindly "]),
+    stop=st.sampled_from(["", ".", " .", "..."]),
+    capitals=st.booleans(),
+)
+def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(bert, sentence, opening, stop, capitals):
+    changed = opening + sentence.rstrip(". ") + stop
+    changed = changed.upper() if capitals else changed
+    assert bert.tokens([changed])[0].tolist() == bert.tokens([sentence])[0].tolist()
+    spans = [part for part in bert._spans(changed) if part[0] < part[1]]
+    before = [part for part in bert._spans(sentence) if part[0] < part[1]]
+    assert [changed[a:b].lower() for a, b in spans] == [sentence[a:b].lower() for a, b in before]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "read"), [("Please ...", "Please ..."), ("...", "..."), ("please kindly", "kindly"), ("Please.", "Please")]
+)
+def test_something_is_read_of_every_sentence(sentence, read):
+    assert read_part(sentence) == read

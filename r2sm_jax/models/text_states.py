@@ -1,5 +1,6 @@
 """Token states of the frozen language model, computed once per unique sentence and kept in host memory."""
 
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -28,6 +29,8 @@ REQUEST_LENGTHS = (16, 32)
 """Sentences of a request are padded to one of these, or to the token limit."""
 REQUEST_KEPT = 1024
 """Sentences of requests that are kept, so that a server's memory does not grow."""
+POLITE = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
+"""What is not read at the start of a sentence; nor are full stops at its end. Decisions changed with either."""
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
@@ -201,12 +204,15 @@ class TextStates:
 
     def _spans(self, sentence: str) -> list[tuple[int, int]]:
         """First and last character of every token, special ones included, without a limit."""
+        skipped = sentence.find(read_part(sentence))
         with self._lock:
-            return self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
+            spans = self.tokenizer(read_part(sentence), return_offsets_mapping=True)["offset_mapping"]
+        return [(start + skipped, end + skipped) if start < end else (start, end) for start, end in spans]
 
     def _tokenize(self, sentences: Sequence[str]) -> list[list[int]]:
         """Ids up to the limit; what is longer is cut before the tokens that end every sentence."""
-        encoded = self.tokenizer(list(sentences), return_attention_mask=False, return_token_type_ids=False)["input_ids"]
+        read = [read_part(sentence) for sentence in sentences]
+        encoded = self.tokenizer(read, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
         self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > self._limit}
         return [ids if len(ids) <= self._limit else [*ids[: self._words], *self._ending] for ids in encoded]
 
@@ -241,6 +247,12 @@ class TextStates:
         for row, tokens in enumerate(sentences):
             ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
         return ids, mask
+
+
+def read_part(sentence: str) -> str:
+    """What the language model gets of a sentence: all but polite words at its start and full stops at its end. The
+    sentence itself where nothing would be left."""
+    return sentence[POLITE.match(sentence).end() :].rstrip(". ") or sentence
 
 
 def _round_up(number: int, step: int) -> int:
