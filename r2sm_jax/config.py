@@ -101,11 +101,22 @@ class VisionConfig:
     lora_alpha: float = 16.0
     plain: PlainViTConfig = field(default_factory=PlainViTConfig)
     """Sizes of `name`, from its config.json."""
+    backbone: str | None = None
+    """A published EfficientNet-Lite in place of the stem: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
+    backbone_frozen: bool = True
+    """The weights of `backbone` are not trained."""
+    backbone_dims: tuple[int, ...] = ()
+    """Channels after each block of `backbone`, from its weights; do not give them."""
 
     @property
     def grid(self) -> int:
         """Tokens each way."""
         return self.image_size // self.patch_size
+
+    @property
+    def published(self) -> tuple[str | None, ...]:
+        """The published weights that it starts from: `init`, `name`, `backbone`."""
+        return self.init, self.name, self.backbone
 
     @property
     def trunk_is_frozen(self) -> bool:
@@ -338,7 +349,7 @@ def check_config(config: Config) -> Config:
     """Refuses values with which training would fail later. Raises InputError, which names the flag and its possible
     values."""
     check_head(config.model.head)
-    if config.model.vision.init is None and config.model.vision.name is None:
+    if not any(config.model.vision.published):
         check_sizes(config.model)  # published sizes are known, and checked, when training starts
     data, instance = config.data, config.loss.instance
     problems = {
@@ -369,6 +380,8 @@ def check_sizes(model: ModelConfig) -> None:
         f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads > 0,
         f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":
             vision.stem == "none" and vision.name is None,
+        f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out":
+            vision.backbone is not None and (vision.init is not None or vision.stem != "conv"),
         f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen and vision.init is None,
         f"{flag}.lora-rank without published weights; give some as {flag}.init or .name":
             vision.lora_rank > 0 and not published,

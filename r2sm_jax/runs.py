@@ -74,7 +74,7 @@ def resolve(config: Config) -> Config:
     """
     model, vision = config.model, config.model.vision
     parent = read_config(resumed_folder(config)) if config.resume else None
-    if vision.init is not None or vision.name is not None:
+    if any(vision.published):
         known = parent or (read_config(Path(config.init)) if config.init else None)
         model = with_published_sizes(model, known.model if known else None)
         check_sizes(model)

@@ -1,7 +1,8 @@
 """Published image encoders, and SAM's mask decoder: their sizes, and loading their weights into a model.
 
 SAM comes as a Hugging Face `SamModel` (facebook/sam-vit-base, -large, -huge) or under the names of the original
-repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and SigLIP. keys.toml maps their keys.
+repository (facebookresearch/segment-anything). Plain ViTs are DINOv2, CLIP and SigLIP. Backbones are EfficientNet-Lite
+(backbone.py). keys.toml maps their keys.
 """
 
 import re
@@ -18,12 +19,22 @@ from jaxtyping import Float
 
 from r2sm_jax.config import DecoderConfig, Family, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.backbone import block_dims, fit_dense, read_backbone
 from r2sm_jax.models.layers import ACTIVATIONS
-from r2sm_jax.models.weights import Match, find_model, key_table, match, place, read_published, read_tensors
+from r2sm_jax.models.weights import (
+    BACKBONES,
+    Match,
+    find_model,
+    key_table,
+    match,
+    place,
+    read_published,
+    read_tensors,
+)
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
-INIT, NAME = "--model.vision.init", "--model.vision.name"
+INIT, NAME, BACKBONE = "--model.vision.init", "--model.vision.name", "--model.vision.backbone"
 SAM_MASKS = 4
 """Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
 SAM_SIZES = {
@@ -50,24 +61,30 @@ _find = cache(find_model)  # so that it is reported once where it was found
 
 
 def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -> ModelConfig:
-    """The configuration with the sizes that `--model.vision.init` and `--model.vision.name` imply; others stay.
+    """The configuration with the sizes that the published weights of the image encoders imply; others stay.
 
     `known` is the configuration of a run that started from the same weights: it has the sizes, and the published files
     are not needed. Raises InputError if the weights cannot be had or are of another architecture, or a given size
     contradicts theirs.
     """
     vision, decoder = model.vision, model.decoder
-    if known is None or (known.vision.init, known.vision.name) != (vision.init, vision.name):
+    if known is None or known.vision.published != vision.published:
         known = ModelConfig()
         if vision.init:
             known = read_published(_folder(vision.init, INIT), sam_sizes)
         if vision.name:
             plain = read_published(_folder(vision.name, NAME), plain_sizes)
             known = replace(known, vision=replace(known.vision, plain=plain))
+        if vision.backbone:
+            source = _find_backbone(vision.backbone)
+            sizes = {"patch_size": 16, "backbone_dims": block_dims(read_backbone(source), source)}
+            known = replace(known, vision=replace(known.vision, **sizes))
     if vision.init:
         vision = _with_sizes(vision, known.vision, [*SAM_SIZES, *SAM_ALWAYS], "--model.vision")
         if decoder.kind == "sam":
             decoder = _with_sizes(decoder, known.decoder, SAM_DECODER_SIZES, "--model.decoder")
+    if vision.backbone:
+        vision = _with_sizes(vision, known.vision, ["patch_size", "backbone_dims"], "--model.vision")
     return replace(model, vision=replace(vision, plain=known.vision.plain), decoder=decoder)
 
 
@@ -87,6 +104,17 @@ def _folder(name: str, flag: str) -> Path:
     """The folder that holds config.json, beside the safetensors file if `name` is one."""
     found = _find(name, flag)
     return found if found.is_dir() else found.parent
+
+
+def _find_backbone(name: str) -> Path:
+    """The folder or safetensors file of a backbone, or its `.pth`, which may be alone in a folder."""
+    local = Path(name).expanduser()
+    pickles = [local] if local.is_file() else sorted(local.glob("*.pth"))
+    if len(pickles) == 1 and pickles[0].suffix == ".pth":
+        return pickles[0]
+    if not local.exists() and name not in BACKBONES:
+        raise InputError(f"{BACKBONE} {name}: neither a folder or file nor one of {', '.join(BACKBONES)}")
+    return _find(name, BACKBONE)
 
 
 def sam_sizes(published: Any) -> ModelConfig:
@@ -140,9 +168,8 @@ def load_published(
 ) -> tuple[nnx.State, nnx.State, dict[str, Match]]:
     """The parameters and constants of a model of `config` with the published weights in their places.
 
-    Also returns what became of the keys of each `--model.vision.init` and `--model.vision.name`. Raises InputError if
-    the weights cannot be had or read, a key has no place or another shape, or one is missing; all such keys are named
-    at once.
+    Also returns what became of the keys of each of `VisionConfig.published`. Raises InputError if the weights cannot be
+    had or read, a key has no place or another shape, or one is missing; all such keys are named at once.
     """
     state, vision, matches = nnx.merge_state(params, constants), config.vision, {}
     if vision.init:
@@ -152,6 +179,9 @@ def load_published(
         source, table = _find(vision.name, NAME), key_table(vision.plain.family)
         fit = partial(_fit_plain, antialias=bool(vision.plain.registers))
         matches[vision.name] = match(state, read_tensors(source), table, source=source, fit=fit)
+    if vision.backbone:
+        source, table = _find_backbone(vision.backbone), key_table("efficientnet_lite")
+        matches[vision.backbone] = match(state, read_backbone(source), table, source=source, fit=fit_dense)
     for found in matches.values():
         params, constants = place(params, found.values), place(constants, found.values)
     return params, constants, matches

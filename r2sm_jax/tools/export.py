@@ -180,14 +180,15 @@ def portable(config: Config) -> Config:
     kind, colon, where = config.data.source.partition(":")
     data = replace(config.data, source=kind + colon + Path(where).name, images=None, backgrounds=None)
     text, vision = config.model.text, config.model.vision
-    vision = replace(vision, init=vision.init and _name(vision.init), name=vision.name and _name(vision.name))
+    published = zip(("init", "name", "backbone"), vision.published, strict=True)
+    vision = replace(vision, **{field: name and _name(name) for field, name in published})
     model = replace(config.model, text=replace(text, name=_name(text.name)), vision=vision)
     return replace(config, run=None, init=None, resume=False, data=data, model=model)
 
 
 def _name(model: str) -> str:
-    """The name of a published model, or of the local folder that holds one."""
-    return Path(model).name if Path(model).expanduser().is_dir() else model
+    """The name of a published model, or of the local folder or file that holds one."""
+    return Path(model).name if Path(model).expanduser().exists() else model
 
 
 def preprocessing(config: Config) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
     """
     language, name = written["language_model"], config.model.text.name
     is_published = "/" in name
-    began_as = [encoder for encoder in (config.model.vision.init, config.model.vision.name) if encoder]
+    began_as = [encoder for encoder in config.model.vision.published if encoder]
     front = ModelCardData(
         language="en",
         license="other" if began_as else "apache-2.0",

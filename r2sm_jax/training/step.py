@@ -65,7 +65,7 @@ def make_targets(batch: Batch) -> Targets:
 def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outputs:
     """Everything that the losses compare with the truth. An instance's kernel is made of the image features inside its
     true modal mask."""
-    frozen = FrozenFeatures(batch.get("frozen_trunk"), batch.get("frozen_plain"))
+    frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
     if model.head is not None:
@@ -168,7 +168,7 @@ class FrozenImages:
         has too little space, or a feature does not fit into float16."""
         vision, rows = config.model.vision, config.train.batch_size
         frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
-        sizes = to_json(vision) | {"init": vision.init is not None, "name": vision.name is not None}
+        sizes = to_json(vision) | {name: getattr(vision, name) is not None for name in ("init", "name", "backbone")}
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
         self.keys = [digest(p["image"], p["valid"]) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
         new = {key: i for i, key in enumerate(self.keys) if key not in self.cache}
@@ -202,8 +202,8 @@ def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | No
     vision, data = config.model.vision, config.data
     if data.cache_features is None:
         return None
-    if not (vision.trunk_is_frozen or vision.plain_is_frozen):
-        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name)"
+    if not (vision.trunk_is_frozen or vision.plain_is_frozen or (vision.backbone and vision.backbone_frozen)):
+        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.backbone)"
     elif data.mirror or data.crop < 1 or data.colour_jitter:
         obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
     else:
