@@ -47,13 +47,15 @@ class Depthwise(nnx.Conv):
             dim, dim, (size, size), stride, padding="SAME", feature_group_count=dim, dtype=dtype, rngs=rngs
         )
 
+        self.stride = stride
+
     def __call__(self, inputs: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
         return jax.lax.platform_dependent(inputs, cpu=self.shifted, default=super().__call__)
 
     def shifted(self, x: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
         """The same as products of the shifted image with one row of the kernel each, summed in float32."""
         kernel, (h, w) = self.kernel[...].astype(jnp.float32), x.shape[1:3]
-        size, stride = kernel.shape[0], self.strides if isinstance(self.strides, int) else self.strides[0]
+        size, stride = kernel.shape[0], self.stride
         pads = jax.lax.padtype_to_pads((h, w), (size, size), (stride, stride), "SAME")
         padded = jnp.pad(x, ((0, 0), *pads, (0, 0))).astype(jnp.float32)
         rows, columns = h + sum(pads[0]) - size + 1, w + sum(pads[1]) - size + 1

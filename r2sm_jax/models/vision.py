@@ -320,9 +320,8 @@ class VisionEncoder(nnx.Module):
         """What stays the same throughout training."""
         trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
         plain = self.plain(image) if self.plain and self.config.plain_is_frozen else None
-        return FrozenFeatures(
-            trunk, plain, *(self._levels(image) if self.backbone and self.config.backbone_frozen else ())
-        )
+        levels = self._levels(image) if self.backbone and self.config.backbone_frozen else ()
+        return FrozenFeatures(trunk, plain, *levels)
 
     def __call__(self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None) -> VisionFeatures:
         """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
@@ -332,8 +331,7 @@ class VisionEncoder(nnx.Module):
         if frozen.trunk is not None:
             parts.append(frozen.trunk)
         elif self.stem is not None:
-            levels = frozen[2:] if frozen.stride4 is not None else None
-            trunk, skips = self._trunk(image, levels)
+            trunk, skips = self._trunk(image, tuple(level for level in frozen[2:] if level is not None))
             parts.append(trunk)
         if self.plain is not None:
             plain = self.plain(image) if frozen.plain is None else frozen.plain
@@ -345,10 +343,13 @@ class VisionEncoder(nnx.Module):
         assert self.backbone is not None
         return self.backbone(normalise(image, "efficientnet_lite"))[1:]
 
-    def _trunk(self, image: Float[Array, "b H W 3"], levels: tuple[Array, ...] | None = None) -> VisionFeatures:
+    def _trunk(self, image: Float[Array, "b H W 3"], levels: tuple[Array, ...] = ()) -> VisionFeatures:
         """`levels`: those of the backbone, if they are known."""
         assert self.stem is not None
-        x, skips = self.stem(image if self.backbone is None else levels or self._levels(image))
+        if isinstance(self.stem, PyramidStem):
+            x, skips = self.stem(levels or self._levels(image))
+        else:
+            x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
