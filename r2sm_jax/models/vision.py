@@ -286,12 +286,11 @@ class VisionEncoder(nnx.Module):
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.config = config
         stems = {"conv": ConvStem, "patch": PatchStem}
-        self.backbone = self.stem = None
-        if config.backbone:
-            self.backbone = EfficientNetLite(config.backbone_dims, dtype=dtype, rngs=rngs)
+        self.backbone = EfficientNetLite(config.backbone_dims, dtype=dtype, rngs=rngs) if config.backbone else None
+        if self.backbone is not None:
             self.stem = PyramidStem(self.backbone.dims[1:], config, dtype=dtype, rngs=rngs)
-        elif config.stem in stems:
-            self.stem = stems[config.stem](config, dtype=dtype, rngs=rngs)
+        else:
+            self.stem = stems[config.stem](config, dtype=dtype, rngs=rngs) if config.stem in stems else None
         if self.stem is not None:
             init = nnx.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
