@@ -30,7 +30,7 @@ PLACE = 4
 
 def is_procedural(spec: str) -> bool:
     """Whether the data source SPEC makes as many samples as are asked for."""
-    return spec.partition(":")[0] in ("scenes", "cutouts")
+    return spec.partition(":")[0] in ("scenes", "compose", "cutouts")
 
 
 @dataclass(frozen=True)

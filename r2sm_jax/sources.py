@@ -12,6 +12,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import SPLITS as SPLITS
 from r2sm_jax.query import Sentence
+from r2sm_jax.scenes.compose import ComposeSource
 from r2sm_jax.scenes.cutouts import CutoutSource
 from r2sm_jax.scenes.scenes import SceneSource
 
@@ -20,23 +21,25 @@ def open_source(
     spec: str, split: str = "train", *, count: int = 256, seed: int = 0, size: int = 96, queries: int = 8,
     images_dir: str | None = None, backgrounds: str | None = None,
 ) -> Source:  # fmt: skip
-    """Opens `scenes`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
+    """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` are for procedural scenes and for those composed of cut-outs; `backgrounds` (a
-    folder of photos) is for the latter only. Raises InputError for an unknown SPEC or split, or unreadable data.
+    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs only,
+    `images_dir` for files. Raises InputError for an unknown SPEC or split, or unreadable data.
     """
     if spec == "scenes":
         return SceneSource(split, count, seed=seed, size=size, queries=queries)
     kind, _, path = spec.partition(":")
     if kind == "cutouts" and path:
         return CutoutSource(path, split, count, seed=seed, size=size, queries=queries, backgrounds=backgrounds)
+    if kind == "compose" and path:
+        return ComposeSource(path, split, count, seed=seed, size=size, queries=queries, images=images_dir)
     if kind == "json" and path:
         return load_json_split(path, split, images_dir=images_dir)
     if kind == "tfds" and path:
         from r2sm_jax.data.tfds import TfdsSource  # imports slowly
 
         return TfdsSource(Path(path), split)
-    raise InputError(f"data source {spec!r} is unknown; use scenes, cutouts:DIR, json:FILE or tfds:DIR")
+    raise InputError(f"data source {spec!r} is unknown; use scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR")
 
 
 def load_json_split(path: str | PathLike[str], split: str, images_dir: str | PathLike[str] | None = None) -> Dataset:

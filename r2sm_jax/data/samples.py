@@ -257,15 +257,20 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        record, path, (height, width) = self.images[index], self.image_path(index), self.size_at(index)
+        record, image = self.images[index], self.image_at(index)
+        instances = tuple(instance.convert(masks.expand) for instance in self.rles_at(index))
+        return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))
+
+    def image_at(self, index: int) -> np.ndarray:
+        """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the size in the file."""
+        path, (height, width) = self.image_path(index), self.size_at(index)
         image = open_image(path)
         if image.shape[:2] != (height, width):
             raise InputError(
                 f"{path}: the image is {image.shape[0]} pixels high and {image.shape[1]} wide, but {self.path} says "
                 f"{height} and {width}; give the image that was annotated"
             )
-        instances = tuple(instance.convert(masks.expand) for instance in self.rles_at(index))
-        return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))
+        return image
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""

@@ -99,8 +99,9 @@ def could_mean(noun: str, category: str) -> bool:
     """Whether a noun could mean an object of a category: "cup" a "mug", "box" a "cat litter box"."""
     words = lexicon()
     if category in words.classes:
-        return noun in (*words.classes[category].nouns, *words.classes[category].held_out_nouns)
-    if f" {category}".endswith((f" {noun}", f" {plural(noun)}")):
+        if noun in (*words.classes[category].nouns, *words.classes[category].held_out_nouns):
+            return True
+    elif f" {category}".endswith((f" {noun}", f" {plural(noun)}")):
         return True
     heads = {noun.split()[-1], category.split()[-1] if category else ""}
     anyone = words.nouns["anyone"]

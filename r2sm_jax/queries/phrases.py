@@ -4,7 +4,7 @@ A phrase is used only if its literal meaning fits its targets and no other objec
 a clear margin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,11 +42,12 @@ class PhraseWriter:
         self.words = read_toml("phrases.toml")
         self._anchors: dict[int, list[str]] = {}
 
-    def phrase(self) -> Phrase | None:
-        """A phrase for a random target, in half of the draws for a partly hidden one. None if none was found."""
+    def phrase(self, among: Set[int]) -> Phrase | None:
+        """A phrase for a random target `among` these, in half of the draws for a partly hidden one. None if none was
+        found."""
         wants_hidden = self.rng.random() < 0.5
-        targets = [target for target in self.objects.all if target.partly_hidden == wants_hidden]
-        target = pick(self.rng, targets or self.objects.all)
+        possible = [target for target in self.objects.all if target.id in among]
+        target = pick(self.rng, [t for t in possible if t.partly_hidden == wants_hidden] or possible)
         draw = self.rng.random()
         writers = (self._name, self._place, self._occlusion, self._reasoning, self._several)
         for share, write in zip((0.45, 0.15, 0.15, 0.15, 0.10), writers, strict=True):

@@ -4,8 +4,9 @@ A query has a target (one or more objects), a phrase that means exactly that tar
 carries the mask type. Target and phrase are chosen without regard to the type, so that only the wording tells it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -36,10 +37,12 @@ PAIR_SHARE = 0.50  # twins that also share a minimal pair of wordings
 
 
 def write_queries(
-    objects: Sequence[ObjectFacts], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0
-) -> tuple[Query, ...]:
+    objects: Sequence[ObjectFacts], *, rng: np.random.Generator, count: int, split: Split = "train", first_id: int = 0,
+    forbidden: Mapping[MaskType, Collection[int]] = MappingProxyType({}),
+) -> tuple[Query, ...]:  # fmt: skip
     """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
 
+    No query of a type means one of its `forbidden` objects; if that leaves none, all queries are of the other type.
     Half of the targets of either type are partly hidden, if the image has such objects. `train` and `val` use the
     training words, `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from them. In
     `val_hard` the keyword rule gets every query wrong, and every phrase occurs with both types.
@@ -49,11 +52,16 @@ def write_queries(
     writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
     left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
     left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
+    askable = {
+        mask_type: {facts.id for facts in objects}.difference(forbidden.get(mask_type, ())) for mask_type in left
+    }
+    if not askable["amodal"]:
+        left = {"modal": count if askable["modal"] else 0, "amodal": 0}
     found: dict[str, Query] = {}
     for _ in range(60 * count + 60):
         if not any(left.values()):
             break
-        written = writer.queries(left)
+        written = writer.queries(left, askable)
         texts = {query.text for query in written}
         if len(texts) == len(written) and not texts & found.keys():
             for query in written:
@@ -72,12 +80,18 @@ class _QueryWriter:
         self.objects = Objects(objects)
         self.phrases = PhraseWriter(self.objects, rng, held_out)
 
-    def queries(self, left: dict[MaskType, int]) -> list[Query]:
-        """A query of a type with some `left` to write, or one of each type about one target; none if that fails."""
-        phrase = self.phrases.phrase()
+    def queries(self, left: dict[MaskType, int], askable: Mapping[MaskType, set[int]]) -> list[Query]:
+        """A query of a type with some `left` to write, or one of each type about one target; none if that fails.
+
+        `askable` are the objects that queries of a type may mean.
+        """
+        open_types = [t for t, number in left.items() if number > 0]
+        phrase = self.phrases.phrase(set().union(*(askable[t] for t in open_types)))
         if phrase is None or (self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}")):
             return []
-        types: list[MaskType] = [mask_type for mask_type, number in left.items() if number > 0]
+        types: list[MaskType] = [t for t in open_types if askable[t].issuperset(phrase.ids)]
+        if not types:
+            return []
         if len(types) == 2 and not (self.all_hard or self.rng.random() < TWIN_SHARE):
             types = [types[int(self.rng.random() < left["amodal"] / (left["modal"] + left["amodal"]))]]
         pairs = self.book.pairs

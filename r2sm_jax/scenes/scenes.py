@@ -5,7 +5,7 @@ then scaled, so that it is the same at every size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,10 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import InputError
+from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
-from r2sm_jax.query import Query
+from r2sm_jax.query import MaskType, Query
 from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
@@ -29,6 +30,7 @@ LONG = {"bottle": 1.15, "wine glass": 1.15, "pencil": 1.25, "key": 1.1, "hammer"
 FEWEST = 3
 COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 objects
 PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
+HIDING_SHARE = 0.01  # one object hides another from this share of the other's complete mask on
 RULES = Rules(
     hidden=(0.05, 0.8), tolerance=0.05, directions=5, whole=False, smallest_area=40, smallest_share=0.17,
     loss_of_free=0.03,
@@ -72,6 +74,44 @@ def annotate(canvas: Image.Image, placed: Sequence[Placed], sprites: Sequence[Sp
             )
         )  # fmt: skip
     return Scene(image, tuple(instances), tuple(facts))
+
+
+def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
+    """What the grammar is told about every instance that is visible.
+
+    The hidden share is not a number where the amodal mask is not known, so that no query relies on it.
+    """
+    found = []
+    for instance in instances:
+        if not instance.modal.any():
+            continue
+        areas, hidden = instance.convert(masks.area), instance.complete & ~instance.modal
+        x0, y0, x1, y1 = masks.box(hidden)
+        window, least = np.s_[y0:y1, x0:x1], max(1.0, HIDING_SHARE * areas.complete)
+        facts = ObjectFacts(
+            id=instance.id,
+            category=display_name(instance.category),
+            box=masks.box(instance.complete),
+            area=areas.complete,
+            occlusion=float("nan") if areas.amodal is None else 1 - areas.modal / areas.amodal,
+            hidden_by=tuple(
+                other.id
+                for other in instances
+                if other is not instance and masks.area(hidden[window] & other.modal[window]) >= least
+            ),
+            colour=instance.attributes.get("colour"),
+            pattern=instance.attributes.get("pattern"),
+            visible_box=masks.box(instance.modal),
+        )
+        found.append(facts)
+    return found
+
+
+def unaskable(instances: Sequence[Instance], background: Iterable[int] = ()) -> dict[MaskType, set[int]]:
+    """The objects that no query of a type may mean: `background` and ignored ones, and for amodal queries also those
+    whose complete mask is not known. The grammar sees them all the same, so that no phrase fits one of them too."""
+    ignored = {*background, *(i.id for i in instances if i.ignore)}
+    return {"modal": ignored, "amodal": ignored | {i.id for i in instances if i.amodal is None}}
 
 
 def draw_scene(seed: int, index: int, size: int = UNIT) -> Scene:
@@ -160,7 +200,7 @@ class ProceduralSource(ABC):
         Raises InputError for an unknown split.
         """
         if split not in SPLITS:
-            raise InputError(f"--split {split!r}: scenes and cut-outs have the splits {', '.join(SPLITS)}")
+            raise InputError(f"--split {split!r}: procedural data have the splits {', '.join(SPLITS)}")
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
 
     @abstractmethod
@@ -178,7 +218,10 @@ class ProceduralSource(ABC):
         scene = self.scene(number)
         rng = np.random.default_rng((self.seed, number, 1))
         first_id = QUERY_STRIDE * number
-        queries = write_queries(scene.facts, rng=rng, count=self.queries, split=SPLITS[self.split], first_id=first_id)
+        queries = write_queries(
+            scene.facts, rng=rng, count=self.queries, split=SPLITS[self.split], first_id=first_id,
+            forbidden=unaskable(scene.instances),
+        )  # fmt: skip
         return Sample(number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, queries)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:

@@ -17,10 +17,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.samples import LISTS, Instance, Sample, category_names, group_by_image, read_instance, read_records
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.queries.nouns import display_name
-from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import MaskType, Query
+from r2sm_jax.scenes.scenes import describe_objects, unaskable
 from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check
@@ -38,8 +37,6 @@ READERS: dict[str, Callable[..., Conversion]] = {
 }
 """Formats with queries of their own, by the name of their command. A new one is added here."""
 NOTES_SHOWN = 20
-HIDING_SHARE = 0.01
-"""One object hides another from this share of the other's complete mask on."""
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -166,7 +163,9 @@ def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path
     for image in records["images"]:  # only one image's masks are in memory at a time
         annotations, file = by_image[image["id"]], path or Path(image["file_name"])
         instances = [read_instance(file, image, a, names).convert(masks.expand) for a in annotations]
-        for query in _write_queries(instances, background_ids(annotations), count, (seed, image["id"] % 2**63)):
+        rng = np.random.default_rng((seed, image["id"] % 2**63))
+        forbidden = unaskable(instances, background_ids(annotations))
+        for query in write_queries(describe_objects(instances), rng=rng, count=count, forbidden=forbidden):
             number += 1
             records["queries"].append(
                 {"id": number, "image_id": image["id"], "text": query.text, "mask_type": query.mask_type}
@@ -180,55 +179,6 @@ def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:
     ignored = {annotation["id"] for annotation in annotations if annotation.get("ignore")}
     stuff = {annotation["id"] for annotation in annotations if annotation.get("isStuff")}
     return ignored if len(ignored | stuff) == len(annotations) else ignored | stuff
-
-
-def _write_queries(instances: list[Instance], background: set[int], count: int, seed: tuple[int, int]) -> list[Query]:
-    """Up to `count` queries about one image that ask for no background, and for no amodal mask that is not known.
-
-    The grammar sees the background too, so that it does not use a phrase for an object that would also fit there.
-    """
-    objects = describe_objects(instances)
-    if background.issuperset(facts.id for facts in objects):
-        return []
-    excluded = {"modal": background, "amodal": background | {i.id for i in instances if i.amodal is None}}
-    usable: list[Query] = []
-    for wanted in (count, 2 * count, 4 * count, 8 * count):  # more to choose from, where some cannot be used
-        written = write_queries(objects, rng=np.random.default_rng(seed), count=wanted)
-        usable = [query for query in written if excluded[query.mask_type].isdisjoint(query.instance_ids)]
-        if len(usable) >= count or len(written) < wanted:
-            break
-    return usable[:count]
-
-
-def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
-    """What the grammar is told about every instance that is visible.
-
-    The hidden share is not a number where the amodal mask is not known, so that no query relies on it.
-    """
-    found = []
-    for instance in instances:
-        if not instance.modal.any():
-            continue
-        areas, hidden = instance.convert(masks.area), instance.complete & ~instance.modal
-        x0, y0, x1, y1 = masks.box(hidden)
-        window, least = np.s_[y0:y1, x0:x1], max(1.0, HIDING_SHARE * areas.complete)
-        facts = ObjectFacts(
-            id=instance.id,
-            category=display_name(instance.category),
-            box=masks.box(instance.complete),
-            area=areas.complete,
-            occlusion=float("nan") if areas.amodal is None else 1 - areas.modal / areas.amodal,
-            hidden_by=tuple(
-                other.id
-                for other in instances
-                if other is not instance and masks.area(hidden[window] & other.modal[window]) >= least
-            ),
-            colour=instance.attributes.get("colour"),
-            pattern=instance.attributes.get("pattern"),
-            visible_box=masks.box(instance.modal),
-        )
-        found.append(facts)
-    return found
 
 
 def show(

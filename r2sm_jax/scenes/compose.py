@@ -1,0 +1,319 @@
+"""Photographs over which complete objects of other photographs are laid, so that the hidden part of what they cover is
+known.
+
+A COCO instances file says what is visible in each photo. An object counts as complete if its mask is in one part, does
+not touch the border and keeps a gap to every other mask: then nothing that is annotated can hide a part of it. Complete
+objects have amodal masks and are hidden on purpose; of all others only the modal mask is known. The objects laid over a
+photo are complete ones of other photos of the same split, about as large as they are there.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFilter
+from scipy import ndimage
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.samples import Dataset, Instance, check_records, hold_out, image_folders
+from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.queries.nouns import display_name
+from r2sm_jax.queries.write import SPLIT_STRIDE
+from r2sm_jax.scenes.cutouts import blend, crop, remember, rescale
+from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
+from r2sm_jax.scenes.paint import Sprite, opaque
+from r2sm_jax.scenes.scenes import ProceduralSource, Scene, choose, describe_objects
+
+HELD_OUT = {"dev": 0.25, "val": 0.15}  # shares of the photos up to which a hash of the file name puts them there
+LEAST, MOST = 0.05, 0.7  # hidden share of an object that is hidden on purpose
+PLAIN = 0.2  # share of the pictures that stay photographs
+COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 objects laid over them
+ATTEMPTS = 8  # to lay one of them
+SMALLEST = 0.0015  # share of the picture from which an object is hidden on purpose
+TINY = 0.0006  # share of the picture below which what is visible of an object is ignored
+GAP = 0.004  # distance, in longer sides of the photo, up to which masks touch each other or the border
+FEWEST, MOST_CUTOUTS = 10, 5000
+CUTOUT_SIDES, CUTOUT_AREA = (0.08, 0.6), 0.004  # longer side and least area of a cut-out, in its photo's
+STRETCH = 1.35  # by which a cut-out is scaled at most, up or down
+TONE = 0.35  # how far the colours of a cut-out move to those of the photo that it is laid over
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An object of a photo: its visible mask as a sprite at its place in the picture; `ignored` crowds."""
+
+    category: str
+    sprite: Sprite
+    complete: bool
+    ignored: bool
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo at the size of the picture (mode RGB), its objects, and its mean colour `[3]`."""
+
+    image: Image.Image
+    objects: tuple[Seen, ...]
+    tone: np.ndarray
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """A complete object: the numbers of its photo and of its annotation there; its longer side in the photo's."""
+
+    photo: int
+    number: int
+    category: str
+    side: float
+
+
+class Photos:
+    """The photos of an instances file with their masks, read as they are needed."""
+
+    def __init__(self, path: str | PathLike[str], images: str | PathLike[str] | None = None):
+        """Raises InputError for a file that is not a COCO instances file, and for a folder that does not exist."""
+        self.path = Path(path)
+        records = load_json(self.path, "a COCO instances file")
+        if isinstance(records, dict):
+            records.setdefault("queries", [])
+            for annotation in records.get("annotations") or []:
+                if isinstance(annotation, dict) and annotation.get("iscrowd"):
+                    annotation["ignore"] = True
+        check_records(self.path, records)
+        self.dataset = Dataset(self.path, "", records, image_folders(self.path, images))
+
+    def split(self, split: str) -> list[int]:
+        """The photos of a split, in the order of the file; those of train, dev and any other are all different.
+
+        Raises InputError where a photo of the split is missing, or the split has none.
+        """
+        names = [record["file_name"] for record in self.dataset.images]
+        dev = hold_out(names, HELD_OUT["dev"])
+        val = hold_out(sorted(dev), HELD_OUT["val"])
+        chosen = set(names) - dev if split == "train" else dev - val if split == "dev" else val
+        found = [k for k, name in enumerate(names) if name in chosen]
+        if not found:
+            raise InputError(f"{self.path}: {len(names)} photos leave none for the split {split!r}; add photos")
+        for k in found:
+            self.dataset.image_path(k)
+        return found
+
+    def masks(self, k: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
+        """The instances of photo k with visible masks at its own size, and which are complete."""
+        instances = [instance.convert(masks.expand) for instance in self.dataset.rles_at(k)]
+        seen = [instance.modal for instance in instances]
+        whole = find_complete(seen, self.dataset.size_at(k))
+        return instances, [w and not i.ignore for w, i in zip(whole, instances, strict=True)]
+
+    def cutouts(self, photos: list[int]) -> list[Cutout]:
+        """The complete objects of some photos that are large enough to be laid over others, at most `MOST_CUTOUTS`."""
+        found: list[Cutout] = []
+        for k in photos:
+            height, width = self.dataset.size_at(k)
+            for number, (instance, complete) in enumerate(zip(*self.masks(k), strict=True)):
+                x0, y0, x1, y1 = masks.box(instance.modal)
+                side = max(x1 - x0, y1 - y0) / max(height, width)
+                large = masks.area(instance.modal) >= CUTOUT_AREA * height * width
+                if complete and large and CUTOUT_SIDES[0] <= side <= CUTOUT_SIDES[1]:
+                    found.append(Cutout(k, number, display_name(instance.category), side))
+            if len(found) >= MOST_CUTOUTS:
+                break
+        return found
+
+    def read(self, k: int, side: int) -> Photo:
+        """Photo k, its longer side `side`. Raises InputError for a photo that is damaged or not the annotated one."""
+        image = Image.fromarray(self.dataset.image_at(k))
+        small = rescale(image, side / max(image.size), reducing_gap=3.0)
+        objects = []
+        for instance, complete in zip(*self.masks(k), strict=True):
+            coverage = Image.fromarray(instance.modal.astype(np.uint8) * 255)
+            mask = np.asarray(coverage.resize(small.size, Image.Resampling.BOX)) >= 128
+            x0, y0, x1, y1 = masks.box(mask)
+            if x1:
+                cut = np.ascontiguousarray(mask[y0:y1, x0:x1])
+                sprite = Sprite(small.crop((x0, y0, x1, y1)), cut, x0, y0, max(cut.shape))
+                objects.append(Seen(display_name(instance.category), sprite, complete, instance.ignore))
+        return Photo(small, tuple(objects), np.asarray(small).mean((0, 1)))
+
+    def cut(self, cutout: Cutout, side: int | None = None) -> tuple[Image.Image, np.ndarray]:
+        """The picture of a cut-out (mode RGBA) with soft edges, and the mean colour `[3]` of its photo.
+
+        `side` is the longer side to which its whole photo would be scaled; by default it keeps its size.
+        """
+        image = self.dataset.image_at(cutout.photo)
+        mask = self.masks(cutout.photo)[0][cutout.number].modal
+        soft = ImageFilter.GaussianBlur(max(0.7, 0.0022 * max(mask.shape)))
+        alpha = Image.fromarray(mask.astype(np.uint8) * 255).filter(soft)
+        picture = Image.fromarray(image)
+        # The outline moves inwards by about a pixel, since annotators' outlines take some of what lies behind.
+        picture.putalpha(alpha.point([min(255, max(0, 2 * v - 160)) for v in range(256)]))
+        picture = crop(picture)
+        if side is not None:
+            picture = rescale(picture, min(1.0, side / max(mask.shape)), reducing_gap=3.0)
+        return picture, image.mean((0, 1))
+
+
+def find_complete(seen: list[np.ndarray], shape: tuple[int, int]) -> list[bool]:
+    """Which of the visible masks `[H W]` of a photo must be complete: see the top of this file."""
+    gap = max(1, round(GAP * max(shape)))
+    count = np.zeros((shape[0] + 2 * gap, shape[1] + 2 * gap), np.uint16)
+    for mask in seen:
+        count[gap:-gap, gap:-gap] += mask
+    found = []
+    for mask in seen:
+        x0, y0, x1, y1 = masks.box(mask)
+        inside = min(x0, y0) >= gap and x1 <= shape[1] - gap and y1 <= shape[0] - gap and x1 > x0
+        found.append(bool(inside and _alone(mask[y0:y1, x0:x1], count, x0 + gap, y0 + gap, gap) and _in_one_part(mask)))
+    return found
+
+
+def _alone(mask: np.ndarray, count: np.ndarray, x: int, y: int, gap: int) -> bool:
+    """Whether no other mask comes near this one, cut out at (x, y). `count` has the number of masks at each pixel."""
+    height, width = mask.shape
+    window = count[y - gap : y + height + gap, x - gap : x + width + gap].copy()
+    window[gap:-gap, gap:-gap] -= mask
+    others = window > 0
+    if not others.any():
+        return True
+    steps = ((0, 0), (gap, 0), (-gap, 0), (0, gap), (0, -gap))
+    return not any((others[gap + v :, gap + u :][:height, :width] & mask).any() for u, v in steps)
+
+
+def _in_one_part(mask: np.ndarray) -> bool:
+    """Whether nearly all of a mask is connected; something hides the middle of an object in several parts."""
+    x0, y0, x1, y1 = masks.box(mask)
+    parts = np.bincount(ndimage.label(mask[y0:y1, x0:x1])[0].ravel())[1:]
+    return bool(parts.max() >= 0.96 * parts.sum())
+
+
+class ComposeSource(ProceduralSource):
+    """Composed photographs: any sample is rebuilt from (seed, split, index) and the content of file and photos.
+
+    Photo `index` modulo their number lies below. Train, dev and the other splits share neither photos nor cut-outs.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        split: str,
+        count: int,
+        *,
+        images: str | PathLike[str] | None = None,
+        **options: int,
+    ):
+        """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file.
+
+        Raises InputError for an unknown split, a file without masks, photos that are missing, and a split with fewer
+        than ten cut-outs.
+        """
+        super().__init__(split, count, **options)
+        self.photos = Photos(path, images)
+        self.below = self.photos.split(split)
+        self.vocabulary = {"category": tuple(map(display_name, self.photos.dataset.vocabulary["category"]))}
+        self.cutouts = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
+        if len(self.cutouts) < FEWEST:
+            raise InputError(
+                f"{path}: the split {split!r} has {len(self.cutouts)} complete objects to lay over photos (large enough, "
+                f"with a gap to the border and to other masks), {FEWEST} are needed; add photos with masks"
+            )
+        self._sides = np.array([cutout.side for cutout in self.cutouts])
+        often = Counter(cutout.category for cutout in self.cutouts)
+        self._weights = np.cumsum([0.0, *(often[cutout.category] ** -0.5 for cutout in self.cutouts)])
+        self._rules = Rules(
+            hidden=(LEAST + 0.01, MOST - 0.01), tolerance=0.03, directions=6, whole=True,
+            smallest_area=round(0.5 * SMALLEST * self.size**2), smallest_share=1 - MOST, least_hidden=LEAST,
+            loss_of_free=0.3,
+        )  # fmt: skip
+
+    def scene(self, number: int) -> Scene:
+        """Raises InputError for a photo that cannot be read (any more)."""
+        rng = np.random.default_rng((self.seed, number))
+        k = self.below[number % SPLIT_STRIDE % len(self.below)]
+        photo = remember(self.photos.read, self.size)(k)
+        layout = Layout((photo.image.height, photo.image.width), self._rules)
+        for seen in photo.objects:
+            if seen.complete and masks.area(seen.sprite.mask) >= SMALLEST * self.size**2:
+                layout.put(_put_back(seen))
+        start = len(layout.placed)
+        if rng.random() >= PLAIN:
+            for _ in range(1 + choose(rng, COUNT_SHARES)):
+                for _ in range(ATTEMPTS):
+                    if self._lay(rng, layout, photo, k):
+                        break
+        canvas, over = photo.image.copy(), [placed.in_place() for placed in layout.placed[start:]]
+        blend(rng, canvas, over)
+        names = [placed.item.category for placed in layout.placed[start:]]
+        instances = self._instances(photo, over, names)
+        return Scene(np.array(canvas), instances, tuple(describe_objects(instances)))
+
+    def _lay(self, rng: np.random.Generator, layout: Layout, photo: Photo, k: int) -> bool:
+        """Lays a cut-out over an object that may be hidden, or beside all if there is none; False if it does not fit."""
+        below = layout.choose_below(rng)
+        share = rng.uniform(*self._rules.hidden)
+        extent = self.size * rng.uniform(0.15, 0.45)
+        if below is not None:
+            extent = layout.placed[below].sprite.extent * rng.uniform(0.75, 1.3) * (0.8 + 0.4 * share)
+        cutout = self._choose(rng, extent / self.size)
+        if cutout.photo == k:
+            return False
+        picture, tone = remember(self.photos.cut, round(STRETCH * self.size))(cutout)
+        natural = cutout.side * self.size
+        picture = rescale(picture, float(np.clip(extent, natural / STRETCH, natural * STRETCH)) / max(picture.size))
+        gains = np.clip((photo.tone + 8) / (tone + 8), 0.5, 2) ** TONE
+        table = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()
+        picture = picture.point(table + list(range(256)))
+        if rng.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        extent = float(max(picture.size))
+        sprite = Sprite(picture, opaque(picture), -(picture.width // 2), -(picture.height // 2), extent)
+        if masks.area(sprite.mask) < self._rules.smallest_area or not _smaller(sprite.mask.shape, layout.shape):
+            return False
+        free = below is None
+        place = layout.find_free(rng, sprite) if free else layout.find_over(rng, sprite, below, share)
+        if place is not None:
+            layout.put(Placed(Item(cutout.category, {}), sprite, *place, on_top=not free))
+        return place is not None
+
+    def _choose(self, rng: np.random.Generator, side: float) -> Cutout:
+        """A cut-out of about this longer side, if there is one; frequent classes less often than they occur."""
+        low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
+        low = min(low, len(self._sides) - FEWEST)
+        high = max(high, low + FEWEST)
+        drawn = rng.uniform(self._weights[low], self._weights[high])
+        return self.cutouts[min(int(np.searchsorted(self._weights, drawn, "right")) - 1, high - 1)]
+
+    def _instances(self, photo: Photo, over: list[Sprite], names: list[str]) -> tuple[Instance, ...]:
+        """The objects of the picture, numbered from left to right; those with nothing visible are left out."""
+        shape = photo.image.height, photo.image.width
+        covered, found = np.zeros(shape, bool), list[tuple[str, np.ndarray, np.ndarray | None, bool]]()
+
+        def add(sprite: Sprite, category: str, complete: bool, ignored: bool) -> np.ndarray:
+            there, here = overlap(sprite, shape)
+            whole = np.zeros(shape, bool)
+            whole[there] = sprite.mask[here]
+            modal = whole & ~covered
+            tiny = masks.area(modal) < TINY * self.size**2
+            found.append((category, modal, whole if complete else None, ignored or tiny))
+            return whole
+
+        for sprite, name in zip(reversed(over), reversed(names), strict=True):
+            covered |= add(sprite, name, complete=True, ignored=False)
+        for seen in photo.objects:
+            add(seen.sprite, seen.category, seen.complete, seen.ignored)
+        ranked = sorted((f for f in found if f[1].any()), key=lambda f: sum(masks.box(f[1])[::2]))
+        return tuple(Instance(k, name, modal, amodal, {}, ignored)
+                     for k, (name, modal, amodal, ignored) in enumerate(ranked, start=1))  # fmt: skip
+
+
+def _put_back(seen: Seen) -> Placed:
+    """An object of a photo in its place, as something that may be hidden."""
+    sprite = seen.sprite
+    x, y = sprite.x + sprite.mask.shape[1] // 2, sprite.y + sprite.mask.shape[0] // 2
+    moved = Sprite(sprite.image, sprite.mask, sprite.x - x, sprite.y - y, sprite.extent)
+    return Placed(Item(seen.category, {}, "hidden"), moved, x, y)
+
+
+def _smaller(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in zip(shape, other, strict=True))
