@@ -23,8 +23,8 @@ def open_source(
 ) -> Source:  # fmt: skip
     """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs only,
-    `images_dir` for files. Raises InputError for an unknown SPEC or split, or unreadable data.
+    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs
+    only, `images_dir` for files. Raises InputError for an unknown SPEC or split, or unreadable data.
     """
     if spec == "scenes":
         return SceneSource(split, count, seed=seed, size=size, queries=queries)

@@ -1,13 +1,15 @@
 """Photographs over which complete objects of other photographs are laid, so that the hidden part of what they cover is
 known.
 
-A COCO instances file says what is visible in each photo. An object counts as complete if its mask is in one part, does
-not touch the border and keeps a gap to every other mask: then nothing that is annotated can hide a part of it. Complete
-objects have amodal masks and are hidden on purpose; of all others only the modal mask is known. The objects laid over a
-photo are complete ones of other photos of the same split, about as large as they are there.
+A COCO instances file says what is visible in each photo. An object counts as complete if its mask is in one part and
+touches neither the border nor another mask, except that of a larger object that is drawn right through it, as a table
+may be through a cup: then nothing that is annotated can hide a part of it. Complete objects have amodal masks and are
+hidden on purpose; of all others only the modal mask is known. The objects laid over a photo are complete ones of other
+photos of the same split, about as large as they are there.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -32,10 +34,13 @@ PLAIN = 0.2  # share of the pictures that stay photographs
 COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 objects laid over them
 ATTEMPTS = 8  # to lay one of them
 SMALLEST = 0.0015  # share of the picture from which an object is hidden on purpose
-TINY = 0.0006  # share of the picture below which what is visible of an object is ignored
+TINY = 0.0006  # share of the picture below which what is visible of an object is ignored, as beyond `MOST`
 GAP = 0.004  # distance, in longer sides of the photo, up to which masks touch each other or the border
+ONE_PART = 0.96  # share of a mask in its largest part; something lies in front of the middle of others
+LARGER, THROUGH = 1.5, 0.4  # so much larger is a mask that is drawn through another one, and covers this share of it
 FEWEST, MOST_CUTOUTS = 10, 5000
 CUTOUT_SIDES, CUTOUT_AREA = (0.08, 0.6), 0.004  # longer side and least area of a cut-out, in its photo's
+KEPT_BYTES = 256_000_000  # memory of a process for photos, and again for cut-outs
 STRETCH = 1.35  # by which a cut-out is scaled at most, up or down
 TONE = 0.35  # how far the colours of a cut-out move to those of the photo that it is laid over
 
@@ -83,6 +88,7 @@ class Photos:
                     annotation["ignore"] = True
         check_records(self.path, records)
         self.dataset = Dataset(self.path, "", records, image_folders(self.path, images))
+        self._complete: dict[int, list[bool]] = {}
 
     def split(self, split: str) -> list[int]:
         """The photos of a split, in the order of the file; those of train, dev and any other are all different.
@@ -104,8 +110,11 @@ class Photos:
         """The instances of photo k with visible masks at its own size, and which are complete."""
         instances = [instance.convert(masks.expand) for instance in self.dataset.rles_at(k)]
         seen = [instance.modal for instance in instances]
-        whole = find_complete(seen, self.dataset.size_at(k))
-        return instances, [w and not i.ignore for w, i in zip(whole, instances, strict=True)]
+        if k not in self._complete:
+            self._complete[k] = [
+                whole and not i.ignore for whole, i in zip(find_complete(seen), instances, strict=True)
+            ]
+        return instances, self._complete[k]
 
     def cutouts(self, photos: list[int]) -> list[Cutout]:
         """The complete objects of some photos that are large enough to be laid over others, at most `MOST_CUTOUTS`."""
@@ -143,7 +152,7 @@ class Photos:
         `side` is the longer side to which its whole photo would be scaled; by default it keeps its size.
         """
         image = self.dataset.image_at(cutout.photo)
-        mask = self.masks(cutout.photo)[0][cutout.number].modal
+        mask = masks.expand(self.dataset.rles_at(cutout.photo)[cutout.number].modal)
         soft = ImageFilter.GaussianBlur(max(0.7, 0.0022 * max(mask.shape)))
         alpha = Image.fromarray(mask.astype(np.uint8) * 255).filter(soft)
         picture = Image.fromarray(image)
@@ -155,37 +164,33 @@ class Photos:
         return picture, image.mean((0, 1))
 
 
-def find_complete(seen: list[np.ndarray], shape: tuple[int, int]) -> list[bool]:
-    """Which of the visible masks `[H W]` of a photo must be complete: see the top of this file."""
-    gap = max(1, round(GAP * max(shape)))
-    count = np.zeros((shape[0] + 2 * gap, shape[1] + 2 * gap), np.uint16)
-    for mask in seen:
-        count[gap:-gap, gap:-gap] += mask
-    found = []
-    for mask in seen:
-        x0, y0, x1, y1 = masks.box(mask)
-        inside = min(x0, y0) >= gap and x1 <= shape[1] - gap and y1 <= shape[0] - gap and x1 > x0
-        found.append(bool(inside and _alone(mask[y0:y1, x0:x1], count, x0 + gap, y0 + gap, gap) and _in_one_part(mask)))
-    return found
+def find_complete(seen: Sequence[masks.Mask]) -> list[bool]:
+    """Which of the visible masks of a photo, all of its size, must be complete: see the top of this file."""
+    areas = [masks.area(mask) for mask in seen]
+    return [bool(areas[k]) and _is_complete(k, seen, areas) for k in range(len(seen))]
 
 
-def _alone(mask: np.ndarray, count: np.ndarray, x: int, y: int, gap: int) -> bool:
-    """Whether no other mask comes near this one, cut out at (x, y). `count` has the number of masks at each pixel."""
-    height, width = mask.shape
-    window = count[y - gap : y + height + gap, x - gap : x + width + gap].copy()
-    window[gap:-gap, gap:-gap] -= mask
-    others = window > 0
-    if not others.any():
-        return True
-    steps = ((0, 0), (gap, 0), (-gap, 0), (0, gap), (0, -gap))
-    return not any((others[gap + v :, gap + u :][:height, :width] & mask).any() for u, v in steps)
-
-
-def _in_one_part(mask: np.ndarray) -> bool:
-    """Whether nearly all of a mask is connected; something hides the middle of an object in several parts."""
-    x0, y0, x1, y1 = masks.box(mask)
+def _is_complete(k: int, seen: Sequence[masks.Mask], areas: Sequence[int]) -> bool:
+    mask = seen[k]
+    (height, width), (x0, y0, x1, y1) = mask.shape, masks.box(mask)
+    gap = max(1, round(GAP * max(height, width)))
+    if min(x0, y0) < gap or x1 > width - gap or y1 > height - gap:
+        return False
     parts = np.bincount(ndimage.label(mask[y0:y1, x0:x1])[0].ravel())[1:]
-    return bool(parts.max() >= 0.96 * parts.sum())
+    if parts.max() < ONE_PART * parts.sum():
+        return False
+    window = np.s_[y0 - gap : y1 + gap, x0 - gap : x1 + gap]
+    inner, near = mask[window], None
+    for j, other in enumerate(seen):
+        there = other[window]
+        if j == k or not there.any():
+            continue
+        if areas[j] >= LARGER * areas[k] and masks.area(there & inner) >= THROUGH * areas[k]:
+            continue
+        near = ndimage.binary_dilation(inner, iterations=gap) if near is None else near
+        if (there & near).any():
+            return False
+    return True
 
 
 class ComposeSource(ProceduralSource):
@@ -215,7 +220,7 @@ class ComposeSource(ProceduralSource):
         self.cutouts = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
         if len(self.cutouts) < FEWEST:
             raise InputError(
-                f"{path}: the split {split!r} has {len(self.cutouts)} complete objects to lay over photos (large enough, "
+                f"{path}: the split {split!r} has {len(self.cutouts)} complete objects to lay over photos (not small, "
                 f"with a gap to the border and to other masks), {FEWEST} are needed; add photos with masks"
             )
         self._sides = np.array([cutout.side for cutout in self.cutouts])
@@ -231,14 +236,14 @@ class ComposeSource(ProceduralSource):
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         k = self.below[number % SPLIT_STRIDE % len(self.below)]
-        photo = remember(self.photos.read, self.size)(k)
+        photo = remember(self.photos.read, self.size, KEPT_BYTES)(k)
         layout = Layout((photo.image.height, photo.image.width), self._rules)
         for seen in photo.objects:
             if seen.complete and masks.area(seen.sprite.mask) >= SMALLEST * self.size**2:
                 layout.put(_put_back(seen))
         start = len(layout.placed)
         if rng.random() >= PLAIN:
-            for _ in range(1 + choose(rng, COUNT_SHARES)):
+            for _ in range(1 + choose(rng, COUNT_SHARES) + (start == 0)):
                 for _ in range(ATTEMPTS):
                     if self._lay(rng, layout, photo, k):
                         break
@@ -249,7 +254,7 @@ class ComposeSource(ProceduralSource):
         return Scene(np.array(canvas), instances, tuple(describe_objects(instances)))
 
     def _lay(self, rng: np.random.Generator, layout: Layout, photo: Photo, k: int) -> bool:
-        """Lays a cut-out over an object that may be hidden, or beside all if there is none; False if it does not fit."""
+        """Lays a cut-out over an object that may be hidden, or beside all if there is none. False: it does not fit."""
         below = layout.choose_below(rng)
         share = rng.uniform(*self._rules.hidden)
         extent = self.size * rng.uniform(0.15, 0.45)
@@ -258,7 +263,7 @@ class ComposeSource(ProceduralSource):
         cutout = self._choose(rng, extent / self.size)
         if cutout.photo == k:
             return False
-        picture, tone = remember(self.photos.cut, round(STRETCH * self.size))(cutout)
+        picture, tone = remember(self.photos.cut, round(STRETCH * self.size), KEPT_BYTES)(cutout)
         natural = cutout.side * self.size
         picture = rescale(picture, float(np.clip(extent, natural / STRETCH, natural * STRETCH)) / max(picture.size))
         gains = np.clip((photo.tone + 8) / (tone + 8), 0.5, 2) ** TONE
@@ -294,7 +299,7 @@ class ComposeSource(ProceduralSource):
             whole = np.zeros(shape, bool)
             whole[there] = sprite.mask[here]
             modal = whole & ~covered
-            tiny = masks.area(modal) < TINY * self.size**2
+            tiny = masks.area(modal) < max(TINY * self.size**2, (1 - MOST) * masks.area(whole))
             found.append((category, modal, whole if complete else None, ignored or tiny))
             return whole
 

@@ -271,9 +271,9 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @cache
-def remember(read: Callable[..., Any], side: int) -> Callable[..., Any]:
-    """`read(.., side=side)`, which reads an image of about that side, with a memory of about `CACHE_BYTES`."""
-    return lru_cache(maxsize=max(8, CACHE_BYTES // (6 * side**2)))(partial(read, side=side))
+def remember(read: Callable[..., Any], side: int, kept: int = CACHE_BYTES) -> Callable[..., Any]:
+    """`read(.., side=side)`, which reads an image of about that side, with a memory of at most `kept` bytes."""
+    return lru_cache(maxsize=max(8, kept // (6 * side**2)))(partial(read, side=side))
 
 
 def read_picture(path: Path, side: int) -> Image.Image | None:
