@@ -248,9 +248,9 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (procedural), cutouts:DIR (composed of RGBA images), json:FILE (COCO-style, with queries) or tfds:DIR."""
+    """scenes (drawn), compose:FILE (photos with masks), cutouts:DIR (RGBA images), json:FILE or tfds:DIR."""
     images: str | None = None
-    """Folder of the images of a json source; default: beside the file."""
+    """Folder of the images of a json or compose source; default: beside the file."""
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     scenes: int = 8192

@@ -51,7 +51,7 @@ class EvaluateConfig:
     format: str = "auto"
     """Format of the predictions: coco, png or logits; auto: found from the file or folder."""
     data: str | None = None
-    """scenes, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
+    """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
     split: str = "all"
     """One split, or several with commas. all: every val split of scenes and cut-outs; all but train of a JSON folder;
     val of one file or TFDS. With --predictions one split; all is then the whole file."""

@@ -36,7 +36,7 @@ class Options:
     """What is read, and what is made of it."""
 
     data: str | None = None
-    """json:FILE, tfds:DIR, cutouts:DIR or scenes; default: a data set made for the purpose."""
+    """json:FILE, tfds:DIR, compose:FILE, cutouts:DIR or scenes; default: a data set made for the purpose."""
     split: str = "train"
     count: int = 96
     """Images that are read."""

@@ -1,4 +1,4 @@
-"""The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build ... --help`."""
+"""The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build|compose|cutouts ...`."""
 
 import sys
 from collections import Counter
@@ -24,6 +24,7 @@ from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
+from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
 from r2sm_jax.tools.llm_queries import parse, requests
 from r2sm_jax.tools.stats import stats
@@ -196,7 +197,7 @@ def show(
     """Draws a sheet of samples: images, queries, and the masks that they ask for.
 
     Args:
-        data: What to show: scenes, cutouts:DIR, json:FILE or json:FOLDER.
+        data: What to show: scenes, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
         out: The PNG file to write.
         split: The split to choose samples from.
         count: How many images to show, one in a row.
@@ -294,7 +295,7 @@ def main() -> None:
     for command in (requests, parse, template):
         queries.command(command)
     app.command(convert, name="convert")
-    for command in (check, stats, show, build):
+    for command in (check, stats, show, build, compose, cutouts):
         app.command(command)
     app.command(queries, name="queries")
     app.cli(

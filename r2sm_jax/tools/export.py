@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 import r2sm_jax
 from r2sm_jax import exported
-from r2sm_jax.config import MINILM, Config, DataConfig, ModelConfig, is_procedural
+from r2sm_jax.config import MINILM, Config, DataConfig, ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
@@ -232,7 +232,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         written=written,
         figures=_figures(report) if report else "There is no report about these weights.",
         data=_describe_data(config.data),
-        limits=DRAWN_ONLY if is_procedural(config.data.source) else "",
+        limits=DRAWN_ONLY if config.data.source.startswith(("scenes", "cutouts:")) else "",
         encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
         licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
         place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
