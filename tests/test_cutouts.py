@@ -381,7 +381,7 @@ def test_bad_folders(tmp_path: Path, make, words: str) -> None:
 
 
 def test_other_bad_input(tmp_path: Path, folder: Path, monkeypatch) -> None:
-    with pytest.raises(InputError, match="cut-outs have the splits train, val"):
+    with pytest.raises(InputError, match="procedural data have the splits train, val"):
         CutoutSource(folder, "test", 1)
     with pytest.raises(InputError, match="no such folder; give one with background photos"):
         CutoutSource(folder, "train", 1, backgrounds=tmp_path / "none")

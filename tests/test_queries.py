@@ -13,25 +13,29 @@ from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.scenes.drawings import CATEGORIES
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
-CLASSES, GROUPS, PATTERNS = lexicon().classes, lexicon().groups, lexicon().patterns
+ALL_CLASSES, PATTERNS = lexicon().classes, lexicon().patterns
+CLASSES = {name: meaning for name, meaning in ALL_CLASSES.items() if name in CATEGORIES}
+"""Those of drawn scenes; all others are COCO's."""
+GROUPS = {name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()}
 SPLITS = ("train", "val", "val_phrasing", "val_hard")
 PHOTO_NAMES = (
     "cat litter box",
     "dougnut ",
-    "Person",
+    "Penguin",
     "A wooden chair",
     "scissors",
-    "dog",
+    "otter",
     "people",
     "man's hat",
 )
 
 
-def layout(rng: np.random.Generator, photo: bool = False) -> list[ObjectFacts]:
+def layout(rng: np.random.Generator, photo: tuple[str, ...] = ()) -> list[ObjectFacts]:
     """Random overlapping things; a later one lies in front of an earlier one."""
-    names = PHOTO_NAMES if photo else tuple(CLASSES)
+    names = photo or tuple(CLASSES)
     pool = [names[int(i)] for i in rng.choice(len(names), 6)]
     size = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))
     start = rng.uniform(0, 192 - size)
@@ -52,7 +56,7 @@ def layout(rng: np.random.Generator, photo: bool = False) -> list[ObjectFacts]:
     return things
 
 
-def written(split, scenes=60, photo=False, seed=0, count=8):
+def written(split, scenes=60, photo=(), seed=0, count=8):
     rng = np.random.default_rng(seed)
     for _ in range(scenes):
         things = layout(rng, photo)
@@ -341,7 +345,7 @@ def test_reasoning_does_not_name_the_class(split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_free_text_categories(split):
     texts = []
-    for things, queries in written(split, 40, photo=True):
+    for things, queries in written(split, 40, photo=PHOTO_NAMES):
         assert len(queries) == 8
         names = {thing.id: clean_name(thing.category) for thing in things}
         for query in queries:
@@ -380,10 +384,48 @@ def test_nouns():
     assert clean_name("  A Cat_litter box. ") == "cat litter box"
 
 
+def test_names_and_functions_of_photographed_things():
+    """Held-out words never occur in training, and a query without a name does not say one."""
+    coco = tuple(ALL_CLASSES.keys() - (CLASSES.keys() - {"car", "cat", "book", "bottle"}))
+    texts = {"train": "", "val_phrasing": ""}
+    reasoning = 0
+    for split in texts:
+        for things, queries in written(split, 150, photo=tuple(sorted(coco))):
+            category = {thing.id: thing.category for thing in things}
+            texts[split] += "\n".join(query.text.lower() for query in queries) + "\n"
+            for query in (q for q in queries if q.kind["task"] == "reasoning" and not q.kind["multi"]):
+                reasoning += 1
+                clauses = [f.rpartition(" | ")[2] for m in (ALL_CLASSES[category[query.instance_ids[0]]],)
+                           for f in (*m.functions, *m.held_out_functions)]  # fmt: skip
+                for clause in clauses:
+                    for noun in ALL_CLASSES[category[query.instance_ids[0]]].nouns:
+                        assert not has_words(clause, noun), (clause, noun)
+    assert reasoning > 50
+    for name in coco:
+        for words in (*ALL_CLASSES[name].held_out_nouns, *ALL_CLASSES[name].held_out_functions):
+            assert not has_words(texts["train"], words.removeprefix("that ")), words
+        for words in ALL_CLASSES[name].functions:
+            assert not has_words(texts["val_phrasing"], words.rpartition(" | ")[2]), words
+
+
+def test_some_objects_get_modal_queries_only():
+    rng, boxes = np.random.default_rng(0), [(float(x), 0.0, x + 30.0, 30.0) for x in (0, 50, 100)]
+    things = [ObjectFacts(i, f"thing {i}", box, 900.0, 0.0, ()) for i, box in enumerate(boxes)]
+    unknown = {"modal": {2}, "amodal": {1, 2}}
+    queries = write_queries(things, rng=rng, count=8, forbidden=unknown)
+    assert Counter(query.mask_type for query in queries) == {"modal": 4, "amodal": 4}
+    assert {i for q in queries if q.mask_type == "modal" for i in q.instance_ids} == {0, 1}
+    assert all(query.instance_ids == (0,) for query in queries if query.mask_type == "amodal")
+    queries = write_queries(things, rng=rng, count=8, forbidden={"modal": {2}, "amodal": {0, 1, 2}})
+    assert [query.mask_type for query in queries] == ["modal"] * 8
+    assert write_queries(things, rng=rng, count=8, forbidden={"modal": {0, 1, 2}, "amodal": {0, 1, 2}}) == ()
+
+
 def test_lexicon_is_whole():
     drawn = {category for meaning in CLASSES.values() for category in meaning.classes}
-    grouped = [category for name, group in GROUPS.items() if name != "fruit" for category in group.classes]
-    assert len(drawn) == 24 and sorted(grouped) == sorted(drawn)
-    for meaning in (*CLASSES.values(), *GROUPS.values()):
+    grouped = [c for name, group in GROUPS.items() if name != "fruit" for c in group.classes if c in CLASSES]
+    assert len(drawn) == 24 and sorted(grouped) == sorted(drawn) and len(ALL_CLASSES) == 94
+    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
+        assert {*meaning.classes, *meaning.unless} <= ALL_CLASSES.keys()
         assert meaning.held_out_functions and len(meaning.functions) > 1
         assert all(a != b for a, b in pairwise(sorted((*meaning.nouns, *meaning.held_out_nouns))))

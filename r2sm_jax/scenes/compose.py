@@ -210,18 +210,19 @@ class ComposeSource(ProceduralSource):
     ):
         """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file.
 
-        Raises InputError for an unknown split, a file without masks, photos that are missing, and a split with fewer
-        than ten cut-outs.
+        Raises InputError for an unknown split, a file without masks, photos that are missing, and fewer than ten
+        cut-outs to train on.
         """
         super().__init__(split, count, **options)
         self.photos = Photos(path, images)
         self.below = self.photos.split(split)
         self.vocabulary = {"category": tuple(map(display_name, self.photos.dataset.vocabulary["category"]))}
         self.cutouts = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
-        if len(self.cutouts) < FEWEST:
+        needed = FEWEST if split == "train" else 1
+        if len(self.cutouts) < needed:
             raise InputError(
                 f"{path}: the split {split!r} has {len(self.cutouts)} complete objects to lay over photos (not small, "
-                f"with a gap to the border and to other masks), {FEWEST} are needed; add photos with masks"
+                f"with a gap to the border and to other masks), {needed} are needed; add photos with masks"
             )
         self._sides = np.array([cutout.side for cutout in self.cutouts])
         often = Counter(cutout.category for cutout in self.cutouts)
@@ -284,8 +285,8 @@ class ComposeSource(ProceduralSource):
     def _choose(self, rng: np.random.Generator, side: float) -> Cutout:
         """A cut-out of about this longer side, if there is one; frequent classes less often than they occur."""
         low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
-        low = min(low, len(self._sides) - FEWEST)
-        high = max(high, low + FEWEST)
+        low = max(0, min(low, len(self.cutouts) - FEWEST))
+        high = min(max(high, low + FEWEST), len(self.cutouts))
         drawn = rng.uniform(self._weights[low], self._weights[high])
         return self.cutouts[min(int(np.searchsorted(self._weights, drawn, "right")) - 1, high - 1)]
 

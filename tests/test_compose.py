@@ -1,0 +1,281 @@
+"""Composed photographs: which objects are complete, exact masks, splits, the same picture at every visit, bad files."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+from test_cutouts import digest, hidden
+
+from r2sm_jax.config import is_procedural
+from r2sm_jax.data.samples import Instance, Sample, Source, hold_out
+from r2sm_jax.errors import InputError
+from r2sm_jax.scenes.compose import LEAST, MOST, ComposeSource, Photos, find_complete
+from r2sm_jax.scenes.cutouts import CutoutSource
+from r2sm_jax.scenes.scenes import describe_objects, unaskable
+from r2sm_jax.sources import open_source
+from r2sm_jax.tools.compose import compose, cutouts
+
+REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "photos_coco"
+WIDTH, HEIGHT, SIZE, PICTURES = 160, 120, 96, 60
+NAMES = ("dog", "chair", "cup", "wooden crate")
+
+
+def box_mask(shape: tuple[int, int], *boxes: tuple[int, int, int, int]) -> np.ndarray:
+    mask = np.zeros(shape, bool)
+    for x0, y0, x1, y1 in boxes:
+        mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def write_photos(folder: Path, count: int = 90) -> Path:
+    """Photos of a free ellipse, of one that the right border cuts, and of a crowd, each on a tone of its own."""
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    records = {"images": [], "annotations": [], "categories": [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]}
+    for k in range(count):
+        name = f"{k:03d}.jpg"
+        tone = tuple(int(v) for v in rng.integers(40, 200, 3))
+        photo = Image.new("RGB", (WIDTH, HEIGHT), tone)
+        draw = ImageDraw.Draw(photo)
+        records["images"].append({"id": k + 1, "file_name": name, "width": WIDTH, "height": HEIGHT})
+        radius = int(rng.integers(14, 30))
+        for x, y, r in ((45, 60, radius), (WIDTH - 8, 60, 20)):
+            angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+            corners = np.stack([x + r * np.cos(angle), y + 0.9 * r * np.sin(angle)], 1).clip(0, (WIDTH, HEIGHT))
+            draw.polygon([tuple(corner) for corner in corners], tuple(int(v) for v in rng.integers(0, 255, 3)))
+            records["annotations"].append({"segmentation": [corners.ravel().tolist()], "iscrowd": 0})
+        crowd = {"size": [HEIGHT, WIDTH], "counts": [100 * HEIGHT, 5 * HEIGHT, (WIDTH - 105) * HEIGHT]}
+        records["annotations"].append({"segmentation": crowd, "iscrowd": 1})
+        for annotation in records["annotations"][-3:]:
+            annotation |= {"image_id": k + 1, "category_id": 1 + int(rng.integers(len(NAMES)))}
+        photo.save(folder / "images" / name, quality=95)
+    for number, annotation in enumerate(records["annotations"], 1):
+        annotation["id"] = number
+    (folder / "instances.json").write_text(json.dumps(records))
+    return folder / "instances.json"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def source(file: Path) -> ComposeSource:
+    return ComposeSource(file, "train", PICTURES, seed=3, size=SIZE)
+
+
+@pytest.fixture(scope="module")
+def samples(source: ComposeSource) -> list[Sample]:
+    return [source[index] for index in range(PICTURES)]
+
+
+def fingerprint(sample: Sample) -> str:
+    """A hash of a sample, also of instances whose complete mask is not known."""
+    known = tuple(Instance(i.id, f"{i.category} {i.amodal is None}", i.modal, i.complete) for i in sample.instances)
+    return digest(Sample(sample.image_id, sample.file_name, sample.image, known, sample.queries))
+
+
+@pytest.mark.parametrize(
+    ("others", "complete"),
+    [
+        ([], True),
+        ([(60, 20, 70, 60)], True),  # far away
+        ([(41, 20, 70, 60)], True),  # one pixel between them
+        ([(40, 20, 70, 60)], False),  # side by side
+        ([(38, 20, 70, 60)], False),  # overlapping
+        ([(10, 10, 90, 90)], True),  # much larger and drawn through it: it lies behind
+        ([(28, 10, 90, 90)], True),  # drawn through 12 / 20 of it
+        ([(36, 10, 90, 90)], False),  # drawn through 4 / 20 of it
+        ([(28, 20, 50, 60)], False),  # drawn through it, but not 1.5 times as large
+        ([(10, 10, 90, 90), (38, 20, 70, 60)], False),
+    ],
+)
+def test_an_object_is_complete_if_no_other_can_hide_it(others, complete):
+    mask = box_mask((100, 100), (20, 20, 40, 60))
+    assert find_complete([mask, *(box_mask((100, 100), other) for other in others)])[0] is complete
+
+
+@pytest.mark.parametrize(
+    ("boxes", "complete"),
+    [
+        ([(1, 1, 40, 40)], True),
+        ([(0, 20, 40, 60)], False),
+        ([(20, 0, 40, 60)], False),
+        ([(60, 20, 100, 60)], False),
+        ([(20, 60, 40, 100)], False),
+        ([(60, 60, 99, 99)], True),
+        ([(20, 20, 40, 40), (20, 45, 40, 60)], False),  # in two parts
+        ([(20, 20, 40, 60), (50, 50, 52, 52)], True),  # the second part is 4 of 804 pixels
+        ([], False),
+    ],
+)
+def test_an_object_is_complete_if_it_is_whole_inside_the_photo(boxes, complete):
+    assert find_complete([box_mask((100, 100), *boxes)]) == [complete]
+
+
+def test_it_is_a_source_of_whole_samples(source: ComposeSource, samples: list[Sample]) -> None:
+    assert isinstance(source, Source) and is_procedural("compose:x.json")
+    assert source.vocabulary == {"category": NAMES}
+    for sample in samples:
+        assert sample.image.shape == (SIZE * HEIGHT // WIDTH, SIZE, 3) and sample.image.dtype == np.uint8
+        assert [i.id for i in sample.instances] == list(range(1, len(sample.instances) + 1))
+        kinds = {i.id: i for i in sample.instances}
+        for query in sample.queries:
+            meant = [kinds[i] for i in query.instance_ids]
+            assert meant and not any(i.ignore for i in meant)
+            assert query.mask_type == "modal" or all(i.amodal is not None for i in meant)
+    assert sum(len(sample.queries) for sample in samples) > 6 * PICTURES
+
+
+def test_masks_are_exact_and_hidden_shares_in_range(samples: list[Sample]) -> None:
+    shares = []
+    for sample in samples:
+        assert np.stack([i.modal for i in sample.instances]).sum(0).max() == 1
+        for instance in sample.instances:
+            assert instance.modal.any()
+            if instance.amodal is not None:
+                assert not (instance.modal & ~instance.amodal).any()
+                share = 1 - instance.modal.sum() / instance.amodal.sum()
+                shares += [share] if share and not instance.ignore else []
+    assert len(shares) > PICTURES / 2 and min(shares) >= LEAST and max(shares) <= MOST
+    assert min(np.histogram(shares, (LEAST, 0.25, 0.45, MOST))[0]) > 0.1 * len(shares)
+
+
+def test_photos_stay_as_they_are(source: ComposeSource, samples: list[Sample]) -> None:
+    """Some pictures are the photo itself; what the border cuts is modal only, the free ellipse has both masks."""
+    plain = 0
+    for index, sample in enumerate(samples):
+        photo = source.photos.read(source.below[index % len(source.below)], SIZE)
+        if np.array_equal(sample.image, np.asarray(photo.image)):
+            plain += 1
+            whole = [i for i in sample.instances if i.amodal is not None]
+            assert len(sample.instances) == 3 and len(whole) == 1 and hidden(sample) == [0]
+            assert [i.ignore for i in sample.instances] == [False, True, False]  # the crowd is in the middle
+            ellipse = next(seen for seen in photo.objects if seen.complete)
+            assert whole[0].modal.sum() == ellipse.sprite.mask.sum()
+        else:
+            assert len(sample.instances) > 3 or any(hidden(sample))
+    assert 0.08 * PICTURES < plain < 0.4 * PICTURES
+
+
+def test_rebuilt_exactly(file: Path, source: ComposeSource, samples: list[Sample]) -> None:
+    again = ComposeSource(str(file), "train", PICTURES, seed=3, size=SIZE)
+    copied = pickle.loads(pickle.dumps(source))
+    for index in (17, 3, 40, 3):
+        assert fingerprint(again[index]) == fingerprint(copied[index]) == fingerprint(samples[index])
+    assert fingerprint(ComposeSource(file, "train", PICTURES, seed=4, size=SIZE)[3]) != fingerprint(samples[3])
+
+
+def test_photos_and_cutouts_are_split(file: Path) -> None:
+    sources = {split: open_source(f"compose:{file}", split, count=6, size=SIZE) for split in ("train", "dev", "val")}
+    photos = {split: set(source.below) for split, source in sources.items()}  # type: ignore[attr-defined]
+    assert sum(map(len, photos.values())) == len(set.union(*photos.values())) == 90
+    assert len(photos["train"]) > 50 and min(map(len, photos.values())) > 4
+    for split, source in sources.items():
+        assert {cutout.photo for cutout in source.cutouts} <= photos[split]  # type: ignore[attr-defined]
+    hard = ComposeSource(file, "val_hard", 4, size=SIZE)
+    assert set(hard.below) == photos["val"]
+    assert all(query.kind["hard"] for sample in map(hard.__getitem__, range(4)) for query in sample.queries)
+    names = [f"{k:03d}.jpg" for k in range(90)]
+    assert photos["train"] == {k for k, name in enumerate(names) if name not in hold_out(names, 0.25)}
+
+
+def test_all_queries_are_modal_where_no_complete_mask_is_known() -> None:
+    mask = box_mask((20, 20), (2, 2, 9, 9))
+    unknown, crowd = Instance(1, "dog", mask, None), Instance(2, "dog", ~mask, ~mask, ignore=True)
+    assert unaskable([unknown, crowd]) == {"modal": {2}, "amodal": {1, 2}}
+    facts = describe_objects([unknown, crowd])
+    assert np.isnan(facts[0].occlusion) and facts[0].box == (2, 2, 9, 9)
+
+
+def test_written_as_a_dataset_file(file: Path, tmp_path: Path, source: ComposeSource) -> None:
+    compose(file, out=tmp_path / "out", count=5, size=SIZE, seed=3, splits=("train",))
+    written = open_source(f"json:{tmp_path / 'out'}", "train")
+    for index in range(5):
+        one, other = source[index], written[index]
+        assert np.array_equal(one.image, other.image)
+        assert [(q.text, q.mask_type) for q in one.queries] == [(q.text, q.mask_type) for q in other.queries]
+        for a, b in zip(one.instances, other.instances, strict=True):
+            assert (a.category, a.ignore, a.amodal is None) == (b.category, b.ignore, b.amodal is None)
+            assert np.array_equal(a.modal, b.modal) and np.array_equal(a.complete, b.complete)
+    with pytest.raises(InputError, match=r"train\.json: the file exists already"):
+        compose(file, out=tmp_path / "out", count=5, splits=("train",))
+    with pytest.raises(InputError, match="--count, --size and --queries must be 1 or more"):
+        compose(file, out=tmp_path / "out", count=0)
+
+
+def test_written_as_cutouts(file: Path, tmp_path: Path) -> None:
+    cutouts(file, out=tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert {record["label"] for record in index} == set(NAMES)
+    picture = Image.open(tmp_path / index[0]["file"])
+    assert picture.mode == "RGBA" and max(picture.size) < 62
+    alpha = np.asarray(picture.getchannel("A"))
+    assert alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255 and ((alpha > 0) & (alpha < 255)).sum() > 0
+    assert len(CutoutSource(tmp_path, "train", 2)[0].instances) >= 3
+
+
+def change(file: Path, folder: Path, **fields) -> Path:
+    records = json.loads(file.read_text()) | fields
+    (folder / "new.json").write_text(json.dumps(records))
+    return folder / "new.json"
+
+
+def test_grey_cmyk_deep_and_turned_photos(file: Path, tmp_path: Path) -> None:
+    photos, grey = Photos(file), Image.linear_gradient("L").resize((WIDTH, HEIGHT))
+    name = photos.dataset.images[0]["file_name"]
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    forms = [(grey, "PNG", {}), (grey.convert("CMYK"), "JPEG", {}), (deep, "PNG", {})]
+    forms += [(grey.transpose(Image.Transpose.ROTATE_90), "JPEG", {"exif": tags})]
+    for image, form, options in forms:
+        image.save(tmp_path / name, form, **options)
+        found = np.asarray(Photos(file, tmp_path).read(0, WIDTH).image).astype(int)
+        assert np.abs(found - np.asarray(grey)[..., None]).max() <= 8, form
+    grey.transpose(Image.Transpose.ROTATE_90).save(tmp_path / name, "PNG")
+    with pytest.raises(InputError, match=r"the image is 160 x 120 but .* says 120 x 160; give the image"):
+        Photos(file, tmp_path).read(0, WIDTH)
+
+
+def test_bad_files(file: Path, tmp_path: Path) -> None:
+    records = json.loads(file.read_text())
+    images = file.parent / "images"
+
+    def error(path: Path, folder: Path = images, split: str = "train") -> str:
+        with pytest.raises(InputError) as raised:
+            open_source(f"compose:{path}", split, count=1, images_dir=str(folder))
+        assert "\n" not in str(raised.value) and ";" in str(raised.value)
+        return str(raised.value)
+
+    assert "there is no such file" in error(tmp_path / "none.json")
+    boxes = [
+        {k: v for k, v in a.items() if k != "segmentation"} | {"bbox": [1, 1, 9, 9]} for a in records["annotations"]
+    ]
+    assert "annotation 1: segmentation is missing; give an RLE" in error(change(file, tmp_path, annotations=boxes))
+    assert "has 0 complete objects to lay over photos" in error(change(file, tmp_path, annotations=[]))
+    few = change(file, tmp_path, annotations=[a for a in records["annotations"] if a["image_id"] < 12])
+    assert "complete objects" in error(few) and "10 are needed; add photos" in error(few)
+    with pytest.raises(InputError, match="complete objects can be cut out, 10 are needed"):
+        cutouts(change(file, tmp_path, annotations=[]), out=tmp_path / "out", images=images)
+    assert "leave none for the split 'dev'; add photos" in error(
+        change(file, tmp_path, annotations=[], images=records["images"][:2]), split="dev"
+    )
+    (tmp_path / "empty").mkdir()
+    assert "give its folder with --images DIR" in error(file, tmp_path / "empty")
+    assert "there is no such image folder" in error(file, tmp_path / "nowhere")
+    with pytest.raises(InputError, match="procedural data have the splits train, val"):
+        open_source(f"compose:{file}", "test")
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")
+def test_coco() -> None:
+    source = ComposeSource(REAL / "instances.json", "dev", 12, size=128)
+    found = list(map(source.__getitem__, range(12)))
+    assert all(sample.queries for sample in found) and any(any(hidden(sample)) for sample in found)
+    assert any(query.kind["task"] == "reasoning" for sample in found for query in sample.queries)
