@@ -52,9 +52,8 @@ def write_queries(
     writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
     left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
     left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
-    askable = {
-        mask_type: {facts.id for facts in objects}.difference(forbidden.get(mask_type, ())) for mask_type in left
-    }
+    ids = {facts.id for facts in objects}
+    askable: dict[MaskType, set[int]] = {t: ids.difference(forbidden.get(t, ())) for t in left}
     if not askable["amodal"]:
         left = {"modal": count if askable["modal"] else 0, "amodal": 0}
     found: dict[str, Query] = {}
@@ -85,7 +84,7 @@ class _QueryWriter:
 
         `askable` are the objects that queries of a type may mean.
         """
-        open_types = [t for t, number in left.items() if number > 0]
+        open_types: list[MaskType] = [t for t, number in left.items() if number > 0]
         phrase = self.phrases.phrase(set().union(*(askable[t] for t in open_types)))
         if phrase is None or (self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}")):
             return []

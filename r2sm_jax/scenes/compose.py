@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -176,7 +177,8 @@ def _is_complete(k: int, seen: Sequence[masks.Mask], areas: Sequence[int]) -> bo
     gap = max(1, round(GAP * max(height, width)))
     if min(x0, y0) < gap or x1 > width - gap or y1 > height - gap:
         return False
-    parts = np.bincount(ndimage.label(mask[y0:y1, x0:x1])[0].ravel())[1:]
+    regions: Any = ndimage.label(mask[y0:y1, x0:x1])  # labels and their number; scipy's stubs do not say so
+    parts = np.bincount(regions[0].ravel())[1:]
     if parts.max() < ONE_PART * parts.sum():
         return False
     window = np.s_[y0 - gap : y1 + gap, x0 - gap : x1 + gap]
