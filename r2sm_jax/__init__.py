@@ -4,7 +4,8 @@ __version__ = "0.1.0"
 
 
 def load(path):
-    """A `Predictor` from a run folder, an export, or `OWNER/NAME` of an export on the Hugging Face hub.
+    """A `Predictor` from a run folder, an export, a released model of this package such as "photos-small", or
+    `OWNER/NAME` of an export on the Hugging Face hub.
 
     Raises InputError where there is none, or one of its files is missing or was changed.
     """

@@ -23,7 +23,7 @@ DECODER_HEAD = "decoder"
 REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
 """Rules that learn nothing."""
 NO_HEAD = "none"
-"""No decision: one mask for every query, as the R2SM paper's baselines give."""
+"""No decision: one mask for every query, as R2SM's baselines give."""
 PLACE = 4
 """Fixed channels that say where a pixel is (`places` in models/decoder.py)."""
 
@@ -104,7 +104,6 @@ class VisionConfig:
     backbone: str | None = None
     """A published EfficientNet-Lite in place of the stem: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
     backbone_frozen: bool = True
-    """The weights of `backbone` are not trained."""
     backbone_dims: tuple[int, ...] = ()
     """Channels after each block of `backbone`, from its weights; do not give them."""
 
@@ -184,6 +183,8 @@ class ModelConfig:
     mask_threshold: float = -0.6
     """Logit above which a pixel is mask. Below 0, since IoU loses more by a missing pixel than by one too many.
     `R2SMOutput` is shifted by it, so that its threshold is 0."""
+    presence_threshold: float = -1.0
+    """Logit of presence below which the answer is an empty mask: the image has nothing of the kind."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
 

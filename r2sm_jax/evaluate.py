@@ -34,7 +34,7 @@ from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import Sentence
 from r2sm_jax.runs import open_run
-from r2sm_jax.sources import SPLITS, open_source, sentence_splits
+from r2sm_jax.sources import ABSENT_SPLIT, SPLITS, open_source, sentence_splits
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """Source and scores of every split."""
@@ -127,7 +127,7 @@ def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
     kind, _, name = spec.partition(":")
     names = ["val"] if split == "all" else split.split(",")
     if split == "all" and is_procedural(spec):
-        names = [name for name in SPLITS if name.startswith("val")]
+        names = [n for n in SPLITS if n.startswith("val") and (n != ABSENT_SPLIT or kind == "compose")]
     elif split == "all" and kind == "json" and name and Path(name).is_dir():
         names = sorted(f.stem for f in Path(name).glob("*.json") if f.stem != "train")
         if not names:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 from flax import nnx
 
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import from_json
+from r2sm_jax.models.published import match_published
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.weights import KeyTable, Tensor, file_sha256, fill, read_tensors
@@ -21,6 +23,8 @@ MODEL_TYPE = "r2sm"
 CONFIG, WEIGHTS, FUNCTIONS, SUMS = "config.json", "model.safetensors", "model.stablehlo", "SHA256SUMS"
 LANGUAGE_MODEL = "language_model"
 CARD = "README.md"
+RELEASED = Path(__file__).parent / "released"
+"""Models that this package brings along, by name."""
 REMEDY = "export the run again or download the export again"
 SAME_NAMES = KeyTable({"**": "**"})
 """Files hold our weights under our own dotted paths."""
@@ -42,9 +46,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_export(name: str | Path) -> Path:
-    """A local folder; or else the folder into which the Hugging Face hub's `OWNER/NAME` is downloaded. Raises
-    InputError if neither the hub nor its local cache has it."""
+    """A local folder, a released model of this package, or the folder into which the Hugging Face hub's `OWNER/NAME` is
+    downloaded. Raises InputError if neither the hub nor its local cache has it."""
     folder = Path(name)
+    if not folder.exists() and (RELEASED / folder / CONFIG).is_file():
+        return RELEASED / folder
     is_local = folder.exists() or (folder.parent.is_dir() and str(folder.parent) != ".")
     if is_local or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)):
         return folder
@@ -91,7 +97,10 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
     check_export(folder)
     written, path = _read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
-    model = with_weights(config.model, read_tensors(path), path)
+    tensors = read_tensors(path)
+    if written.get("compact"):
+        tensors = published_weights(config.model) | {k: np.asarray(x, np.float32) for k, x in tensors.items()}
+    model = with_weights(config.model, tensors, path)
     graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     return config, graphdef, params, constants, int(written["step"])
 
@@ -108,6 +117,15 @@ def open_texts(folder: Path, config: Config) -> TextStates:
             f"get the {text.name} that it was trained with"
         )
     return texts
+
+
+def published_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """The published weights that training does not change, by dotted path. Raises InputError if they cannot be had."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+    constants = nnx.split(nnx.merge(graphdef, state), nnx.Param, ...)[2]
+    frozen = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(constants)}
+    found = match_published(config, state)
+    return {path: x for match in found.values() for path, x in match.values.items() if path in frozen}
 
 
 def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:

@@ -57,6 +57,8 @@ class Prediction:
     modal: Bool[np.ndarray, "H W"]
     amodal: Bool[np.ndarray, "H W"]
     instances: tuple[InstanceMask, ...]
+    presence: float = 1.0
+    """Probability that the image has what the query means. Below the run's threshold the masks are empty."""
     undecided: bool = False
     """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may be the answer."""
     unread: str = ""
@@ -112,6 +114,7 @@ class Prediction:
             **({"undecided": True} if self.undecided else {}),
             **({"words": [{"word": word, "share": round(share, 4)} for word, share in words]} if words else {}),
             "score": self.score,
+            "presence": self.presence,
             **{name: self.rle(name) for name in MASKS},
             "instances": [
                 {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
@@ -137,6 +140,8 @@ class Prediction:
         count = len(self.instances)
         strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
         influence = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest) if words else ""
+        if not (self.amodal.any() or self.instances):
+            return f"{self.query}\nnothing of the kind is seen in the image (probability {self.presence:.3f})"
         return (
             f"{self.query}\n{'undecided, rather ' * self.undecided}{self.mask_type} "
             f"(probability of amodal {self.amodal_probability:.3f}), {self.mask.mean():.1%} of the image, "

@@ -247,7 +247,8 @@ class Predictor:
             score=float(out.iou[int(amodal)]),
             modal=given.enlarge(out.modal),
             amodal=given.enlarge(out.modal, out.amodal),
-            instances=tuple(instances),
+            instances=tuple(instances) if out.presence > self.config.presence_threshold else (),
+            presence=float(expit(out.presence)),
             undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
             unread=self._unread(given.query),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from r2sm_jax.data.samples import Dataset, Source, hold_out, read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
-from r2sm_jax.queries.write import SPLITS as SPLITS
+from r2sm_jax.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
 from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.compose import ComposeSource
 from r2sm_jax.scenes.cutouts import CutoutSource

@@ -48,6 +48,7 @@ DECISIONS = {
     "accuracy": "accuracy", "of modal": "modal", "of amodal": "amodal", "F1": "f1", "MCC": "mcc", "ECE": "ece",
     "keyword rule": "keyword",
 }  # fmt: skip
+THERE = ("found, of what is there", "refused, of what is not", "error of the predicted IoU")
 """Columns of the tables with a row for each split, and for each type of query or for sentences without images."""
 HASHES = {"weights": "weights_sha256", "predictions": "predictions_sha256", "language model": "language_model_sha256"}
 DETAILS = 4
@@ -119,6 +120,15 @@ def _tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[
     yield "Instances", ["", "detections a query", *INSTANCES], rows
     if decided := _mask_types(report):
         yield "Mask type", ["", *DECISIONS], [[name, *_cells(f, DECISIONS.values())] for name, f in decided.items()]
+    rows = [
+        [
+            name,
+            *(percent(f) for f in (gres["target_accuracy"], gres["no_target_accuracy"], s["predicted_iou"]["error"])),
+        ]
+        for name, s in splits.items()
+        for gres in [s["variants"]["gres"]]
+    ]
+    yield "Is it there, and how good is the mask?", ["", *THERE], rows
     names = [name for name, f in next(iter(splits.values()))["references"].items() if f["giou"] is not None]
     rows = [
         [name, *(f"{percent(s['references'][r]['giou'])} / {percent(s['references'][r]['ciou'])}" for r in names)]
@@ -297,24 +307,40 @@ def _picture(panel: Panel) -> str:
 
 
 def _calibration(report: dict[str, Any]) -> list[str]:
-    """The reliability diagram of the splits whose decisions have probabilities."""
-    known = {name: figures for name, figures in _mask_types(report).items() if figures["reliability"]}
-    if not known:
+    """Reliability diagrams of the mask type and of the predicted IoU, where they are told."""
+    types = {
+        f"{name}, ECE {percent(figures['ece'])}": figures["reliability"]
+        for name, figures in _mask_types(report).items()
+        if figures["reliability"]
+    }
+    masks = {
+        f"{name}, mean error {percent(split['predicted_iou']['error'])}": split["predicted_iou"]["curve"]
+        for name, split in report["splits"].items()
+        if split["predicted_iou"]["curve"]
+    }
+    return [
+        *_chart("Calibration of the mask-type probability", types, 0.5, "confidence", "share right"),
+        *_chart("Honesty of the predicted IoU", masks, 0.0, "predicted IoU", "true IoU"),
+    ]
+
+
+def _chart(heading: str, curves: dict[str, list[dict[str, float]]], least: float, x: str, y: str) -> list[str]:
+    """A heading and a reliability diagram for each of `curves`, whose x axes begin at `least`."""
+    if not curves:
         return []
     blue, buffer = "#1f6fd6", io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}):
-        figure = Figure(figsize=(3.2 * len(known), 3.2), layout="constrained")
-        for axes, (name, scores) in zip(figure.subplots(1, len(known), squeeze=False)[0], known.items(), strict=True):
-            bins = scores["reliability"]
+        figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
+        for axes, (title, bins) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
             confidence, accuracy, counts = ([b[key] for b in bins] for key in ("confidence", "accuracy", "queries"))
-            axes.plot([0.5, 1], [0.5, 1], color="#9aa0a8", linewidth=1, linestyle="--")
+            axes.plot([least, 1], [least, 1], color="#9aa0a8", linewidth=1, linestyle="--")
             axes.plot(confidence, accuracy, color=blue, linewidth=1.2)
             axes.scatter(confidence, accuracy, [12 + 160 * c / max(counts) for c in counts], color=blue, alpha=0.7)
-            axes.set(xlim=(0.48, 1.02), ylim=(-0.02, 1.05), xlabel="confidence", ylabel="share right")
-            axes.set_title(f"{name}, ECE {percent(scores['ece'])}", fontsize=9)
+            axes.set(xlim=(least - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
+            axes.set_title(title, fontsize=9)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return [
-        "<h2>Calibration of the mask-type probability</h2>",
-        "<p>On the dashed line, accuracy equals confidence. Larger dots hold more queries.</p>",
+        f"<h2>{heading}</h2>",
+        f"<p>On the dashed line, {y} equals {x}. Larger dots hold more queries.</p>",
         f'<div class="chart"><svg{buffer.getvalue().partition("<svg")[2]}</div>',
     ]

@@ -51,6 +51,7 @@ def split_figures(results: Sequence[QueryResult], instances: InstanceScores | No
     return {
         **{name: _figures(group, instances) for name, group in groups.items()},
         "mask_type": _decisions(results),
+        "predicted_iou": _predicted_iou(results),
         "references": {name: lisa(collect(results, pick)) for name, pick in REFERENCES.items()},
         "variants": variants,
         "breakdowns": _breakdowns(results),
@@ -181,6 +182,22 @@ def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
     bounds = interval(np.array([r.image_id for r in decided], np.int64), (right, np.ones(len(decided))))
     keyword = [r.keyword == r.mask_type for r in decided]
     return scores | {"keyword": float(np.mean(keyword)) if keyword else None, "interval": {"accuracy": bounds}}
+
+
+def _predicted_iou(results: Sequence[QueryResult]) -> dict[str, Any]:
+    """How honest the predicted IoU is, over the queries that have a target: its mean absolute error, and its mean
+    beside that of the true IoU in each of `BINS` bins."""
+    told = [r for r in results if r.predicted_iou is not None and r.answered.truth]
+    if not told:
+        return {"error": None, "curve": []}
+    predicted, iou = np.array([r.predicted_iou for r in told], float), lisa_iou(collect(told, answered))
+    bins = np.minimum((predicted * BINS).astype(int), BINS - 1)
+    members = [bins == b for b in np.unique(bins)]
+    curve = [
+        {"queries": int(m.sum()), "confidence": float(predicted[m].mean()), "accuracy": float(iou[m].mean())}
+        for m in members
+    ]
+    return {"error": float(np.abs(predicted - iou).mean()), "curve": curve}
 
 
 def sentence_figures(

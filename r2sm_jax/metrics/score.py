@@ -30,7 +30,7 @@ class Answer:
     """The type that the system decided for; None: `probability` tells, or there was no decision."""
     probability: float | None = None
     """Probability of amodal."""
-    score: float = 1.0
+    score: float | None = None
     """Predicted IoU of `fused`."""
     other: RLE | None = None
     """The fused mask of the other type. Only our own segmenter gives it."""
@@ -132,6 +132,8 @@ class QueryResult:
     modal: Overlaps | None = None
     amodal: Overlaps | None = None
     """The answers with either decision; None where the system gives one mask only."""
+    predicted_iou: float | None = None
+    """What the system thinks that the IoU of its answer is."""
     boundary: Overlap | None = None
     """Overlap of the boundaries of the answer and of the requested mask."""
     keyword: MaskType = "modal"
@@ -229,6 +231,7 @@ class Scored:
                 probability=answer.probability,
                 modal=None if answer.other is None else overlaps(either[0]),
                 amodal=None if answer.other is None else overlaps(either[1]),
+                predicted_iou=answer.score,
                 boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,

