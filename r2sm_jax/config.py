@@ -379,10 +379,10 @@ def check_sizes(model: ModelConfig) -> None:
             vision.stem == "conv" and vision.patch_size not in (8, 16),
         f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim % vision.heads > 0,
         f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads > 0,
-        f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":
-            vision.stem == "none" and vision.name is None,
         f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out":
             vision.backbone is not None and (vision.init is not None or vision.stem != "conv"),
+        f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":
+            vision.stem == "none" and vision.name is None,
         f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen and vision.init is None,
         f"{flag}.lora-rank without published weights; give some as {flag}.init or .name":
             vision.lora_rank > 0 and not published,

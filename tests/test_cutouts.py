@@ -22,7 +22,6 @@ from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_
 from r2sm_jax.scenes.layout import Item
 from r2sm_jax.scenes.paint import Sprite
 from r2sm_jax.scenes.scenes import annotate
-from r2sm_jax.sources import SPLITS
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60
@@ -177,11 +176,11 @@ def test_rebuilt_exactly_in_another_process(source: CutoutSource, samples: list[
 
 
 def test_objects_are_split(folder: Path) -> None:
-    sources = {split: CutoutSource(folder, split, 6) for split in SPLITS}
+    sources = {split: CutoutSource(folder, split, 6) for split in CutoutSource.splits}
     train, val = ({c.name for c in sources[split].cutouts} for split in ("train", "val"))
     assert train and val and not train & val and len(train | val) == len(NAMES)
     images = set()
-    for split in SPLITS:
+    for split in CutoutSource.splits:
         found = [sources[split][index] for index in range(6)]
         images |= {sample.image.tobytes() for sample in found}
         if split != "train":
@@ -189,7 +188,7 @@ def test_objects_are_split(folder: Path) -> None:
             assert {i.category for sample in found for i in sample.instances} <= {label_of(name) for name in val}
         if split == "val_hard":
             assert all(query.kind["hard"] for sample in found for query in sample.queries)
-    assert len(images) == 6 * len(SPLITS)
+    assert len(images) == 6 * len(CutoutSource.splits)
 
 
 @settings(max_examples=50, deadline=None)
@@ -307,7 +306,7 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path: Path) -> None:
     Image.new("RGBA", (30, 30), (255, 0, 0, 90)).save(tmp_path / "ghost.webp")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        sources = [CutoutSource(tmp_path, split, 1) for split in SPLITS]
+        sources = [CutoutSource(tmp_path, split, 1) for split in CutoutSource.splits]
     assert len(caught) == 1, [str(c.message) for c in caught]
     assert "left out 3 of 7 images" in str(caught[0].message) and "ghost.webp, opaque.png" in str(caught[0].message)
     assert {c.name.split(".")[0] for source in sources for c in source.cutouts} == set(NAMES[:4])
@@ -381,7 +380,7 @@ def test_bad_folders(tmp_path: Path, make, words: str) -> None:
 
 
 def test_other_bad_input(tmp_path: Path, folder: Path, monkeypatch) -> None:
-    with pytest.raises(InputError, match="procedural data have the splits train, val"):
+    with pytest.raises(InputError, match="these data have the splits train, val"):
         CutoutSource(folder, "test", 1)
     with pytest.raises(InputError, match="no such folder; give one with background photos"):
         CutoutSource(folder, "train", 1, backgrounds=tmp_path / "none")

@@ -103,7 +103,7 @@ def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) 
     if entry.get("fused") and answer.fused is not None:
         raise ValueError(f"query {entry['query_id']} has a fused mask already")
     if entry.get("fused"):
-        answer.fused, answer.score = mask, float(score)
+        answer.fused, answer.score = mask, float(score) if "score" in entry else None
     else:
         answer.instances.append(mask)
         answer.scores.append(float(score))

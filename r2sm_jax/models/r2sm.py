@@ -178,8 +178,9 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> R2SMOutput:
-        """Answers k queries about each of b images, given what `encode_image` returns. With the head `none` there
-        is one mask, which is returned as modal and as amodal."""
+        """Answers k queries about each of b images, given what `encode_image` returns. Fused masks are empty where the
+        logit of presence is not above `presence_threshold`. With the head `none` there is one mask, which is returned
+        as modal and as amodal."""
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
         kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels

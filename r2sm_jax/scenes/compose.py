@@ -304,8 +304,8 @@ class ComposeSource(ProceduralSource):
         return Scene(np.ascontiguousarray(image), instances, tuple(describe_objects(instances)))
 
     def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
-        """As of all scenes; in training the last of eight, and in the split `val_absent` every one, is for something
-        that is not in the photo."""
+        """As of all scenes; in training one of eight, and in the split `val_absent` every one, is for something that is
+        not in the picture."""
         everything, split = self.split == ABSENT_SPLIT, SPLITS[self.split]
         count = self.queries if everything else self.queries // 8 if self.split == "train" else 0
         there = {display_name(instance.category) for instance in scene.instances}

@@ -41,6 +41,10 @@ from r2sm_jax.tools.verify import verify
 PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
 LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
+PROGRAMS = (
+    "`model.stablehlo` holds the same model as three functions that need only JAX; docs/export.md of r2sm_jax shows "
+    "how to call them.\n\n"
+)
 DRAWN_ONLY = "- It was trained on drawn or composed scenes only: expect much lower figures on photographs.\n"
 Tensors = Mapping[str, Tensor]
 """Arrays by dotted name."""
@@ -76,12 +80,14 @@ def main() -> None:
     run = open_run(Path(args.run), checkpoint=args.checkpoint)
     if run.exported:
         raise InputError(f"{args.run}: this is an export already; copy the folder, or give the run that it came from")
-    name = run.config.model.text.name
+    name, vision = run.config.model.text.name, run.config.model.vision
     if args.compact and args.verify:
         raise InputError("--verify compares float32 weights with the StableHLO; leave it out with --compact")
     if (args.compact or args.lm == "reference") and Path(name).expanduser().is_dir():
         flag = "--compact" if args.compact else "--lm reference"
         raise InputError(f"{flag}: the language model {name} is a folder of this machine; use --lm embed alone")
+    if args.compact and (local := [name for name in vision.published if name and Path(name).expanduser().exists()]):
+        raise InputError(f"--compact: the image encoder {local[0]} is on this machine alone; leave --compact out")
     export(run, out, lm=args.lm, compact=args.compact)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"wrote {out}: step {run.step}, {size / 1e6:.1f} MB")
@@ -99,8 +105,9 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> None:
-    """Writes an export of an opened run; `lm` and `compact` as in `ExportConfig`. Files of an earlier export in `out` are replaced, other files stay. Raises
-    InputError if the folder cannot be written, or the model cannot be exported."""
+    """Writes an export of an opened run; `lm` and `compact` as in `ExportConfig`. Files of an earlier export in `out`
+    are replaced, other files stay. Raises InputError if the folder cannot be written, or the model cannot be exported.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
@@ -112,7 +119,7 @@ def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> 
 
 def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     report, run = report_of(run), _without_adapters(run)
-    run = _in_float16(run) if compact else run
+    run, trained = _in_float16(run) if compact else (run, None)
     texts, config = run.predictor.texts, portable(run.config)
     weights = exported.by_dotted_path(run.predictor.weights)
     written = {
@@ -133,10 +140,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
-    kept = {name: np.asarray(x) for name, x in weights.items()}
-    if compact:
-        fetched = exported.published_weights(run.config.model)
-        kept = {name: x.astype(np.float16) for name, x in kept.items() if name not in fetched}
+    kept = trained or {name: np.asarray(x) for name, x in weights.items()}
     save_file(kept, folder / WEIGHTS, {"format": "np"})
     if not compact:
         _copy(texts.folder, folder, TOKENIZER_FILES)
@@ -162,7 +166,7 @@ def _move(new: Path, out: Path) -> None:
     """Moves the files of a new export to `out` and removes those of an earlier one."""
     out.mkdir(exist_ok=True)
     # The checksums go first and come last: a folder without them does not load.
-    for name in (SUMS, *TOKENIZER_FILES):
+    for name in (SUMS, exported.FUNCTIONS, *TOKENIZER_FILES):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / LANGUAGE_MODEL, ignore_errors=True)
     for path in sorted(new.iterdir(), key=lambda path: path.name == SUMS):
@@ -189,16 +193,18 @@ def _without_adapters(run: Run) -> Run:
     return replace(run, config=replace(run.config, model=model), predictor=predictor)
 
 
-def _in_float16(run: Run) -> Run:
-    """The run with its trained weights rounded to float16."""
+def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
+    """The run with all weights rounded to float16 that are not as published, and these weights by dotted path."""
     published = exported.published_weights(run.config.model)
-    weights = exported.by_dotted_path(run.predictor.weights)
-    rounded = {
-        name: x if name in published else np.asarray(x).astype(np.float16).astype(np.float32)
+    weights = {name: np.asarray(x) for name, x in exported.by_dotted_path(run.predictor.weights).items()}
+    trained = {
+        name: x.astype(np.float16)
         for name, x in weights.items()
+        if name not in published or not np.array_equal(x, published[name])  # merged adapters
     }
+    rounded = weights | {name: x.astype(np.float32) for name, x in trained.items()}
     graphdef, state = nnx.split(exported.with_weights(run.config.model, rounded, run.folder))
-    return replace(run, predictor=Predictor(run.config.model, graphdef, state, run.predictor.texts))
+    return replace(run, predictor=Predictor(run.config.model, graphdef, state, run.predictor.texts)), trained
 
 
 def portable(config: Config) -> Config:
@@ -239,13 +245,14 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
     """
     language, name = written["language_model"], config.model.text.name
     is_published = "/" in name
+    functions = () if written.get("compact") else ("stablehlo",)
     began_as = [encoder for encoder in config.model.vision.published if encoder]
     front = ModelCardData(
         language="en",
         license="other" if began_as else "apache-2.0",
         library_name="r2sm_jax",
         pipeline_tag="image-segmentation",
-        tags=["jax", "flax", "stablehlo", "amodal-segmentation", "referring-expression-segmentation"],
+        tags=["jax", "flax", *functions, "amodal-segmentation", "referring-expression-segmentation"],
         base_model=name if is_published else None,
         model_name=title,
         eval_results=_eval_results(report) if report else None,
@@ -261,6 +268,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         limits=DRAWN_ONLY if config.data.source.startswith(("scenes", "cutouts:")) else "",
         encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
         licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
+        programs=PROGRAMS if functions else "",
         place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
         language_model=name if is_published else "a local language model",
         language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),

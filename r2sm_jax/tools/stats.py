@@ -25,7 +25,7 @@ from r2sm_jax.data.samples import Dataset, Instance, read_records
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
-from r2sm_jax.sources import SPLITS, images_of_split, open_source
+from r2sm_jax.sources import ABSENT_SPLIT, SPLITS, images_of_split, open_source
 from r2sm_jax.tools.check import progress
 
 
@@ -115,7 +115,7 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
     """The splits of a source that are `wanted`, or all: each with a file and the file's split; None for scenes."""
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
-        found: dict[str, tuple[Path, str] | None] = dict.fromkeys(SPLITS)
+        found: dict[str, tuple[Path, str] | None] = dict.fromkeys(split for split in SPLITS if split != ABSENT_SPLIT)
     elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
