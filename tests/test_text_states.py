@@ -237,7 +237,8 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(bert, sentence, 
 
 
 @pytest.mark.parametrize(
-    ("sentence", "read"), [("Please ...", "Please ..."), ("...", "..."), ("please kindly", "kindly"), ("Please.", "Please")]
+    ("sentence", "read"),
+    [("Please ...", "Please ..."), ("...", "..."), ("please kindly", "kindly"), ("Please.", "Please")],
 )
 def test_something_is_read_of_every_sentence(sentence, read):
     assert read_part(sentence) == read
