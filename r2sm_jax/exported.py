@@ -121,8 +121,8 @@ def open_texts(folder: Path, config: Config) -> TextStates:
 
 def published_weights(config: ModelConfig) -> dict[str, Tensor]:
     """The published weights that training does not change, by dotted path. Raises InputError if they cannot be had."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
-    constants = nnx.split(nnx.merge(graphdef, state), nnx.Param, ...)[2]
+    state = nnx.state(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+    constants = nnx.filter_state(state, nnx.Not(nnx.Param))
     frozen = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(constants)}
     found = match_published(config, state)
     return {path: x for match in found.values() for path, x in match.values.items() if path in frozen}

@@ -3,16 +3,22 @@
 import json
 import os
 import pickle
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
+from scipy import ndimage
 from test_cutouts import digest, hidden
 
 from r2sm_jax.config import is_procedural
+from r2sm_jax.data.masks import encode
 from r2sm_jax.data.samples import Instance, Sample, Source, hold_out
 from r2sm_jax.errors import InputError
+from r2sm_jax.metrics.predictions import score_predictions
+from r2sm_jax.metrics.report import make_report, write_report
+from r2sm_jax.queries.nouns import lexicon
 from r2sm_jax.scenes.compose import LEAST, MOST, ComposeSource, Photos, find_complete
 from r2sm_jax.scenes.cutouts import CutoutSource
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
@@ -122,14 +128,18 @@ def test_it_is_a_source_of_whole_samples(source: ComposeSource, samples: list[Sa
     assert isinstance(source, Source) and is_procedural("compose:x.json")
     assert source.vocabulary == {"category": NAMES}
     for sample in samples:
-        assert sample.image.shape == (SIZE * HEIGHT // WIDTH, SIZE, 3) and sample.image.dtype == np.uint8
+        height, width, channels = sample.image.shape
+        assert (width, channels) == (SIZE, 3) and sample.image.dtype == np.uint8
+        assert abs(height - SIZE * HEIGHT // WIDTH) <= 1  # a part of the photo has its shape but for rounding
         assert [i.id for i in sample.instances] == list(range(1, len(sample.instances) + 1))
         kinds = {i.id: i for i in sample.instances}
         for query in sample.queries:
             meant = [kinds[i] for i in query.instance_ids]
-            assert meant and not any(i.ignore for i in meant)
+            assert not any(i.ignore for i in meant)
             assert query.mask_type == "modal" or all(i.amodal is not None for i in meant)
+        assert sum(not query.instance_ids for query in sample.queries) <= 1
     assert sum(len(sample.queries) for sample in samples) > 6 * PICTURES
+    assert sum(query.instance_ids == () for sample in samples for query in sample.queries) > 0.5 * PICTURES
 
 
 def test_masks_are_exact_and_hidden_shares_in_range(samples: list[Sample]) -> None:
@@ -146,10 +156,10 @@ def test_masks_are_exact_and_hidden_shares_in_range(samples: list[Sample]) -> No
     assert min(np.histogram(shares, (LEAST, 0.25, 0.45, MOST))[0]) > 0.1 * len(shares)
 
 
-def test_photos_stay_as_they_are(source: ComposeSource, samples: list[Sample]) -> None:
+def test_photos_stay_as_they_are_but_for_training(file: Path) -> None:
     """Some pictures are the photo itself; what the border cuts is modal only, the free ellipse has both masks."""
-    plain = 0
-    for index, sample in enumerate(samples):
+    plain, source = 0, ComposeSource(file, "dev", PICTURES, seed=3, size=SIZE)
+    for index, sample in enumerate(map(source.__getitem__, range(PICTURES))):
         photo = source.photos.read(source.below[index % len(source.below)], SIZE)
         if np.array_equal(sample.image, np.asarray(photo.image)):
             plain += 1
@@ -220,10 +230,78 @@ def test_written_as_cutouts(file: Path, tmp_path: Path) -> None:
     assert len(CutoutSource(tmp_path, "train", 2)[0].instances) >= 3
 
 
+def test_half_of_the_training_pictures_are_mirrored_with_their_masks(samples: list[Sample]) -> None:
+    """Objects have one colour each, and the one at the right border of the photos is at the left then."""
+    sides, one_colour = Counter[str](), []
+    for sample in samples:
+        for instance in sample.instances:
+            inner = ndimage.binary_erosion(instance.modal, iterations=3)
+            if instance.ignore or inner.sum() < 30:
+                continue
+            colours = sample.image[inner].astype(int)
+            one_colour.append((np.abs(colours - np.median(colours, 0)).max(1) < 40).mean())
+            if instance.amodal is None:
+                sides["left"] += bool(instance.modal[:, 0].any())
+                sides["right"] += bool(instance.modal[:, -1].any())
+    assert np.mean(one_colour) > 0.95 and min(sides["left"], sides["right"]) > 0.25 * sides.total()
+
+
+def test_in_val_absent_nothing_that_is_asked_for_is_there(file: Path, tmp_path: Path) -> None:
+    source = ComposeSource(file, "val_absent", 12, size=SIZE)
+    assert set(source.below) == set(ComposeSource(file, "val", 1, size=SIZE).below)
+    asked = 0
+    nouns = {name: meaning.nouns for name, meaning in lexicon().classes.items()} | {"wooden crate": ["wooden crate"]}
+    for sample in map(source.__getitem__, range(12)):
+        absent = set(NAMES) - {instance.category for instance in sample.instances}
+        for query in sample.queries:
+            assert query.instance_ids == ()
+            assert any(noun in query.text.lower() for name in absent for noun in nouns[name]), query.text
+            asked += 1
+    assert asked >= 12
+    compose(file, out=tmp_path, count=3, size=SIZE, splits=("val_absent",))
+    written = open_source(f"json:{tmp_path}", "val_absent")
+    for one, other in ((source[k].queries, written[k].queries) for k in range(3)):
+        assert [(q.text, q.mask_type, ()) for q in one] == [(q.text, q.mask_type, q.instance_ids) for q in other]
+    with pytest.raises(InputError, match=r"these data have the splits train, val, val_phrasing, val_hard, dev$"):
+        open_source("scenes", "val_absent")
+
+
 def change(file: Path, folder: Path, **fields) -> Path:
     records = json.loads(file.read_text()) | fields
     (folder / "new.json").write_text(json.dumps(records))
     return folder / "new.json"
+
+
+def test_the_report_says_how_often_a_system_finds_and_refuses(file: Path, tmp_path: Path) -> None:
+    """One that knows all refuses all of `val_absent`; one that draws everywhere never refuses."""
+    names = (*NAMES, "pizza", "clock")  # no photo has the last two
+    path = change(file, tmp_path, categories=[{"id": k, "name": name} for k, name in enumerate(names, 1)])
+    sources = {
+        split: open_source(f"compose:{path}", split, count=3, size=SIZE, images_dir=str(file.parent / "images"))
+        for split in ("val", "val_absent")
+    }
+    for knows in (True, False):
+        evaluated = {}
+        for split, source in sources.items():
+            entries = []
+            for sample, query in ((s, q) for s in map(source.__getitem__, range(3)) for q in s.queries):
+                mask = np.full(sample.image.shape[:2], not knows)
+                for i in sample.instances:
+                    if knows and i.id in query.instance_ids:
+                        mask |= i.complete if query.mask_type == "amodal" else i.modal
+                entries.append({"query_id": query.id, "segmentation": encode(mask), "score": 1.0, "fused": True})
+            (tmp_path / f"{split}.json").write_text(json.dumps(entries))
+            evaluated[split] = source, score_predictions(tmp_path / f"{split}.json", source)
+        report = make_report(evaluated, source="compose", predictions="p.json")
+        val, absent = (report["splits"][split] for split in sources)
+        assert (val["variants"]["gres"]["target_accuracy"], val["variants"]["gres"]["no_target_accuracy"]) == (1, None)
+        assert absent["variants"]["gres"]["target_accuracy"] is None and absent["all"]["queries"] > 3
+        assert absent["variants"]["gres"]["no_target_accuracy"] == absent["all"]["giou"] == float(knows)
+        assert absent["predicted_iou"] == {"error": None, "curve": []}
+        assert val["predicted_iou"]["error"] < 1e-5 if knows else val["predicted_iou"]["error"] > 0.5
+        write_report(report, evaluated, tmp_path)
+        for name in ("report.md", "report.html"):
+            assert "Is it there, and how good is the mask?" in (tmp_path / name).read_text()
 
 
 def test_grey_cmyk_deep_and_turned_photos(file: Path, tmp_path: Path) -> None:
@@ -239,7 +317,7 @@ def test_grey_cmyk_deep_and_turned_photos(file: Path, tmp_path: Path) -> None:
         found = np.asarray(Photos(file, tmp_path).read(0, WIDTH).image).astype(int)
         assert np.abs(found - np.asarray(grey)[..., None]).max() <= 8, form
     grey.transpose(Image.Transpose.ROTATE_90).save(tmp_path / name, "PNG")
-    with pytest.raises(InputError, match=r"the image is 160 x 120 but .* says 120 x 160; give the image"):
+    with pytest.raises(InputError, match=r"160 pixels high and 120 wide, but .* says 120 and 160; give the image"):
         Photos(file, tmp_path).read(0, WIDTH)
 
 
@@ -269,7 +347,7 @@ def test_bad_files(file: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "give its folder with --images DIR" in error(file, tmp_path / "empty")
     assert "there is no such image folder" in error(file, tmp_path / "nowhere")
-    with pytest.raises(InputError, match="procedural data have the splits train, val"):
+    with pytest.raises(InputError, match="these data have the splits train, val"):
         open_source(f"compose:{file}", "test")
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -138,3 +140,17 @@ def test_split_figures_put_references_beside_the_decision():
     assert giou["oracle_type"] == pytest.approx(1, abs=1e-5)
     for name in ("always_modal", "always_amodal", "keyword"):
         assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
+
+
+def test_the_predicted_iou_of_an_oracle_has_no_error():
+    answers = [((LEFT, LEFT), (LEFT, LEFT)), ((LEFT, LEFT), (TOP, TOP)), ((EMPTY, EMPTY), (LEFT, LEFT))]
+    results = [replace(result_of(a, b), predicted_iou=p) for (a, b), p in zip(answers, (1.0, 2 / 6, 0.0), strict=True)]
+    nothing = replace(result_of((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5)  # no target: not counted
+    untold = result_of((LEFT, LEFT), (TOP, TOP))
+    found = split_figures([*results, nothing, untold])["predicted_iou"]
+    assert found["error"] == pytest.approx(0, abs=1e-5) and [b["queries"] for b in found["curve"]] == [1, 1, 1]
+    assert all(b["confidence"] == pytest.approx(b["accuracy"], abs=1e-5) for b in found["curve"])
+    proud = split_figures([replace(r, predicted_iou=1.0) for r in results])["predicted_iou"]
+    assert proud["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
+    assert [(b["queries"], b["confidence"]) for b in proud["curve"]] == [(3, 1.0)]
+    assert split_figures([nothing, untold])["predicted_iou"] == {"error": None, "curve": []}

@@ -11,7 +11,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.queries.grammar import Phrasebook, phrasebook, read_sections
 from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import write_queries
+from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import keyword_mask_type
 from r2sm_jax.scenes.drawings import CATEGORIES
 
@@ -92,6 +92,39 @@ def test_kinds_are_complete_types_balanced_and_ids_in_order(split):
 def test_same_seed_same_queries(split):
     assert queries_of(split, 10, seed=3) == queries_of(split, 10, seed=3)
     assert queries_of(split, 10, seed=3) != queries_of(split, 10, seed=4)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("photo", [(), PHOTO_NAMES])
+def test_queries_for_absent_things_have_no_target_and_no_word_for_what_is_there(split, photo):
+    rng, counts = np.random.default_rng(0), Counter()
+
+    def nouns_of(names):
+        meanings = [(name, ALL_CLASSES.get(clean_name(name))) for name in names]
+        return {n for name, m in meanings for n in ((*m.nouns, *m.held_out_nouns) if m else (clean_name(name),))}
+
+    for _ in range(40):
+        things = layout(rng, photo)
+        there = {thing.category for thing in things}
+        absent = [name for name in photo or tuple(CLASSES) if name not in there]
+        queries = write_absent_queries(things, absent, rng=rng, count=3, split=split, first_id=10)
+        assert [query.id for query in queries] == [11, 12, 13][: len(queries)]
+        assert len({query.text for query in queries}) == len(queries)
+        names = nouns_of(absent) - nouns_of(there)
+        for query in queries:
+            assert query.instance_ids == () and not query.kind["multi"]
+            assert query.kind["hard"] == (keyword_mask_type(query.text) != query.mask_type)
+            assert query.kind["hard"] or split != "val_hard"
+            assert any(has_words(query.text, name) for name in names), query.text
+            counts[query.mask_type] += 1
+    assert min(counts.values()) > (5 if split == "val_hard" else 20), counts
+    assert write_absent_queries(things, [things[0].category], rng=rng, count=3, split=split) == ()
+    assert write_absent_queries([], absent, rng=rng, count=3, split=split) == ()
+
+
+def test_the_splits_keep_their_places():
+    """A sample is rebuilt from the place of its split in this list."""
+    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent"]
 
 
 def test_odd_counts_fall_to_either_type():

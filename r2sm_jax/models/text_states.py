@@ -252,7 +252,8 @@ class TextStates:
 def read_part(sentence: str) -> str:
     """What the language model gets of a sentence: all but polite words at its start and full stops at its end. The
     sentence itself where nothing would be left."""
-    return sentence[POLITE.match(sentence).end() :].rstrip(". ") or sentence
+    polite = POLITE.match(sentence)
+    return sentence[polite.end() if polite else 0 :].rstrip(". ") or sentence
 
 
 def _round_up(number: int, step: int) -> int:

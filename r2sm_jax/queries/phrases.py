@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from r2sm_jax.queries.nouns import Meaning, is_plural, lexicon, plural, read_toml
+from r2sm_jax.queries.nouns import Meaning, clean_name, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts, Objects, clearly_larger
 from r2sm_jax.random_choice import pick
 
@@ -58,6 +58,7 @@ class PhraseWriter:
 
     def absent(self, category: str) -> Phrase | None:
         """The name of a class that the image does not have; None if it could mean an object that is there."""
+        category = clean_name(category)
         meaning = lexicon().classes.get(category)
         nouns = [noun for noun in (self._nouns(meaning) if meaning else [category]) if not self.objects.named(noun)]
         if not nouns:
