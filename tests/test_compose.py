@@ -19,8 +19,9 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.queries.nouns import lexicon
-from r2sm_jax.scenes.compose import LEAST, MOST, ComposeSource, Photos, find_complete
+from r2sm_jax.scenes.compose import LEAST, MOST, ComposeSource
 from r2sm_jax.scenes.cutouts import CutoutSource
+from r2sm_jax.scenes.photos import Photos, find_complete
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools.compose import compose, cutouts

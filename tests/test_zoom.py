@@ -5,8 +5,8 @@ from PIL import Image
 from scipy import ndimage
 
 from r2sm_jax.data.masks import box
-from r2sm_jax.scenes.compose import ZOOM, Photo, Seen, zoom
 from r2sm_jax.scenes.paint import Sprite
+from r2sm_jax.scenes.photos import ZOOM, Photo, Seen, zoom
 
 WIDTH, HEIGHT, SIZE = 160, 120, 96
 NAMES = ("dog", "chair", "cup")

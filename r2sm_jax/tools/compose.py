@@ -8,7 +8,8 @@ from tyro.conf import Positional
 
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.scenes.compose import FEWEST, ComposeSource, Photos
+from r2sm_jax.scenes.compose import FEWEST, ComposeSource
+from r2sm_jax.scenes.photos import Photos
 from r2sm_jax.tools.conversion import Conversion, Entry, write_json
 
 
@@ -82,7 +83,7 @@ def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, ov
     """
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images)
-    chosen = photos.cutouts(list(range(len(photos.dataset))))
+    chosen = [cutout for cutout in photos.cutouts(list(range(len(photos.dataset)))) if cutout.complete]
     if len(chosen) < FEWEST:
         raise InputError(f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos")
     index = []
