@@ -17,12 +17,14 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.exported import by_dotted_path
 from r2sm_jax.models import weights
 from r2sm_jax.models.backbone import Depthwise, EfficientNetLite, block_dims, fit_dense, fold, read_backbone
 from r2sm_jax.models.pickles import MAGIC, read_pickle
 from r2sm_jax.models.published import BACKBONE
 from r2sm_jax.models.vision import IMAGENET, VisionEncoder, adapt_published, normalise
 from r2sm_jax.runs import open_run, read_config
+from r2sm_jax.tools.export import export
 from r2sm_jax.train import main
 
 FLOAT32 = jnp.dtype("float32")
@@ -273,6 +275,22 @@ def test_a_trained_one_changes(flags, tmp_path, command):
     first = fold(tiny_tensors())["_conv_stem.weight"].transpose(2, 3, 1, 0)
     difference = np.abs(state["vision.backbone.first.kernel"][...] - first).max()
     assert 0 < difference < 0.1
+
+
+def test_a_compact_export_has_no_frozen_backbone(flags, folder, bert_folder, tmp_path, command, monkeypatch):
+    """Its weights are found by name when the export is loaded, here beside it."""
+    assert command(main, *flags, "--run", tmp_path / "run").code == 0
+    run, out = open_run(tmp_path / "run"), tmp_path / "small"
+    export(run, out, compact=True)
+    stored = load_file(out / "model.safetensors")
+    assert not any(name.startswith("vision.backbone.") for name in stored) and "vision.stem.norms.0.scale" in stored
+    assert all(x.dtype == np.float16 for x in stored.values())
+    monkeypatch.chdir(folder.parent)
+    Path(bert_folder.name).symlink_to(bert_folder)
+    loaded = by_dotted_path(open_run(out).predictor.weights)
+    for name, x in by_dotted_path(run.predictor.weights).items():
+        kept = name in stored
+        np.testing.assert_array_equal(loaded[name], x.astype(np.float16).astype(np.float32) if kept else x)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,17 @@ import jax
 import jax.export
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
 from r2sm_jax import evaluate, predict
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import by_dotted_path, write_sums
+from r2sm_jax.exported import by_dotted_path, find_export, with_weights, write_sums
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.weights import find_model
+from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import open_run
 from r2sm_jax.sources import open_source
 from r2sm_jax.tools import export
@@ -265,6 +267,51 @@ def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
     assert found == [run.predictor.texts.folder.name]
 
 
+@pytest.fixture(scope="module")
+def compact(run, tmp_path_factory) -> Path:
+    """A compact export in the place of a whole one."""
+    folder = tmp_path_factory.mktemp("compact") / "small"
+    folder.mkdir()
+    (folder / "model.stablehlo").write_text("of an earlier export")
+    export.export(run, folder, compact=True)
+    return folder
+
+
+def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplace, monkeypatch):
+    texts = run.predictor.texts
+    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: texts.folder)
+    weights = {k: np.asarray(x).astype(np.float16) for k, x in by_dotted_path(run.predictor.weights).items()}
+    stored = load_file(compact / "model.safetensors")
+    assert stored.keys() == weights.keys() and all(np.array_equal(stored[k], weights[k]) for k in weights)
+    model = with_weights(run.config.model, {k: x.astype(np.float32) for k, x in weights.items()}, compact)
+    rounded, loaded = Predictor(run.config.model, *nnx.split(model), texts), r2sm_jax.load(compact)
+    assert loaded.weights_sha256 == rounded.weights_sha256 != run.predictor.weights_sha256
+    for one in (rounded, loaded):
+        one.set_image(workplace / "photo.jpg")
+    for a, b in zip(rounded.predict(QUERIES), loaded.predict(QUERIES), strict=True):
+        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
+
+
+def test_a_compact_export_is_small(compact, exported):
+    names = {file.name for file in compact.iterdir()}
+    assert names == {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "SHA256SUMS"}
+    assert "stablehlo" not in (compact / "README.md").read_text()
+    assert "stablehlo" in (exported / "README.md").read_text()
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (compact, exported)]
+    assert sizes[0] < 0.7 * sizes[1]
+
+
+def test_a_released_model_is_found_by_its_name(run, compact, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: run.predictor.texts.folder)
+    monkeypatch.setattr("r2sm_jax.exported.RELEASED", compact.parent)
+    assert find_export("small") == compact and r2sm_jax.load("small").config.vision == run.config.model.vision
+    with pytest.raises(InputError, match="no such run folder"):
+        r2sm_jax.load("large")
+    (tmp_path / "small").mkdir()
+    assert find_export("small") == Path("small")  # a folder of one's own goes first
+
+
 def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -292,6 +339,9 @@ def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, r
     assert "an export already" in refused(main, exported, "--out", tmp_path / "again")
     assert "--overwrite" in refused(main, tiny_run, "--out", exported)
     assert "is a folder of this machine" in refused(main, tiny_run, "--out", tmp_path / "new", "--lm", "reference")
+    assert "--compact: the language model" in refused(main, tiny_run, "--out", tmp_path / "new", "--compact")
+    said = refused(main, tiny_run, "--out", tmp_path / "new", "--compact", "--verify")
+    assert "--verify compares float32 weights with the StableHLO; leave it out with --compact" in said
     assert "no such run folder" in refused(main, tmp_path / "nowhere", "--out", tmp_path / "new")
     (tmp_path / "file").write_text("")
     (tmp_path / "config.json").write_text("{}")

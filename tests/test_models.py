@@ -29,7 +29,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
+from r2sm_jax.models.r2sm import NOT_THERE, R2SM, R2SMOutput, input_spec
 from r2sm_jax.models.vision import VisionEncoder, VisionFeatures
 from r2sm_jax.training.losses import type_loss
 
@@ -132,6 +132,21 @@ def test_masks_are_cut_at_the_threshold():
     )
     for name in ("modal", "amodal", "slot_modal", "slot_amodal"):
         np.testing.assert_allclose(getattr(low, name), getattr(high, name) + 1, atol=1e-5)
+
+
+def test_fused_masks_are_empty_where_nothing_is_present_and_nothing_else_changes():
+    inputs = fake_inputs(CONFIG, 2, 3)
+    whole = make(replace(CONFIG, presence_threshold=-np.inf), noise=0.1)(**inputs)
+    cut = float(np.sort(whole.presence.ravel())[2:4].mean())
+    found = make(replace(CONFIG, presence_threshold=cut), noise=0.1)(**inputs)
+    there = np.asarray(whole.presence) > cut
+    assert there.sum() == 3
+    for name, one, other in zip(whole._fields, whole, found, strict=True):
+        if name in ("modal", "amodal"):
+            np.testing.assert_allclose(other[there], one[there], atol=1e-5)
+            np.testing.assert_allclose(other[~there], np.minimum(one[~there], NOT_THERE), atol=1e-5)
+        else:
+            np.testing.assert_allclose(other, one, atol=1e-5)
 
 
 # Shapes and dtypes of every module.

@@ -69,8 +69,8 @@ def test_json_prints_one_object_and_writes_nothing(tiny_run, photo, tmp_path, co
     end = command(main, tiny_run, photo, QUERY, "--json")
     answer = json.loads(end.out)
     assert end.code == 0 and list(tmp_path.iterdir()) == []
-    assert list(answer) == ["query", "mask_type", "amodal_probability", "score", "mask", "modal", "amodal", "occluded",
-                            "instances", "size"]  # fmt: skip
+    assert list(answer) == ["query", "mask_type", "amodal_probability", "score", "presence", "mask", "modal",
+                            "amodal", "occluded", "instances", "size"]  # fmt: skip
     assert answer["query"] == QUERY and answer["size"] == [HEIGHT, WIDTH]
     assert answer["mask_type"] == ("amodal" if answer["amodal_probability"] > 0.5 else "modal")
     assert 0 <= answer["amodal_probability"] <= 1 and 0 <= answer["score"] <= 1

@@ -1,19 +1,22 @@
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 import r2sm_jax
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
+from r2sm_jax.exported import by_dotted_path, with_weights
 from r2sm_jax.models import text_states
 from r2sm_jax.prediction import Prediction
-from r2sm_jax.predictor import CutQuery
+from r2sm_jax.predictor import CutQuery, Predictor
 from r2sm_jax.sources import open_source
 
 QUERIES = ["the red mug", "the whole mug", "a book", "the complete shape of the red mug", "every cat and the plant"]
@@ -124,6 +127,26 @@ def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeyp
     assert len(predictor.texts._requested) == 4 and len(predictor.texts.truncated - cut) <= 4
     assert len(predictor.texts) == known + 4
     assert len(predictor.texts.states_of("a sentence of training")) > 2
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_below_the_threshold_of_presence_the_answer_is_empty(above, predictor, images):
+    (before,) = predictor.predict(QUERIES[:1], image=predictor.encode(images[0]))
+    logit = np.log(before.presence / (1 - before.presence))
+    config = replace(predictor.config, presence_threshold=float(logit + (-0.1 if above else 0.1)))
+    model = with_weights(config, by_dotted_path(predictor.weights), Path("weights"))
+    other = Predictor(config, *nnx.split(model), predictor.texts)
+    (found,) = other.predict(QUERIES[:1], image=other.encode(images[0]))
+    assert found.presence == pytest.approx(before.presence, abs=1e-5) and 0 < found.presence < 1
+    assert found.to_json()["presence"] == found.presence
+    if above:
+        same(before, found)
+        assert len(found.instances) == len(before.instances)
+    else:
+        assert not (found.modal.any() or found.amodal.any() or found.instances)
+        assert found.summary() == (
+            f"{QUERIES[0]}\nnothing of the kind is seen in the image (probability {found.presence:.3f})"
+        )
 
 
 def blot() -> Prediction:
