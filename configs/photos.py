@@ -15,7 +15,5 @@ def get_config() -> Config:
         ),
         data=DataConfig(scenes=3072, mirror=False, cache_features="runs/cache"),
         optimizer=OptimizerConfig(learning_rate=7e-4, muon_learning_rate=0.015, muon_weight_decay=0.1),
-        train=LoopConfig(
-            steps=1000, evaluate_every=250, evaluate_samples=96, checkpoint_every=250, report_samples=120
-        ),
+        train=LoopConfig(steps=1000, evaluate_every=250, evaluate_samples=96, checkpoint_every=250, report_samples=120),
     )
