@@ -140,7 +140,7 @@ class Prediction:
         count = len(self.instances)
         strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
         influence = "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest) if words else ""
-        if not (self.amodal.any() or self.instances):
+        if self.presence < 0.5 and not (self.amodal.any() or self.instances):
             return f"{self.query}\nnothing of the kind is seen in the image (probability {self.presence:.3f})"
         return (
             f"{self.query}\n{'undecided, rather ' * self.undecided}{self.mask_type} "

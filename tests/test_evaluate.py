@@ -90,8 +90,11 @@ def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, r
     monkeypatch.setattr(predictor, "answer_all", lambda asked: answer_all(asked, rows=rows))
     parts = score_source(predictor, source)
     for one, other in zip(whole.results, parts.results, strict=True):
-        assert replace(one, probability=None) == replace(other, probability=None)
+        assert replace(one, probability=None, predicted_iou=None) == replace(
+            other, probability=None, predicted_iou=None
+        )
         assert one.probability == pytest.approx(other.probability, abs=1e-6)
+        assert one.predicted_iou == pytest.approx(other.predicted_iou, abs=1e-6)
     assert whole.data_sha256 == parts.data_sha256
     a, b = split_figures(whole.results, whole.instances), split_figures(parts.results, parts.instances)
     assert a["all"] == b["all"] or a["all"]["ap"] == pytest.approx(b["all"]["ap"], abs=1e-6)

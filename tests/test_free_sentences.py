@@ -23,7 +23,8 @@ def test_they_are_different_balanced_and_hard_both_ways():
 
 def test_nothing_is_left_unfilled():
     for sentence in write_free_sentences(3000, seed=1):
-        assert not re.search(r"[{}\[\]<>|~]", sentence.text.replace("conf=0.9", "")), sentence.text
+        if not sentence.family.endswith("nothing"):  # punctuation alone, among others
+            assert not re.search(r"[{}\[\]<>|~]", sentence.text.replace("conf=0.9", "")), sentence.text
         assert sentence.text.strip()
 
 
