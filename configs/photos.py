@@ -1,8 +1,8 @@
 """Photographs: half an hour on two CPU cores, with any photos that have masks.
 
 Task: R2SM, arXiv 2506.01795, on photographs over which objects of others are laid (docs/photos.md). Measured with 424
-photos of COCO on photos that were not trained on: gIoU 0.390, 0.199 with names that were not trained, occluded IoU
-0.156; 28 minutes, with other work beside it.
+photos of COCO on photos that were not trained on: gIoU 0.390, occluded IoU 0.156; 28 minutes, with other work beside
+it. Then the classes had two names each; with the many that they have now, `photos_quick.py` is better already.
 
     python -m r2sm_jax.train configs/photos.py --data.source compose:INSTANCES.json --data.images DIR
 """
