@@ -7,15 +7,13 @@ some three minutes more.
     python -m r2sm_jax.train configs/photos_quick.py --data.source compose:INSTANCES.json --data.images DIR
 """
 
-from r2sm_jax.config import Config, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, VisionConfig
+from dataclasses import replace
+from pathlib import Path
+
+from r2sm_jax.config import Config
+from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:
-    return Config(
-        model=ModelConfig(
-            vision=VisionConfig(image_size=320, patch_size=16, depth=2, backbone="efficientnet-lite0"),
-        ),
-        data=DataConfig(scenes=3072, mirror=False, cache_features="runs/cache"),
-        optimizer=OptimizerConfig(learning_rate=7e-4, muon_learning_rate=0.015, muon_weight_decay=0.1),
-        train=LoopConfig(steps=500, evaluate_every=250, evaluate_samples=96, checkpoint_every=250, report_samples=100),
-    )
+    config = load_config_file(Path(__file__).with_name("photos.py"))
+    return replace(config, train=replace(config.train, steps=500, report_samples=100))
