@@ -202,11 +202,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the losses; each loss is logged."""
+    """Weights of the losses, which suit the mask pair `mask2former`; each loss is logged."""
 
     masks: MaskPair = "mask2former"
-    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice. The weights
-    below suit the first."""
+    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice."""
     supervise: Literal["both", "requested"] = "both"
     """Train both masks on every query, or only the one that it asks for."""
     slots: float = 0.15
@@ -254,6 +253,8 @@ class DataConfig:
     """Folder of the images of a json or compose source; default: beside the file."""
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
+    cutouts: str | None = None
+    """Folder of RGBA images whose objects are laid over composed photos as well, in training."""
     scenes: int = 8192
     """Number of procedural or composed training scenes."""
     seed: int = 0
@@ -273,8 +274,7 @@ class DataConfig:
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries name colours."""
     cache_features: str | None = None
-    """Folder for the features of sentences and, without augmentation, of images by frozen models. They are computed
-    once and read by every later run."""
+    """Folder of features of sentences and, without augmentation, of images by frozen models; later runs read it."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from r2sm_jax.scenes.scenes import SceneSource
 
 def open_source(
     spec: str, split: str = "train", *, count: int = 256, seed: int = 0, size: int = 96, queries: int = 8,
-    images_dir: str | None = None, backgrounds: str | None = None,
+    images_dir: str | None = None, backgrounds: str | None = None, cutouts: str | None = None,
 ) -> Source:  # fmt: skip
     """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
     `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs
-    only, `images_dir` for files. Raises InputError for an unknown SPEC or split, or unreadable data.
+    only, `cutouts` (a folder of objects) for composed photographs, `images_dir` for files.
+
+    Raises InputError for an unknown SPEC or split, or unreadable data.
     """
     if spec == "scenes":
         return SceneSource(split, count, seed=seed, size=size, queries=queries)
@@ -32,7 +34,9 @@ def open_source(
     if kind == "cutouts" and path:
         return CutoutSource(path, split, count, seed=seed, size=size, queries=queries, backgrounds=backgrounds)
     if kind == "compose" and path:
-        return ComposeSource(path, split, count, seed=seed, size=size, queries=queries, images=images_dir)
+        return ComposeSource(
+            path, split, count, seed=seed, size=size, queries=queries, images=images_dir, cutouts=cutouts
+        )
     if kind == "json" and path:
         return load_json_split(path, split, images_dir=images_dir)
     if kind == "tfds" and path:

@@ -59,7 +59,8 @@ class Data(NamedTuple):
 def source_options(config: Config) -> dict[str, Any]:
     """Options of `open_source` that all splits share."""
     data, size = config.data, config.model.vision.image_size
-    return {"seed": data.seed, "size": size, "images_dir": data.images, "backgrounds": data.backgrounds}
+    folders = {"images_dir": data.images, "backgrounds": data.backgrounds, "cutouts": data.cutouts}
+    return {"seed": data.seed, "size": size} | folders
 
 
 def open_data(config: Config, split: str, count: int) -> Source:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from scipy import ndimage
-from test_cutouts import digest, hidden
+from test_cutouts import digest, fill_folder, hidden
 
 from r2sm_jax.config import is_procedural
 from r2sm_jax.data.masks import encode
@@ -229,6 +229,24 @@ def test_written_as_cutouts(file: Path, tmp_path: Path) -> None:
     alpha = np.asarray(picture.getchannel("A"))
     assert alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255 and ((alpha > 0) & (alpha < 255)).sum() > 0
     assert len(CutoutSource(tmp_path, "train", 2)[0].instances) >= 3
+
+
+def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file: Path, tmp_path: Path) -> None:
+    labels = ("abacus", "dog", "dog house", "anchor")  # "dog house" could be meant by "dog", a class of the photos
+    pictures = sorted(path.name for path in fill_folder(tmp_path).iterdir())
+    (tmp_path / "index.json").write_text(json.dumps(dict(zip(pictures, labels, strict=False))))
+
+    def open_split(split: str) -> ComposeSource:
+        return ComposeSource(file, split, 20, size=SIZE, cutouts=tmp_path)
+
+    def classes(source: ComposeSource) -> set[str]:
+        return {instance.category for index in range(20) for instance in source[index].instances}
+
+    source = open_split("train")
+    assert {cutout.item.category for cutout in source.extra} == {"abacus", "anchor", "dog"}
+    assert set(source.vocabulary["category"]) == {*NAMES, "abacus", "anchor"}
+    assert classes(source) >= {"abacus", "anchor"}
+    assert classes(open_split("val")) <= set(NAMES)
 
 
 def test_half_of_the_training_pictures_are_mirrored_with_their_masks(samples: list[Sample]) -> None:

@@ -1,13 +1,15 @@
 """Photographs over which objects of other photographs are laid, so that the hidden part of what they cover is known.
 
 Complete objects (photos.py) have amodal masks and are hidden on purpose; of all others only the modal mask is known.
-The objects laid over a photo are of other photos of the same split, about as large as they are there.
+The objects laid over a photo are of other photos of the same split, about as large as they are there. In training
+some can be of a folder of cut-outs (cutouts.py), for names that the photos do not have.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -16,10 +18,18 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.batches import jitter_colours
 from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.nouns import display_name
+from r2sm_jax.queries.nouns import display_name, lexicon
 from r2sm_jax.queries.write import ABSENT_SPLIT, SPLIT_STRIDE, SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import Query
-from r2sm_jax.scenes.cutouts import blend, remember, rescale
+from r2sm_jax.random_choice import pick
+from r2sm_jax.scenes.cutouts import (
+    Cutout as FolderCutout,
+    blend,
+    read_cutouts,
+    read_picture,
+    remember,
+    rescale,
+)
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
 from r2sm_jax.scenes.paint import Sprite, opaque
 from r2sm_jax.scenes.photos import ZOOM, Cutout, Photo, Photos, Seen, zoom
@@ -37,6 +47,7 @@ TINY = 0.0006  # share of the picture below which what is visible of an object i
 FEWEST = 10  # complete objects that a training split needs
 KEPT_BYTES = 256_000_000  # memory of a process for photos, and again for cut-outs
 STRETCH = 1.35  # by which a cut-out is scaled at most, up or down
+EXTRA = 0.3  # share of the objects laid over a photo that are of the folder of cut-outs, where one is given
 TONE = 0.35  # how far the colours of a cut-out move to those of the photo that it is laid over
 
 
@@ -56,9 +67,11 @@ class ComposeSource(ProceduralSource):
         count: int,
         *,
         images: str | PathLike[str] | None = None,
+        cutouts: str | PathLike[str] | None = None,
         **options: int,
     ):
-        """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file.
+        """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file. `cutouts`
+        is a folder of more objects for training.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and fewer than ten
         cut-outs to train on.
@@ -66,9 +79,13 @@ class ComposeSource(ProceduralSource):
         super().__init__(split, count, **options)
         self.photos = Photos(path, images)
         self.below = self.photos.split(split)
-        self.vocabulary = {"category": tuple(map(display_name, self.photos.dataset.vocabulary["category"]))}
-        cutouts = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
-        self.cutouts = [cutout for cutout in cutouts if cutout.complete]
+        self.classes = tuple(map(display_name, self.photos.dataset.vocabulary["category"]))
+        self.extra: list[FolderCutout] = []
+        if cutouts is not None and split == "train":
+            self.extra = _other_things(read_cutouts(Path(cutouts), self.size), self.classes)
+        self.vocabulary = {"category": tuple(dict.fromkeys([*self.classes, *(c.item.category for c in self.extra)]))}
+        own = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
+        self.cutouts = [cutout for cutout in own if cutout.complete]
         needed = FEWEST if split == "train" else 1
         if len(self.cutouts) < needed:
             raise InputError(
@@ -76,7 +93,7 @@ class ComposeSource(ProceduralSource):
                 f"with a gap to the border and to other masks), {needed} are needed; add photos with masks"
             )
         if split == "train":
-            self.cutouts = cutouts
+            self.cutouts = own
         self._sides = np.array([cutout.side for cutout in self.cutouts])
         often = Counter(cutout.category for cutout in self.cutouts)
         self._weights = np.cumsum([0.0, *(often[cutout.category] ** -0.5 for cutout in self.cutouts)])
@@ -127,7 +144,7 @@ class ComposeSource(ProceduralSource):
         count = self.queries if everything else self.queries // 8 if self.split == "train" else 0
         there = {display_name(instance.category) for instance in scene.instances}
         absent = write_absent_queries(
-            scene.facts, [name for name in self.vocabulary["category"] if name not in there],
+            scene.facts, [name for name in self.classes if name not in there],
             rng=rng, count=count, split=split, first_id=first_id,
         )  # fmt: skip
         if everything:
@@ -146,12 +163,18 @@ class ComposeSource(ProceduralSource):
         extent = self.size * rng.uniform(0.15, 0.45)
         if below is not None:
             extent = layout.placed[below].sprite.extent * rng.uniform(0.75, 1.3) * (0.8 + 0.4 * share)
-        cutout = self._choose(rng, extent / self.size)
-        if cutout.photo == k:
-            return False
-        picture, tone = remember(self.photos.cut, round(STRETCH * self.size), KEPT_BYTES)(cutout)
-        natural = cutout.side * self.size
-        picture = rescale(picture, float(np.clip(extent, natural / STRETCH, natural * STRETCH)) / max(picture.size))
+        if self.extra and rng.random() < EXTRA:
+            item, picture, tone = *_picture_of(pick(rng, self.extra), self.size), photo.tone
+        else:
+            cutout = self._choose(rng, extent / self.size)
+            if cutout.photo == k:
+                return False
+            picture, tone = remember(self.photos.cut, round(STRETCH * self.size), KEPT_BYTES)(cutout)
+            natural = cutout.side * self.size
+            extent = float(np.clip(extent, natural / STRETCH, natural * STRETCH))
+            # What is not complete is not hidden on purpose.
+            item = Item(cutout.category, {}, "any" if cutout.complete else "free")
+        picture = rescale(picture, extent / max(picture.size))
         gains = np.clip((photo.tone + 8) / (tone + 8), 0.5, 2) ** TONE
         table = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()
         picture = picture.point(table + list(range(256)))
@@ -164,9 +187,6 @@ class ComposeSource(ProceduralSource):
         free = below is None
         place = layout.find_free(rng, sprite) if free else layout.find_over(rng, sprite, below, share)
         if place is not None:
-            item = Item(
-                cutout.category, {}, "any" if cutout.complete else "free"
-            )  # what is not is not hidden on purpose
             layout.put(Placed(item, sprite, *place, on_top=not free))
         return place is not None
 
@@ -197,6 +217,21 @@ class ComposeSource(ProceduralSource):
         for seen in photo.objects:
             add(seen.sprite, seen.category, seen.complete, seen.ignored)
         return found
+
+
+def _picture_of(cutout: FolderCutout, side: int) -> tuple[Item, Image.Image]:
+    """A cut-out of the folder, as a class with nothing but a name, and its picture (mode RGBA)."""
+    picture = remember(read_picture, side)(cutout.path)
+    assert picture is not None  # for the type checker: those without an object were left out
+    return Item(cutout.item.category, {}), picture
+
+
+def _other_things(cutouts: Sequence[FolderCutout], classes: Sequence[str]) -> list[FolderCutout]:
+    """The cut-outs that are of one of the classes by label, or that no noun of another class could mean."""
+    known = lexicon().classes
+    nouns = [noun for name in classes for noun in (name, *(known[name].nouns if name in known else ()))]
+    words = {frozenset(noun.split()) for noun in nouns}
+    return [c for c in cutouts if c.item.category in classes or not any(noun <= c.words for noun in words)]
 
 
 def _number(found: Sequence[Instance]) -> tuple[Instance, ...]:

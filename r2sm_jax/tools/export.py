@@ -210,7 +210,7 @@ def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
 def portable(config: Config) -> Config:
     """A run's configuration with names in place of local folders."""
     kind, colon, where = config.data.source.partition(":")
-    data = replace(config.data, source=kind + colon + Path(where).name, images=None, backgrounds=None)
+    data = replace(config.data, source=kind + colon + Path(where).name, images=None, backgrounds=None, cutouts=None)
     text, vision = config.model.text, config.model.vision
     published = zip(("init", "name", "backbone"), vision.published, strict=True)
     vision = replace(vision, **{field: name and _name(name) for field, name in published})
