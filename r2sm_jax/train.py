@@ -89,9 +89,9 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     texts.encode(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
     say(f"{texts.truncation_summary()}, encoded")
     tokens = texts.token_quantile(sentences, FITTING)
-    too_long = frozenset(sentence for sentence in sentences if len(texts.states_of(sentence)) > tokens)
+    too_long = frozenset(sentence for sentence in sentences if texts.count_tokens(sentence) > tokens)
     type_tokens = max(tokens, texts.token_quantile(of_free, FITTING))
-    free = [s for s in free if len(texts.states_of(s.text)) <= type_tokens]
+    free = [s for s in free if texts.count_tokens(s.text) <= type_tokens]
     say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
 
     frozen = frozen_images(config, prepared)

@@ -93,7 +93,7 @@ class Padded(NamedTuple):
 def pad(texts: TextStates, sentences: Sequence[str]) -> list[Padded]:
     """Token states of all sentences, in one array for each of `LENGTHS` that occurs."""
     texts.encode(sentences)
-    sizes = np.array([len(texts.states_of(s)) for s in sentences])
+    sizes = np.array([texts.count_tokens(s) for s in sentences])
     groups, low = [], 0
     for length in LENGTHS:
         last = length == LENGTHS[-1]

@@ -1,4 +1,4 @@
-"""Token states of the frozen language model, computed once per unique sentence and kept in host memory."""
+"""Token states of the frozen language model, computed once per unique sentence and kept (kept_arrays.py)."""
 
 import re
 import threading
@@ -17,6 +17,7 @@ from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.feature_cache import FeatureCache, digest
+from r2sm_jax.models.kept_arrays import KeptArrays
 from r2sm_jax.models.text import TextSizes, load_text_encoder
 from r2sm_jax.models.weights import find_model, weights_sha256
 
@@ -29,6 +30,8 @@ REQUEST_LENGTHS = (16, 32)
 """Sentences of a request are padded to one of these, or to the token limit."""
 REQUEST_KEPT = 1024
 """Sentences of requests that are kept, so that a server's memory does not grow."""
+KEPT_BYTES = 128 << 20
+"""Of states in memory; more of them are in a temporary file."""
 POLITE = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """What is not read at the start of a sentence; nor are full stops at its end. Decisions changed with either."""
 VOCABULARIES = (
@@ -73,7 +76,7 @@ class TextStates:
 
         self._encoder = encoder_of
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
-        self._states: dict[str, np.ndarray] = {}
+        self._states = KeptArrays(KEPT_BYTES)
         self._requested: list[str] = []
         self._lock = threading.RLock()
         self.truncated: set[str] = set()
@@ -102,6 +105,10 @@ class TextStates:
     def states_of(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
         """The states of a sentence that was encoded."""
         return self._states[sentence]
+
+    def count_tokens(self, sentence: str) -> int:
+        """Of a sentence that was encoded."""
+        return self._states.rows(sentence)
 
     def encode(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
         """Encodes and keeps the sentences that neither memory nor cache has; returns how many those were.
@@ -158,7 +165,7 @@ class TextStates:
 
     def token_quantile(self, sentences: Iterable[str], share: float = 1.0) -> int:
         """The number of tokens that this share of the encoded sentences does not exceed."""
-        counts = [len(self._states[sentence]) for sentence in sentences]
+        counts = [self._states.rows(sentence) for sentence in sentences]
         return int(np.quantile(counts, share, method="higher")) if counts else 1
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
