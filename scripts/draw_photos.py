@@ -46,9 +46,11 @@ def main() -> None:
     for name, queries in QUESTIONS.items():
         photo = getattr(data, name)()
         predictor.set_image(photo)
+        answers = predictor.predict(list(queries))
+        captions = [f"{p.mask_type}, predicted IoU {p.score:.2f}" for p in answers]
         rows.append([
-            Panel(photo, f'"{p.query}"', f"{p.mask_type}, predicted IoU {p.score:.2f}", p.modal, p.occluded, p.mask_type)
-            for p in predictor.predict(list(queries))
+            Panel(photo, f'"{p.query}"', caption, p.modal, p.occluded, p.mask_type)
+            for p, caption in zip(answers, captions, strict=True)
         ])  # fmt: skip
     save_sheet(args.out, rows, title=f"Answers of {args.run}")
     print(f"wrote {args.out}")
