@@ -293,8 +293,8 @@ class LoopConfig:
     """Compile the parts without a loop, which needs the memory of the whole batch; on a CPU six times faster."""
     products: Products = "auto"
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
-    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
-    matrix units for it (AMX), float32 on other CPUs, tensorfloat32 on accelerators."""
+    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs that
+    are measured to be faster with it, float32 on other CPUs, tensorfloat32 on accelerators."""
     seed: int = 0
     """Seed of the initial weights, the order of examples and augmentation."""
     log_every: int = 50

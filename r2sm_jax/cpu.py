@@ -1,19 +1,24 @@
 """What is specific to one kind of processor: how training multiplies, and how a command on Linux keeps its memory.
 
-Some CPUs have matrix units (AMX) that multiply bfloat16 numbers and add the results in float32, in down to a sixth of
-the time of float32 (docs/log.md). `products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All
-else stays float32. No setting of JAX and no environment variable changes it.
+Some CPUs multiply bfloat16 numbers and add the results in float32 faster than they multiply float32 numbers: those with
+matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in half of it (docs/log.md).
+`products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All else stays float32. No setting of JAX and no environment variable changes it.
 
 XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages, which
 takes a third off the time of a step.
 """
 
 import ctypes
+import hashlib
+import json
+import math
 import mmap
 import os
+import platform
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -25,7 +30,11 @@ from jaxtyping import Array, BFloat16, Float, Float32
 from r2sm_jax.config import Products
 
 CPUINFO = Path("/proc/cpuinfo")
-"""Exists on Linux. On other systems we assume that the CPU has no matrix units."""
+"""Exists on Linux; tells one processor from another."""
+MEASURED, REPEATS = ((2048, 384), (384, 1536)), 7
+"""Shapes of the product by which a CPU is measured, and how often; the shortest time counts."""
+WORTH = 1.3
+"""So many times as fast bfloat16 products must be on a CPU."""
 PRECISIONS = {"float32": "float32", "tensorfloat32": "tensorfloat32", "bfloat16": "default"}
 """JAX's precision for all other products; on a CPU each of them is float32. They differ, so that JAX traces a function
 anew where it was traced under another kind of products before."""
@@ -33,13 +42,41 @@ anew where it was traced under another kind of products before."""
 _bfloat16: ContextVar[bool] = ContextVar("bfloat16", default=False)
 
 
-def choose_products() -> Products:
-    """The products that `auto` stands for on this machine: bfloat16 on a CPU with matrix units, float32 on another CPU,
-    tensorfloat32 on an accelerator."""
+def choose_products(kept: Path) -> Products:
+    """The products that `auto` stands for on this machine: tensorfloat32 on an accelerator; on a CPU bfloat16 if it is
+    `WORTH` it, else float32.
+
+    A processor is measured once. `kept` is the JSON file of all that were; it is written again if it cannot be read.
+    """
     if jax.default_backend() != "cpu":
         return "tensorfloat32"
-    has_matrix_units = CPUINFO.exists() and "amx_bf16" in CPUINFO.read_text()
-    return "bfloat16" if has_matrix_units else "float32"
+    about = CPUINFO.read_text().partition("\n\n")[0] if CPUINFO.exists() else platform.processor()
+    lines = sorted(line for line in about.splitlines() if line.startswith(("flags", "Features", "model name")))
+    processor = hashlib.sha256("\n".join([jax.__version__, *lines]).encode()).hexdigest()[:16]
+    try:
+        known = dict(json.loads(kept.read_text()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    if not isinstance(known.get(processor), float):
+        known[processor] = measure_bfloat16()
+        with suppress(OSError):  # it is measured again the next time
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_name(f"{kept.name}.{os.getpid()}")
+            part.write_text(json.dumps(known))
+            part.replace(kept)
+    return "bfloat16" if known[processor] >= WORTH else "float32"
+
+
+def measure_bfloat16() -> float:
+    """How many times as fast this machine multiplies with bfloat16 operands as with float32 ones."""
+    operands = [jnp.ones(shape) for shape in MEASURED]
+    seconds = dict.fromkeys(("float32", "bfloat16"), math.inf)
+    for kind in (*seconds, *list(seconds) * REPEATS):  # the first time of each one compiles
+        product = _MULTIPLY[kind]
+        started = time.perf_counter()
+        jax.block_until_ready(product(*operands))
+        seconds[kind] = min(seconds[kind], time.perf_counter() - started)
+    return seconds["float32"] / seconds["bfloat16"]
 
 
 @contextmanager
@@ -140,6 +177,9 @@ def _product(a: BFloat16[Array, "*n c d"], b: BFloat16[Array, "*n d e"]) -> Floa
 def _transpose(x: Array) -> Array:
     """A transposed copy, not another view of the same memory."""
     return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))
+
+
+_MULTIPLY = {"float32": jax.jit(jnp.matmul), "bfloat16": jax.jit(multiply)}
 
 
 GIGABYTE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-1048576kB")

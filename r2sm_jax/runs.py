@@ -22,6 +22,7 @@ from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
+from r2sm_jax.models.weights import cache_dir
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
@@ -91,7 +92,8 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
         halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
         select_on = "dev" if is_procedural(config.data.source) else "val"
         parts = (2, True) if halves else (1, False)
-        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=choose_products(), select_on=select_on)
+        products = choose_products(cache_dir() / "products.json")
+        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=products, select_on=select_on)
     loop = replace(
         loop,
         devices=devices,
