@@ -2,7 +2,8 @@
 
 Some CPUs multiply bfloat16 numbers and add the results in float32 faster than they multiply float32 numbers: those with
 matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in half of it (docs/log.md).
-`products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All else stays float32. No setting of JAX and no environment variable changes it.
+`products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All else stays float32. No setting of
+JAX and no environment variable changes it.
 
 XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages, which
 takes a third off the time of a step.
