@@ -50,9 +50,12 @@ def read_toml(file_name: str) -> dict[str, Any]:
 
 @cache
 def lexicon() -> Lexicon:
-    """The content of lexicon.toml. Raises InputError if it lacks something or has something unknown."""
+    """The content of lexicon.toml, with the classes and plurals of lexicon_objects.toml. Raises InputError if it lacks
+    something or has something unknown."""
     content = dict(read_toml("lexicon.toml"))
     try:
+        for kind, more in read_toml("lexicon_objects.toml").items():
+            content[kind] = content[kind] | more
         for kind in ("classes", "groups"):
             content[kind] = {name: Meaning(**{"classes": [name]} | entry) for name, entry in content[kind].items()}
         return Lexicon(**content)
