@@ -33,7 +33,7 @@ from r2sm_jax.models.heads import REFERENCES
 from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import Sentence
-from r2sm_jax.runs import open_run
+from r2sm_jax.runs import keep_compiled, open_run
 from r2sm_jax.sources import ABSENT_SPLIT, SPLITS, open_source, sentence_splits
 
 Evaluated = dict[str, tuple[Source, Scored]]
@@ -155,6 +155,7 @@ def count_compilations() -> Callable[[], str]:
 def main() -> None:
     """Command line."""
     tune_malloc()
+    keep_compiled()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if sum(map(bool, (args.run, args.predictions, args.compare))) != 1:
         raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")

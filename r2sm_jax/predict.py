@@ -34,7 +34,7 @@ from r2sm_jax.metrics.score import Answer
 from r2sm_jax.prediction import FILES
 from r2sm_jax.predictor import CutQuery, Predictor, QueryOutputs, check_query
 from r2sm_jax.query import MaskType
-from r2sm_jax.runs import open_run
+from r2sm_jax.runs import keep_compiled, open_run
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
@@ -76,6 +76,7 @@ def main() -> None:
     if len(list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))) > 3:
         raise InputError("too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'")
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
+    keep_compiled()
     if args.query is None and args.queries is None:
         raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
     if args.queries is not None or Path(args.image).is_dir() or is_pattern(args.image):

@@ -37,6 +37,13 @@ MAY_CHANGE = (
 """Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
 
 
+def keep_compiled() -> None:
+    """Lets a command find the programs that earlier ones compiled, in the user's cache folder. The environment variable
+    JAX_COMPILATION_CACHE_DIR gives another folder; JAX_ENABLE_COMPILATION_CACHE=0 turns it off."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+
+
 @dataclass(frozen=True)
 class Run:
     """A trained run, ready to answer."""

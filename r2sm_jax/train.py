@@ -33,7 +33,7 @@ from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
+from r2sm_jax.runs import keep_compiled, read_config, resolve, restore_weights, resumed_folder, start_folder
 from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
@@ -275,6 +275,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 def main() -> None:
     """Command line. Without a config file, a resumed run keeps its configuration; flags change only `MAY_CHANGE`."""
     tune_malloc()
+    keep_compiled()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):

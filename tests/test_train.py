@@ -350,6 +350,17 @@ def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp
     assert rounded[1]["train/loss"] != exact[1]["train/loss"]
 
 
+def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(monkeypatch, tmp_path):
+    set_to: dict[str, str] = {}
+    monkeypatch.setattr(runs.jax.config, "update", set_to.__setitem__)
+    runs.keep_compiled()
+    assert set_to == {}  # the tests have their own folder
+    monkeypatch.setattr(runs, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(type(runs.jax.config), "jax_compilation_cache_dir", None, raising=False)
+    runs.keep_compiled()
+    assert set_to == {"jax_compilation_cache_dir": str(tmp_path / "compiled")}
+
+
 def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runs.start_folder(replace(tiny_config, run="elsewhere")) == Path("elsewhere")

@@ -1,4 +1,4 @@
-"""`python -m r2sm_jax.demo RUN|EXPORT`: a web page on which people try a trained segmenter.
+"""`python -m r2sm_jax.demo [RUN|EXPORT]`: a web page on which people try a trained segmenter.
 
 The page is local by default, and loads nothing from other hosts: no analytics, version checks, fonts or scripts.
 Uploads are kept in a temporary folder of this process; the page reads no other files.
@@ -21,7 +21,7 @@ from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import parse_flags
 from r2sm_jax.predictor import CutQuery, Predictor
-from r2sm_jax.runs import open_run
+from r2sm_jax.runs import keep_compiled, open_run
 from r2sm_jax.tools import demo_answers as answers
 from r2sm_jax.tools.demo_answers import Answer, Photo, View, message_html
 
@@ -29,7 +29,7 @@ Changes = dict[Any, Any]
 """New values of components of the page; the others stay."""
 SESSIONS, SESSION_SECONDS = 64, 3600
 SENTENCES = 3
-START = "Choose an image or an example, then say what you want. The words decide which mask you get."
+START = "Choose an image, then say what you want. The words decide which mask you get."
 TITLE = "# Which mask do you mean?\nThe words decide: the visible part of a thing, or its complete shape."
 SCROLL = "() => innerWidth < 700 && document.getElementById('decision').scrollIntoView({behavior: 'smooth'})"
 
@@ -38,8 +38,8 @@ SCROLL = "() => innerWidth < 700 && document.getElementById('decision').scrollIn
 class DemoConfig:
     """A page where people try a trained segmenter."""
 
-    run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
+    run: Annotated[str, tyro.conf.Positional] = "photos-small"
+    """Run folder, such as runs/latest, export, or released model."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 7860
@@ -91,7 +91,8 @@ class Page:
     def _build_question(self) -> None:
         gr = self.gr
         self.upload = gr.File(label="Image", file_types=["image"], height=130, elem_id="upload")
-        with gr.Row(elem_id="examples"):
+        # The examples are drawn. A model with a published backbone was trained on photographs.
+        with gr.Row(elem_id="examples", visible=self.predictor.config.vision.backbone is None):
             self.thumbnails = [
                 gr.Button(f"Example {number}", icon=file, min_width=40, elem_classes="thumbnail")
                 for number, (file, _) in enumerate(self.examples, start=1)
@@ -243,5 +244,6 @@ def main() -> None:
     args = parse_flags(DemoConfig, sys.argv[1:], prog="python -m r2sm_jax.demo")
     if args.max_upload_mb < 1 or not 0 <= args.port < 65536:
         raise InputError("--max-upload-mb must be 1 or more, and --port between 0 and 65535")
+    keep_compiled()
     with tempfile.TemporaryDirectory(prefix="r2sm_jax_demo_") as folder:
         launch(args, Path(folder))
