@@ -1,12 +1,13 @@
 """Speed of every stage on this machine: `python scripts/benchmark.py [CONFIG.py] [--flags]`, as for training.
 
 Run nothing else at the same time. Scenes and queries are made on one core; the rest uses all devices that JAX finds.
-Figures are medians.
+The training step is that of `train.py`, with its batches, products and parts. Figures are medians.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from statistics import median
 from typing import Any
@@ -19,16 +20,14 @@ from rich.table import Table
 
 from r2sm_jax.config import Config
 from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_config
-from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.runs import resolve
 from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import free_sentences, open_source
+from r2sm_jax.sources import open_source
+from r2sm_jax.train import prepare_data
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
@@ -56,13 +55,10 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     took = seconds(lambda: [write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)], 3)
     yield "queries written a second and core", f"{8 * SCENES / took:,.0f}"
 
-    source = open_source("scenes", "train", count=SCENES, size=size)
-    prepared = PreparedSource(source, size, config.model.mask_size)
-    prepared.remember()
-    sentences = [text for i in range(SCENES) for text in prepared[i]["texts"]]
-    text = config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-
+    config = replace(config, data=replace(config.data, source="scenes", scenes=SCENES))
+    data = prepare_data(config, lambda message: None)
+    source, texts = open_source("scenes", "train", count=SCENES, size=size), data.texts
+    sentences = [query.text for i in range(SCENES) for query in source.queries_at(i)]
     numbers = count()
 
     def encode_anew() -> None:
@@ -70,21 +66,11 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
         texts.encode((f"{sentence} {number}" for sentence in sentences), kind=config.train.products)
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
-    free = free_sentences(min(200, config.data.free_sentences), seed=0)
-    free_texts = [sentence.text for sentence in free]
-    texts.encode([*free_texts, *sentences])
 
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
-    assemble = Assemble(
-        text_states=texts, tokens=texts.token_quantile([*sentences, *free_texts]), queries=config.data.queries,
-        instances=config.data.instances, slots=config.model.decoder.slots, mirror=True, free=free,
-        from_words=config.model.head in LEARNED,
-    )  # fmt: skip
-    batch = next(training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=0))
-    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    batch, names = jax.device_put((batch, names))
+    batch, names = jax.device_put((next(data.batches), data.names))
     train_step = jit_train_step(graphdef, optimizer, config)
     predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
 
