@@ -195,8 +195,8 @@ def test_reasonseg_keeps_ignored_regions(tmp_path):
     (query,) = found.queries
     assert (query["text"], query["answer"], query["instance_ids"]) == (text, "the cup", [1])
     target, ignored = finished(found, tmp_path, tmp_path)[0].instances
-    assert ignored.ignore and (ignored.modal == mask(4, 4, 8, 8)).all()
-    assert (target.modal == mask(2, 2, 20, 18) & ~mask(4, 4, 8, 8)).all() and target.amodal is None
+    assert ignored.ignore and (ignored.modal == mask(4, 4, 9, 9)).all()  # the outline belongs to a mask
+    assert (target.modal == mask(2, 2, 21, 19) & ~mask(4, 4, 9, 9)).all() and target.amodal is None
 
 
 def test_reasonseg_without_a_target(tmp_path):

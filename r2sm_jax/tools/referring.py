@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.conversion import Conversion, Files, names_of_image
-from r2sm_jax.tools.entries import Entry
+from r2sm_jax.tools.entries import Entry, Size
+from r2sm_jax.tools.polygons import draw_polygon
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,10 @@ def _in_split(name: Any, wanted: str) -> bool:
 def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
     """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
 
-    The layout is that of dvlab-research/LISA utils/data_processing.py. Polygons labelled "target" are the answer, those
-    with "ignore" in their label are left out of loss and metrics. They are painted in descending area, so that a
-    smaller one wins where two overlap.
+    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py. Polygons with "ignore" in their
+    label are left out of loss and metrics, those labelled "flag" are not used, all others are the answer. Points are
+    cut to whole pixels, the outline belongs to the mask (`draw_polygon`), and polygons are painted in descending area,
+    so that a smaller one wins where two overlap.
 
     Args:
         files: What to read and to write.
@@ -107,7 +110,7 @@ def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
     for file in found.read_folders(files.sources, "a ReasonSeg annotation"):
         with found.record():
             number = found.add_image(file, names_of_image(file.path))
-            target, ignored = _paint(file, found.size(number))
+            target, ignored = _paint(found, file, found.size(number))
             ids = [found.add_annotation(number, "target", target)] if target.any() else []
             if ignored.any():
                 found.add_annotation(number, "ignored", ignored, ignore=True)
@@ -119,19 +122,27 @@ def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
     return found.finish()
 
 
-def _paint(file: Entry, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def _paint(found: Conversion, file: Entry, size: Size) -> tuple[np.ndarray, np.ndarray]:
     """The masks `[H W]` of the target and of the ignored region."""
-    drawn = []
+    polygons: list[tuple[bool, list]] = []
+    areas: list[int] = []
     for shape in file.entries("shapes"):
-        label = shape.need("label", str)
-        if label != "flag":
-            if label != "target" and "ignore" not in label:
-                raise shape.error(f"its label {label!r} is neither target nor ignore", "correct it")
-            polygon = Entry(shape.path, shape.place, {"points": [shape.need("points", list)]})
-            drawn.append((label == "target", Conversion().mask(polygon, "points", size)))
+        label, points = shape.need("label", str).lower(), shape.need("points", list)
+        if label == "flag":
+            continue
+        if not points:
+            found.note(shape, "left out, it has no points")
+            continue
+        try:
+            areas.append(masks.area(draw_polygon(points, size)))
+        except ValueError as error:
+            raise shape.error(f"its points cannot be used ({error})", "correct them") from error
+        polygons.append(("ignore" in label, points))
     target, ignored = np.zeros(size, bool), np.zeros(size, bool)
-    for is_target, mask in sorted(drawn, key=lambda pair: -int(pair[1].sum())):
-        target[mask], ignored[mask] = is_target, not is_target
+    for index in np.argsort(areas)[::-1]:  # as the official code sorts, also those of one area
+        is_ignored, points = polygons[index]
+        mask = draw_polygon(points, size)
+        target[mask], ignored[mask] = not is_ignored, is_ignored
     return target, ignored
 
 
