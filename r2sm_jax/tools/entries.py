@@ -120,7 +120,10 @@ def read_pickle(path: Path) -> Any:
     """The plain data of a pickle. Raises InputError for one that holds more, and for a damaged one."""
     content = read_bytes(path)
     try:
-        return _PlainData(BytesIO(content)).load()
+        try:
+            return _PlainData(BytesIO(content), encoding="utf-8").load()
+        except UnicodeDecodeError:  # strings of Python 2 in another encoding
+            return _PlainData(BytesIO(content), encoding="cp1252", errors="replace").load()
     except Exception as error:  # damaged pickles raise nearly anything
         raise InputError(
             f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, since pickles "
