@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_bad_records import many, needs
 from test_cocoa import annotation
-from test_readers import BACK, FRONT, SEEN, coco, mask, mmr, photo, points, refs, square, to_read, write
+from test_readers import BACK, FRONT, SEEN, coco, mmr, photo, points, refs, square, to_read, write
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
@@ -53,7 +53,7 @@ def test_a_bsds_file_keeps_the_first_of_six_annotators():
 
 def test_a_field_that_no_region_has_is_refused(tmp_path):
     path = write(tmp_path / "c.json", combined("9.jpg"))
-    with pytest.raises(InputError, match="no annotation has seen; there are .*visible_mask"):
+    with pytest.raises(InputError, match=r"no annotation has seen; there are .*visible_mask"):
         read_coco_like(to_read(path), PRESETS["cocoa"], MaskOptions(visible_field="seen"))
 
 
@@ -73,20 +73,16 @@ def read_questions(folder: Path, *records: dict[str, Any]):
     return read_lisa_plus_plus(to_read(write(folder / "data.json", [question()] * 200 + list(records))))
 
 
-@pytest.mark.parametrize(
-    "first",
-    [[points(2, 2, 12, 12), [[1, 1], [2, 2]]], points(2, 2, 12, 12), [square(2, 2, 12, 12)], masks.encode(FRONT)],
-)
+RINGS = [[points(2, 2, 12, 12), [[1, 1], [2, 2]]], points(2, 2, 12, 12), [square(2, 2, 12, 12)], masks.encode(FRONT)]
+
+
+@pytest.mark.parametrize("first", RINGS)
 def test_lisa_plus_plus_masks_that_can_be_mended(first, tmp_path):
-    shapes = question()["points"] | {"1": {"points": first}}
-    record = question(points=shapes, ID=[1, 2], img_path=" 1.jpg ")
+    record = question(points=question()["points"] | {"1": {"points": first}}, ID=[1, 2], img_path=" 1.jpg ")
     del record["English Answer"]
-    found = read_questions(tmp_path)
-    before = len(found.annotations)
-    photo(tmp_path / "b" / "1.jpg")
-    (tmp_path / "b" / "d.json").write_text("[]")
-    found = read_lisa_plus_plus(to_read(write(tmp_path / "b" / "d.json", [record])))
-    assert before == len(found.annotations) == 2 and found.bad == []
+    photo(tmp_path / "1.jpg")
+    found = read_lisa_plus_plus(to_read(write(tmp_path / "d.json", [record])))
+    assert len(found.annotations) == 2 and found.bad == []
     assert (masks.decode(found.annotations[0]["visible_mask"]) == FRONT).all()
     assert "answer" not in found.queries[0] and found.queries[0]["instance_ids"] == [1, 2]
 
@@ -95,17 +91,17 @@ def test_lisa_plus_plus_ids_without_points(tmp_path):
     found = read_questions(tmp_path, question(ID=["1", "2", "99"]))
     assert found.bad == [] and found.queries[-1]["instance_ids"] == [1, 2]
     assert "[200]: ID 99 was left out" in str(found.notes[0])
-    found = read_questions(
-        tmp_path, question(ID=["1", "99"], **{"English Answer": "instance id is 1, instance id is 99"})
-    )
+    answer = {"English Answer": "instance id is 1, instance id is 99"}
+    found = read_questions(tmp_path, question(ID=["1", "99"], **answer))
     assert len(found.queries) == 200 and "[200].points: its '99' is missing" in str(found.bad[0])
 
 
 @pytest.mark.parametrize("lost", [[], [[[5, 5], [6, 6]]], [points(40, 40, 50, 50)], {"size": [9, 9], "counts": [81]}])
 def test_lisa_plus_plus_records_that_are_left_out(lost, tmp_path):
     shapes = question()["points"] | {"1": {"label name": "cup", "points": lost}}
-    found = read_questions(tmp_path, question(points=shapes, img_path="./1.jpg", ID=["2", "1"]))
-    assert len(found.queries) == 200 and len(found.annotations) == 2
+    photo(tmp_path / "2.jpg")
+    found = read_questions(tmp_path, question(points=shapes, img_path="2.jpg", ID=["2", "1"]))
+    assert len(found.queries) == 200 and len(found.annotations) == 2 and len(found.images) == 1
     (note,) = found.bad
     assert "[200].points.1: its points" in str(note)
 
@@ -133,9 +129,9 @@ def test_mmr_lists_of_masks_and_one_image_in_several_records(tmp_path):
 def kins(**changes: Any) -> dict[str, Any]:
     """A KINS file of 2020 with the two objects of the tests."""
     content = coco(categories=[])
-    for annotation, modal in zip(content["annotations"], (FRONT, SEEN), strict=True):
-        annotation |= {"category_id": 4, "a_segm": annotation.pop("segmentation"), "i_segm": masks.encode(modal)}
-        del annotation["visible_mask"]
+    for record, modal in zip(content["annotations"], (FRONT, SEEN), strict=True):
+        record |= {"category_id": 4, "a_segm": record.pop("segmentation"), "i_segm": masks.encode(modal)}
+        del record["visible_mask"]
     content["annotations"][0] |= changes
     return content
 
@@ -206,7 +202,3 @@ def test_refcoco_objects_without_a_mask_are_bad_records(tmp_path):
     found = read_refcoco(to_read(path), instances)
     assert len(found.queries) == 150 and len(found.annotations) == 1
     assert "annotation 31: its segmentation cannot be used (the list of polygons is empty)" in str(found.bad[0])
-
-
-def test_masks_of_the_tests():
-    assert (mask(2, 2, 12, 12) == FRONT).all() and (SEEN == BACK & ~FRONT).all()

@@ -27,6 +27,7 @@ from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
 from r2sm_jax.tools.entries import by_reason
+from r2sm_jax.tools.folders import FolderNames, read_mask_folders
 from r2sm_jax.tools.llm_queries import parse, requests
 from r2sm_jax.tools.stats import stats
 
@@ -57,12 +58,15 @@ def coco_command(name: str, preset: Preset) -> Callable[..., None]:
     """`convert` for annotations without queries, which the template then writes."""
 
     def command(files: Files, options: MaskOptions, template: TemplateOptions) -> None:
-        if template.queries < 0 or template.seed < 0:
-            raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
         _write(files, name, lambda: read_coco_like(files, preset, options), template)
 
     command.__doc__ = preset.about
     return command
+
+
+def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
+    """Folders of images and of masks, one PNG an object; pix2gestalt's layout by default."""
+    _write(files, "folders", lambda: read_mask_folders(files, names), template)
 
 
 def reader_command(name: str, read: Callable[..., Conversion]) -> Callable[..., None]:
@@ -79,6 +83,8 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     """Reads, writes and says what was written; refuses what cannot succeed before anything is read."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
+    if template.queries < 0 or template.seed < 0:
+        raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
     if not 0 <= files.max_bad <= 1:
         raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
     refuse_overwrite(files.out, files.overwrite)
@@ -307,6 +313,7 @@ def main() -> None:
         convert.command(name=name)(coco_command(name, preset))
     for name, read in READERS.items():
         convert.command(name=name)(reader_command(name, read))
+    convert.command(folders)
     convert.command(r2sm)
     for command in (requests, parse, template):
         queries.command(command)
