@@ -101,6 +101,10 @@ class Conversion:
     known: dict[Hashable, int] = field(default_factory=dict)
     """The ids of images (by path) and objects (by a key of the reader) that several entries share."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_bad <= 1:
+            raise InputError(f"--max-bad {self.max_bad}: this is not a share; give 0 to 1")
+
     def note(self, entry: Entry, sentence: str) -> None:
         """Tells the user something about an entry, such as that a part of it was left out."""
         self.notes.append(Note(str(entry), sentence))

@@ -85,8 +85,6 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
         raise InputError("convert: there is nothing to read; give annotation files")
     if template.queries < 0 or template.seed < 0:
         raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
-    if not 0 <= files.max_bad <= 1:
-        raise InputError(f"--max-bad {files.max_bad}: this is not a share; give 0 to 1")
     refuse_overwrite(files.out, files.overwrite)
     found = read()
     elsewhere = found.name_images(files.out)
