@@ -57,8 +57,9 @@ def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes
     return folder / name
 
 
-def read_cocoa(sources: list[Path], images_dir: Path | None = None) -> Conversion:
-    return read_coco_like(Files(Path("out.json"), images_dir, sources=tuple(sources)), PRESETS["cocoa"])
+def read_cocoa(sources: list[Path], images_dir: Path | None = None, max_bad: float = 0.01) -> Conversion:
+    files = Files(Path("out.json"), images_dir, sources=tuple(sources), max_bad=max_bad)
+    return read_coco_like(files, PRESETS["cocoa"])
 
 
 def things(found, image_id: int):
@@ -106,7 +107,7 @@ def test_several_annotators_keep_the_first(tmp_path):
     save(tmp_path, "c.json", "c.jpg", image_id=4)
     found = read_cocoa([tmp_path])
     assert list(found.images) == [3, 4]
-    assert len(found.notes) == 1 and "b.json: left out, image 3" in found.notes[0]
+    assert len(found.notes) == 1 and "b.json: left out, image 3" in str(found.notes[0])
     assert [a["id"] for a in found.annotations] == [1, 2, 3, 4, 5, 6]
 
 
@@ -131,7 +132,7 @@ def test_a_wrong_occlusion_rate_is_reported_and_recomputed(tmp_path):
     record["regions"][0]["occlude_rate"] = 0.3
     record["regions"][1]["occlude_rate"] += 0.01
     found = read_cocoa([save(tmp_path, **record)])
-    assert len(found.notes) == 1 and "region 1: occlude_rate 0.300 is stored" in found.notes[0]
+    assert len(found.notes) == 1 and "region 1: occlude_rate 0.300 is stored" in str(found.notes[0])
     assert found.annotations[0]["occlude_rate"] == 0
 
 
@@ -139,7 +140,7 @@ def test_other_files_in_a_folder_are_left_out_with_a_note(tmp_path):
     save(tmp_path)
     (tmp_path / "index.json").write_text("[1, 2]")
     found = read_cocoa([tmp_path])
-    assert len(found.images) == 1 and "no COCOA regions" in found.notes[0]
+    assert len(found.images) == 1 and "no COCOA regions" in str(found.notes[0])
     with pytest.raises(InputError, match="no list of 'regions'"):
         read_cocoa([tmp_path / "index.json"])
 
@@ -147,8 +148,11 @@ def test_other_files_in_a_folder_are_left_out_with_a_note(tmp_path):
 def test_a_polygon_without_pixels_is_left_out_with_a_note(tmp_path):
     record = annotation()
     record["regions"][0]["segmentation"] = square(100, 100, 110, 110)
-    found = read_cocoa([save(tmp_path, **record)])
-    assert len(found.annotations) == 2 and "its mask has no pixel" in found.notes[0]
+    path = save(tmp_path, **record)
+    found = read_cocoa([path], max_bad=0.3)
+    assert len(found.annotations) == 2 and found.notes == [] and "its mask has no pixel" in str(found.bad[0])
+    with pytest.raises(InputError, match=r"region 1: its mask has no pixel .*1 of 4 records .*--max-bad 0\.2 allows 0"):
+        read_cocoa([path], max_bad=0.2)
 
 
 def test_bad_input(tmp_path):

@@ -10,7 +10,8 @@ from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.scenes.compose import FEWEST, ComposeSource
 from r2sm_jax.scenes.photos import Photos
-from r2sm_jax.tools.conversion import Conversion, Entry, write_json
+from r2sm_jax.tools.conversion import Conversion, write_json
+from r2sm_jax.tools.entries import Entry
 
 
 def compose(
@@ -59,7 +60,7 @@ def write_pictures(source: Source, out: Path, description: str) -> dict[str, lis
     for index in range(len(source)):
         sample = source[index]
         shape = sample.image.shape[0], sample.image.shape[1]
-        number = found.add_image(Entry(out, sample.file_name, {}), sample.file_name, index + 1, shape)
+        number = found.add_image(Entry(out, sample.file_name, {}), [sample.file_name], index + 1, shape)
         _save(Image.fromarray(sample.image), out / "images" / sample.file_name)
         ids = {
             i.id: found.add_annotation(number, i.category, i.modal, i.amodal, **({"ignore": True} if i.ignore else {}))

@@ -1,17 +1,19 @@
-"""What all readers share: entries of annotation files, which know their place, and the records made of them.
+"""What all readers share: the rule for bad records, and the records of a dataset file while they are made.
 
-A reader is a function `read(files, ...) -> Conversion` in coco.py or referring.py; data.py makes a command of it. It
-raises InputError for files that do not fit its format.
+A reader is a function `read(files, ...) -> Conversion` in coco.py, folders.py or referring.py; data.py makes a command
+of it. One rule holds for all of them: a record that cannot be used is left out, counted and listed by reason
+(`Conversion.record`). If more than `--max-bad` of the records are bad, or the files do not fit the format, the reader
+raises InputError.
 """
 
 import json
-import pickle
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from os.path import commonpath
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
@@ -19,13 +21,10 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
-from r2sm_jax.data.samples import check_records, find_image, is_id, is_text, leads_outside
+from r2sm_jax.data.samples import check_records, find_image, leads_outside
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes, writing
-
-T = TypeVar("T")
-Size = tuple[int, int]
-"""Height and width in pixels."""
-JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
+from r2sm_jax.tools.entries import Entry, Note, RecordError, Size, by_reason, read_pickle
+from r2sm_jax.tools.polygons import read_mask
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -39,140 +38,15 @@ class Files:
     """Folder of the images; by default where the format has them, if they are needed."""
     overwrite: bool = False
     """Replace the dataset file if it exists."""
+    max_bad: float = 0.01
+    """Share of the records that may be bad, 0 to 1. Bad ones are left out; where there are more, nothing is written."""
     sources: Positional[tuple[Path, ...]] = ()
     """Annotation files; for formats with one file an image also folders of them."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A JSON value of an annotation file, normally an object. Its methods name its file and place in every error."""
-
-    path: Path
-    place: str
-    """Such as "annotation 7" or "[3].answers[0]"; empty for the whole file."""
-    value: Any
-
-    def error(self, problem: str, remedy: str) -> InputError:
-        """An error about this entry, to raise."""
-        return InputError(f"{self}: {problem}; {remedy}")
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.place}" if self.place else str(self.path)
-
-    def get(self, key: str) -> Any:
-        """The value of a field; None where it is missing."""
-        return self.value.get(key) if isinstance(self.value, Mapping) else None
-
-    def need(self, key: str, *types: type) -> Any:
-        """The value of a field of one of the `types`, of `JSON_TYPES`. Raises InputError for any other."""
-        value = self.get(key)
-        if not isinstance(value, types) or isinstance(value, bool):
-            wanted = " or ".join(JSON_TYPES[kind] for kind in types)
-            found = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
-            raise self.error(f"its {key!r} is {found}, not {wanted}", "check that the format is the right one")
-        return value
-
-    def text(self, key: str) -> str:
-        """A string that is not blank. Raises InputError for anything else."""
-        if not is_text(text := self.need(key, str)):
-            raise self.error(f"its {key!r} is empty", "write it")
-        return text
-
-    def refer(self, key: str, known: Mapping[int, T], number: Any = None) -> T:
-        """What the id in a field, or `number`, stands for. Raises InputError for an id that is not `known`."""
-        number = self.need(key, int) if number is None else number
-        if not is_id(number) or number not in known:
-            raise self.error(
-                f"{key} {number!r} is not in the file", "correct the id, or give files that belong together"
-            )
-        return known[number]
-
-    def entry(self, key: str) -> "Entry":
-        """The object in a field. Raises InputError where there is none."""
-        return Entry(self.path, f"{self.place}.{key}", self.need(key, dict))
-
-    def entries(self, key: str, name: str | None = None) -> list["Entry"]:
-        """The objects of a list. With `name`, an entry that has an id is called "NAME ID". Raises InputError where
-        there is no list."""
-        place = f"{self.place}.{key}" if self.place else key
-        listed = [Entry(self.path, f"{place}[{index}]", value) for index, value in enumerate(self.need(key, list))]
-        return [replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e for e in listed]
-
-    def by_id(self, key: str, name: str) -> dict[int, "Entry"]:
-        """The same by id. Raises InputError for an object without one."""
-        return {entry.need("id", int): entry for entry in self.entries(key, name)}
-
-    def size(self) -> Size:
-        """Height and width of an image. Raises InputError where masks cannot have this size."""
-        size = self.need("height", int), self.need("width", int)
-        try:
-            masks.check_size(*size)
-        except ValueError as error:
-            raise self.error(f"its size is not possible ({error})", "give the image's own size") from error
-        return size
-
-    def mask(self, key: str, size: Size) -> np.ndarray:
-        """The mask `[H W]` in a field: an RLE, or polygons as lists of numbers or of points. Raises InputError."""
-        value = self.get(key)
-        if isinstance(value, list):
-            value = [_numbers(polygon) if isinstance(polygon, list) else polygon for polygon in value]
-        try:
-            return masks.from_segmentation(value, *size)
-        except ValueError as error:
-            remedy = "give the annotation and the image that belong together"
-            raise self.error(f"its {key} cannot be used ({error})", remedy) from error
-
-
-def _numbers(polygon: list[Any]) -> list[Any]:
-    return [x for point in polygon for x in (point if isinstance(point, list) else [point])]
-
-
-def read_files(sources: Sequence[Path], what: str) -> Iterator[Entry]:
-    """The content of the given JSON files, and of the *.json files in given folders; `what` describes the format.
-
-    Raises InputError for a path that does not exist and a file that is not JSON.
-    """
-    for source in sources:
-        if not source.exists():
-            raise InputError(f"{source}: there is no such file or folder; check the path")
-        for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
-            yield Entry(path, "", load_json(path, what))
-
-
-def read_list(sources: Sequence[Path], what: str) -> Iterator[Entry]:
-    """The entries of lists in JSON files, pickles of plain data (.p), or files with one JSON object a line (.jsonl).
-
-    `what` describes the format. Raises InputError for any other file.
-    """
-    for path in sources:
-        if path.suffix == ".jsonl":
-            for number, line in enumerate(read_bytes(path).splitlines(), start=1):
-                if line.strip():
-                    place = f"line {number}"
-                    yield Entry(path, place, parse_json(line, f"{path}: {place}", what))
-            continue
-        listed = _read_pickle(path) if path.suffix == ".p" else load_json(path, what)
-        if not isinstance(listed, list):
-            raise InputError(f"{path}: this is not a list; give {what}")
-        yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
-
-
-class _PlainData(pickle.Unpickler):
-    """An unpickler that knows no classes: reading a pickle can run code, and here nothing can run."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
-
-
-def _read_pickle(path: Path) -> Any:
-    content = read_bytes(path)
-    try:
-        return _PlainData(BytesIO(content)).load()
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise InputError(
-            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, since pickles "
-            "can run code; write it again as JSON (a list of refs) with a .json name"
-        ) from error
+def names_of_image(path: Path) -> list[str]:
+    """The names that the image of an annotation file X.json may have, X.jpg first."""
+    return [path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
 
 
 def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
@@ -209,6 +83,8 @@ class Conversion:
 
     images_dir: Path | None = None
     """Where to look for images; None: beside the annotation file, where an image is needed."""
+    max_bad: float = 0.01
+    """Share of the records that may be bad, as in `Files`."""
     images: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The records of images by id."""
     annotations: list[dict[str, Any]] = field(default_factory=list)
@@ -216,35 +92,124 @@ class Conversion:
     queries: list[dict[str, Any]] = field(default_factory=list)
     image_paths: dict[int, Path] = field(default_factory=dict)
     """The file of each image that was looked for, by image id."""
-    notes: list[str] = field(default_factory=list)
-    """What the user should know, a sentence each."""
+    notes: list[Note] = field(default_factory=list)
+    """What the user should know about records that were used."""
+    good: int = 0
+    """How many records could be used."""
+    bad: list[Note] = field(default_factory=list)
+    """What is wrong with each record that could not."""
     known: dict[Hashable, int] = field(default_factory=dict)
     """The ids of images (by path) and objects (by a key of the reader) that several entries share."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_bad <= 1:
+            raise InputError(f"--max-bad {self.max_bad}: this is not a share; give 0 to 1")
+
     def note(self, entry: Entry, sentence: str) -> None:
-        """Tells the user something about an entry, such as that it was left out."""
-        self.notes.append(f"{entry}: {sentence}")
+        """Tells the user something about an entry, such as that a part of it was left out."""
+        self.notes.append(Note(str(entry), sentence))
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Counts what the block reads as one record. Where the block raises RecordError, the record is left out with
+        all that was added for it, and counts as bad."""
+        grown = self.images, self.annotations, self.categories, self.queries, self.image_paths, self.notes, self.known
+        before = [len(part) for part in grown]
+        try:
+            yield
+            self.good += 1
+        except RecordError as error:
+            self.bad.append(error.note)
+            for part, length in zip(grown, before, strict=True):
+                while len(part) > length:
+                    part.popitem() if isinstance(part, dict) else part.pop()
+
+    def finish(self) -> "Conversion":
+        """The conversion itself, when all is read. Raises InputError where more than `max_bad` of the records are
+        bad."""
+        count, total = len(self.bad), self.good + len(self.bad)
+        if count > self.max_bad * total:
+            same = by_reason(self.bad)[0]
+            others = f", {count - len(same)} for other reasons" if count > len(same) else ""
+            raise InputError(
+                f"{same[0]} ({len(same)} of {total} records are bad for this reason{others}; "
+                f"--max-bad {self.max_bad:g} allows {int(self.max_bad * total)})"
+            )
+        return self
+
+    def read_folders(self, sources: Sequence[Path], what: str) -> Iterator[Entry]:
+        """The content of JSON files, and of the *.json files in folders; `what` describes the format.
+
+        A file of a folder that is not JSON is a bad record. Raises InputError for one that is given by name, and for
+        a path that does not exist.
+        """
+        for source in sources:
+            if not source.exists():
+                raise InputError(f"{source}: there is no such file or folder; check the path")
+            if not source.is_dir():
+                yield Entry(source, "", load_json(source, what))
+            for path in sorted(source.glob("*.json")) if source.is_dir() else ():
+                try:
+                    entry = Entry(path, "", load_json(path, what))
+                except InputError as error:
+                    self.bad.append(Note(str(path), str(error).removeprefix(f"{path}: ")))
+                else:
+                    yield entry
+
+    def read_lists(self, sources: Sequence[Path], what: str) -> Iterator[Entry]:
+        """The entries of lists in JSON files, pickles of plain data (.p), or files with a JSON object a line (.jsonl).
+
+        `what` describes the format. A line that is not JSON is a bad record. Raises InputError for any other file.
+        """
+        for path in sources:
+            if path.suffix != ".jsonl":
+                listed = read_pickle(path) if path.suffix == ".p" else load_json(path, what)
+                if not isinstance(listed, list):
+                    raise InputError(f"{path}: this is not a list; give {what}")
+                yield from (Entry(path, f"[{index}]", value) for index, value in enumerate(listed))
+                continue
+            for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+                place = Entry(path, f"line {number}", None)
+                if line.strip():
+                    try:
+                        entry = replace(place, value=parse_json(line, str(place), what))
+                    except InputError as error:
+                        self.bad.append(Note(str(place), str(error).removeprefix(f"{place}: ")))
+                    else:
+                        yield entry
+
+    def by_id(self, file: Entry, key: str, name: str) -> dict[int, Entry]:
+        """The objects of a list by their id. One without an id, or with that of another, is a bad record. Raises
+        InputError where there is no list."""
+        found: dict[int, Entry] = {}
+        for entry in file.entries(key, name):
+            try:
+                if found.setdefault(entry.need("id", int), entry) is not entry:
+                    raise entry.error("its id occurs twice", "give each its own; the first is used")
+            except RecordError as error:
+                self.bad.append(error.note)
+        return found
 
     def size(self, image_id: int) -> Size:
         """Height and width of an image that was added."""
         return self.images[image_id]["height"], self.images[image_id]["width"]
 
     def add_image(
-        self, entry: Entry, file_name: str | None = None, image_id: int | None = None, size: Size | None = None
+        self, entry: Entry, names: Sequence[str], image_id: int | None = None, size: Size | None = None
     ) -> int:
         """Adds the image of an entry and returns its id.
 
-        Without `file_name` the image of an annotation file X.json is X.jpg, X.jpeg or X.png, or has the name at the
-        end of the entry's `url`. Without `size` the file must exist: its header gives the size. Without `image_id` the
-        image gets the next number, and a file that has one already is not added again. Raises InputError where the
-        file is missing, damaged or outside the folder, and for an `image_id` that is taken.
+        `names` are file names that the image may have, the most likely one first; for names of COCO 2014 those of 2017
+        are tried too. Without `size` the file must exist: its header gives the size. Without `image_id` the image gets
+        the next number, and a file that has one already is not added again. Raises RecordError where the file is
+        missing, damaged, outside the folder or of another size, and for an `image_id` that is taken.
         """
-        names = [file_name] if file_name is not None else _names_of_image(entry)
         folder, path = self.images_dir or (entry.path.parent if size is None else None), None
-        if leads_outside(names[0]):
-            raise entry.error(f"the file name {names[0]!r} leads out of the image folder", "give a path relative to it")
+        if outside := [name for name in names if leads_outside(name)]:
+            raise entry.error(f"the file name {outside[0]!r} leads out of the image folder", "give one inside it")
         if folder is not None:
-            path = next((folder / name for name in names if find_image([folder], name)), None)
+            tried = [*names, *(re.sub(r"COCO_(train|val|test)2014_", "", name) for name in names)]
+            path = next((folder / name for name in tried if find_image([folder], name)), None)
             if path is None:
                 raise entry.error(f"{' or '.join(names)} is not in {folder}", "give the folder with --images DIR")
         if image_id is None and path in self.known:
@@ -252,9 +217,19 @@ class Conversion:
         number = len(self.images) + 1 if image_id is None else image_id
         if number in self.images:
             raise entry.error(f"image {number} occurs twice", "give each split its own run")
+        actual = size
+        if path is not None:
+            try:
+                actual = image_size(path)
+            except InputError as error:
+                raise entry.error(f"its image cannot be read ({error})", "give the image again") from error
+        assert actual is not None  # without a size a file was looked for
+        height, width = actual
+        if size is not None and size != actual:
+            what = f"its image is {height} x {width}, but the size in the file is {size[0]} x {size[1]}"
+            raise entry.error(what, "give the image that was annotated")
         if path is not None:
             self.image_paths[number], self.known[path] = path, number
-        height, width = size or image_size(self.image_paths[number])
         name = names[0] if folder is None or path is None else path.relative_to(folder).as_posix()
         self.images[number] = {"id": number, "file_name": name, "height": height, "width": width}
         return number
@@ -280,9 +255,24 @@ class Conversion:
         `key` identifies the object: it is added only once. Raises InputError for a mask that cannot be used.
         """
         if (image_id, key) not in self.known:
-            drawn = (entry.mask(field, self.size(image_id)) for field in (modal, amodal) if field is not None)
+            fields = [field for field in (modal, amodal) if field is not None]
+            drawn = [self.mask(entry, field, self.size(image_id)) for field in fields]
+            if not any(mask.any() for mask in drawn):
+                raise entry.error(f"its {modal} has no pixel in the image", "correct it")
             self.known[image_id, key] = self.add_annotation(image_id, name, *drawn)
         return self.known[image_id, key]
+
+    def mask(self, entry: Entry, key: str, size: Size) -> np.ndarray:
+        """The mask `[H W]` in a field of an entry, in any form that `read_mask` knows. Rings of fewer than three points
+        are left out with a note, unless there are no others. Raises RecordError."""
+        try:
+            mask, short = read_mask(entry.get(key), size)
+        except ValueError as error:
+            remedy = "give the annotation and the image that belong together"
+            raise entry.error(f"its {key} cannot be used ({error})", remedy) from error
+        if short:
+            self.note(entry, f"{short} rings of fewer than three points in its {key} were left out")
+        return mask
 
     def add_query(
         self, image_id: int, text: str, mask_type: str, instance_ids: Sequence[int], answer: Any = None, **kind: Any
@@ -315,9 +305,3 @@ class Conversion:
         categories = [{"id": number, "name": name} for name, number in self.categories.items()]
         lists = {"images": list(self.images.values()), "annotations": self.annotations, "categories": categories}
         return lists | {"queries": self.queries, "info": {"description": description}}
-
-
-def _names_of_image(entry: Entry) -> list[str]:
-    names = [entry.path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
-    url = entry.get("url")
-    return names + ([PurePosixPath(url).name] if is_text(url) else [])

@@ -26,6 +26,8 @@ from r2sm_jax.tools.check import check
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
+from r2sm_jax.tools.entries import by_reason
+from r2sm_jax.tools.folders import FolderNames, read_mask_folders
 from r2sm_jax.tools.llm_queries import parse, requests
 from r2sm_jax.tools.stats import stats
 
@@ -38,6 +40,7 @@ READERS: dict[str, Callable[..., Conversion]] = {
 }
 """Formats with queries of their own, by the name of their command. A new one is added here."""
 NOTES_SHOWN = 20
+"""How many places are listed where the same is wrong."""
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -55,12 +58,15 @@ def coco_command(name: str, preset: Preset) -> Callable[..., None]:
     """`convert` for annotations without queries, which the template then writes."""
 
     def command(files: Files, options: MaskOptions, template: TemplateOptions) -> None:
-        if template.queries < 0 or template.seed < 0:
-            raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
         _write(files, name, lambda: read_coco_like(files, preset, options), template)
 
     command.__doc__ = preset.about
     return command
+
+
+def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
+    """Folders of images and of masks, one PNG an object; pix2gestalt's layout by default."""
+    _write(files, "folders", lambda: read_mask_folders(files, names), template)
 
 
 def reader_command(name: str, read: Callable[..., Conversion]) -> Callable[..., None]:
@@ -77,6 +83,8 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     """Reads, writes and says what was written; refuses what cannot succeed before anything is read."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
+    if template.queries < 0 or template.seed < 0:
+        raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
     refuse_overwrite(files.out, files.overwrite)
     found = read()
     elsewhere = found.name_images(files.out)
@@ -84,10 +92,7 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     if template.queries:
         add_template_queries(records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
-    for note in found.notes[:NOTES_SHOWN]:
-        print(f"note: {note}", file=sys.stderr)
-    if len(found.notes) > NOTES_SHOWN:
-        print(f"note: and {len(found.notes) - NOTES_SHOWN} more like these", file=sys.stderr)
+    _print_notes(found)
     _print_counts(files.out, records)
     if elsewhere:
         print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
@@ -101,6 +106,7 @@ def r2sm(
     fields: referring.R2SMFields,
     mask_type: MaskType | None = None,
     overwrite: bool = False,
+    max_bad: float = Files.max_bad,
 ) -> None:
     """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
 
@@ -111,14 +117,28 @@ def r2sm(
         mask_type: For files that hold one mask type only.
         fields: Names of the fields.
         overwrite: Replace the dataset file if it exists.
+        max_bad: Share of the queries that may be bad, 0 to 1; they are left out.
     """
     refuse_overwrite(out, overwrite)
     records = read_records(over)
-    records["queries"] = referring.join_queries(queries, records, fields, mask_type)
+    found = referring.join_queries(queries, records, fields, mask_type, max_bad)
+    records["queries"] = found.queries
     about = records.get("info")
     records["info"] = (about if isinstance(about, dict) else {}) | {"queries": queries.name}
     write_json(out, records, overwrite)
+    _print_notes(found)
     _print_counts(out, records)
+
+
+def _print_notes(found: Conversion) -> None:
+    """Lists on stderr the records that were left out, and what else the user should know, by reason."""
+    if found.bad:
+        total = found.good + len(found.bad)
+        print(f"note: {len(found.bad)} of {total} records cannot be used and were left out", file=sys.stderr)
+    for same in (*by_reason(found.bad), *by_reason(found.notes)):
+        others = [note.where for note in same[1:]]
+        listed = ", ".join(others[:NOTES_SHOWN]) + (", ..." if len(others) > NOTES_SHOWN else "")
+        print(f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""), file=sys.stderr)
 
 
 def _print_counts(out: Path, records: dict[str, Any]) -> None:
@@ -291,6 +311,7 @@ def main() -> None:
         convert.command(name=name)(coco_command(name, preset))
     for name, read in READERS.items():
         convert.command(name=name)(reader_command(name, read))
+    convert.command(folders)
     convert.command(r2sm)
     for command in (requests, parse, template):
         queries.command(command)

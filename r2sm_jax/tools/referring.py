@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.conversion import Conversion, Entry, Files, read_files, read_list
+from r2sm_jax.tools.conversion import Conversion, Files, names_of_image
+from r2sm_jax.tools.entries import Entry, Size
+from r2sm_jax.tools.polygons import draw_polygon
 
 
 @dataclass(frozen=True)
@@ -53,73 +56,93 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
         instances: COCO's instances.json.
         split: The split to take.
     """
-    found = Conversion(files.images)
-    refs = list(read_list(files.sources, "refs(...).p or grefs(...).json"))
+    found = Conversion(files.images, files.max_bad)
+    refs = list(found.read_lists(files.sources, "refs(...).p or grefs(...).json"))
     splits = sorted({str(ref.get("split")) for ref in refs})
-    if split not in splits:
+    if not any(_in_split(name, split) for name in splits):
         raise InputError(f"{files.sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}")
     coco = Entry(instances, "", load_json(instances, "COCO's instances.json"))
-    images, annotations = coco.by_id("images", "image"), coco.by_id("annotations", "annotation")
-    categories = coco.by_id("categories", "category")
+    images, annotations = found.by_id(coco, "images", "image"), found.by_id(coco, "annotations", "annotation")
+    categories = found.by_id(coco, "categories", "category")
     for ref in refs:
-        if ref.need("split", str) != split:
+        if not _in_split(ref.get("split"), split) and isinstance(ref.get("split"), str):
             continue
-        number, targets, meant = ref.need("image_id", int), ref.need("ann_id", int, list), []
-        if number not in found.images:
-            image = ref.refer("image_id", images)
-            found.add_image(image, image.text("file_name"), number, image.size())
-        targets = targets if isinstance(targets, list) else [targets]
-        for target in targets if targets != [-1] else []:
-            annotation = ref.refer("ann_id", annotations, target)
-            name = annotation.refer("category_id", categories).need("name", str)
-            meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
-        for sentence in ref.entries("sentences"):
-            if sentence.need("sent", str).strip():
-                found.add_query(number, sentence.text("sent"), "modal", meant, task="referring")
-    return found
+        with found.record():
+            ref.need("split", str)
+            number, targets, meant = ref.need("image_id", int), ref.need("ann_id", int, list), []
+            if number not in found.images:
+                image = ref.refer("image_id", images)
+                found.add_image(image, [image.text("file_name")], number, image.size())
+            targets = targets if isinstance(targets, list) else [targets]
+            for target in targets if targets != [-1] else []:
+                annotation = ref.refer("ann_id", annotations, target)
+                name = annotation.refer("category_id", categories).need("name", str)
+                meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
+            for sentence in ref.entries("sentences"):
+                if sentence.need("sent", str).strip():
+                    found.add_query(number, sentence.text("sent"), "modal", meant, task="referring")
+    return found.finish()
+
+
+def _in_split(name: Any, wanted: str) -> bool:
+    """Whether the split of a ref is the wanted one. As in refer.py "test" means testA and testB too, and "testA" every
+    split of the tests with an A in its name."""
+    if not isinstance(name, str) or not name.startswith("test") or not wanted.startswith("test"):
+        return name == wanted
+    return name == wanted or wanted == "test" or (len(wanted) == 5 and wanted[-1] in name[4:])
 
 
 def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
     """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
 
-    The layout is that of dvlab-research/LISA utils/data_processing.py. Polygons labelled "target" are the answer, those
-    with "ignore" in their label are left out of loss and metrics. They are painted in descending area, so that a
-    smaller one wins where two overlap.
+    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py. Polygons with "ignore" in their
+    label are left out of loss and metrics, those labelled "flag" are not used, all others are the answer. Points are
+    cut to whole pixels, the outline belongs to the mask (`draw_polygon`), and polygons are painted in descending area,
+    so that a smaller one wins where two overlap.
 
     Args:
         files: What to read and to write.
         explanatory: explanatory/train.json, for textual answers.
     """
-    found = Conversion(files.images)
-    explained = read_list([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
+    found = Conversion(files.images, files.max_bad)
+    explained = found.read_lists([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
     answers = {(e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained}
-    for file in read_files(files.sources, "a ReasonSeg annotation"):
-        number = found.add_image(file)
-        target, ignored = _paint(file, found.size(number))
-        ids = [found.add_annotation(number, "target", target)] if target.any() else []
-        if ignored.any():
-            found.add_annotation(number, "ignored", ignored, ignore=True)
-        task = "reasoning" if file.get("is_sentence") else "referring"
-        for index, text in enumerate(file.need("text", list)):
-            question = Entry(file.path, f"text[{index}]", {"query": text}).text("query")
-            answer = answers.get((found.images[number]["file_name"], question))
-            found.add_query(number, question, "modal", ids, answer, task=task)
-    return found
+    for file in found.read_folders(files.sources, "a ReasonSeg annotation"):
+        with found.record():
+            number = found.add_image(file, names_of_image(file.path))
+            target, ignored = _paint(found, file, found.size(number))
+            ids = [found.add_annotation(number, "target", target)] if target.any() else []
+            if ignored.any():
+                found.add_annotation(number, "ignored", ignored, ignore=True)
+            task = "reasoning" if file.get("is_sentence") else "referring"
+            for index, text in enumerate(file.need("text", list)):
+                question = Entry(file.path, f"text[{index}]", {"query": text}).text("query")
+                answer = answers.get((found.images[number]["file_name"], question))
+                found.add_query(number, question, "modal", ids, answer, task=task)
+    return found.finish()
 
 
-def _paint(file: Entry, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def _paint(found: Conversion, file: Entry, size: Size) -> tuple[np.ndarray, np.ndarray]:
     """The masks `[H W]` of the target and of the ignored region."""
-    drawn = []
+    polygons: list[tuple[bool, list]] = []
+    areas: list[int] = []
     for shape in file.entries("shapes"):
-        label = shape.need("label", str)
-        if label != "flag":
-            if label != "target" and "ignore" not in label:
-                raise shape.error(f"its label {label!r} is neither target nor ignore", "correct it")
-            polygon = Entry(shape.path, shape.place, {"points": [shape.need("points", list)]})
-            drawn.append((label == "target", polygon.mask("points", size)))
+        label, points = shape.need("label", str).lower(), shape.need("points", list)
+        if label == "flag":
+            continue
+        if not points:
+            found.note(shape, "left out, it has no points")
+            continue
+        try:
+            areas.append(masks.area(draw_polygon(points, size)))
+        except ValueError as error:
+            raise shape.error(f"its points cannot be used ({error})", "correct them") from error
+        polygons.append(("ignore" in label, points))
     target, ignored = np.zeros(size, bool), np.zeros(size, bool)
-    for is_target, mask in sorted(drawn, key=lambda pair: -int(pair[1].sum())):
-        target[mask], ignored[mask] = is_target, not is_target
+    for index in np.argsort(areas)[::-1]:  # as the official code sorts, also those of one area
+        is_ignored, points = polygons[index]
+        mask = draw_polygon(points, size)
+        target[mask], ignored[mask] = not is_ignored, is_ignored
     return target, ignored
 
 
@@ -128,21 +151,25 @@ def read_lisa_plus_plus(files: Files) -> Conversion:
 
     Instances of one image that several questions share, by id, become one annotation.
     """
-    found = Conversion(files.images)
-    for entry in read_list(files.sources, "a LISA++ file"):
-        question, answer = entry.text("English Question"), entry.need("English Answer", str)
-        number = found.add_image(entry, entry.text("img_path"))
-        ids = [str(instance_id) for instance_id in entry.need("ID", list)]
-        named = named_ids(answer)
-        if named and set(named) != set(ids):
-            found.note(entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)")
-        points, meant = entry.entry("points"), []
-        for instance_id in ids:
-            shape = points.entry(instance_id)
-            name = shape.need("label name", str)
-            meant.append(found.add_object(number, name, shape, modal="points", key=instance_id))
-        found.add_query(number, question, "modal", meant, answer, task="reasoning")
-    return found
+    found = Conversion(files.images, files.max_bad)
+    for entry in found.read_lists(files.sources, "a LISA++ file"):
+        with found.record():
+            question, answer = entry.text("English Question"), entry.get("English Answer")
+            number = found.add_image(entry, [entry.text("img_path").strip()])
+            points, named = entry.entry("points"), named_ids(answer) if isinstance(answer, str) else []
+            ids = [str(instance_id) for instance_id in entry.need("ID", list)]
+            if lost := [i for i in ids if points.get(i) is None and named and i not in named]:
+                found.note(entry, f"ID {', '.join(lost)} was left out, it has no points and is not in the answer")
+                ids = [i for i in ids if i not in lost]
+            if named and set(named) != set(ids):
+                found.note(entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)")
+            meant = []
+            for instance_id in ids:
+                shape = points.entry(instance_id)
+                name = str(shape.get("label name") or "object")
+                meant.append(found.add_object(number, name, shape, modal="points", key=instance_id))
+            found.add_query(number, question, "modal", meant, answer, task="reasoning")
+    return found.finish()
 
 
 def named_ids(answer: str) -> list[str]:
@@ -153,26 +180,35 @@ def named_ids(answer: str) -> list[str]:
 def read_mmr(files: Files) -> Conversion:
     """MMR (jdg900/MMR): questions about objects and parts, several targets each; visible masks.
 
-    The `kind` of a query says whether objects, parts (category `object:part`) or both are meant. A question whose text
-    answer has another number of `{seg}` than it has answers is left out, as in MMR's own loader. That loader samples
-    questions without their answers, so that the two can belong to different questions; here they stay together.
+    The `kind` of a query says whether objects, parts (category `object:part`) or both are meant. Of a training file
+    (MMR_train.json, or any name with the word "train") a question is left out whose text answer is not empty and has
+    another number of `{seg}` than it has answers, as in MMR's own loader; other files keep every question. That loader
+    samples questions without their answers, so that the two can belong to different questions; here they stay together.
     """
-    found = Conversion(files.images)
-    for image in read_list(files.sources, "an MMR file"):
-        number = found.add_image(image, image.text("file_name"), image.need("image_id", int), image.size())
-        for question in _mmr_questions(image):
-            text, targets, meant = question.get("text"), question.entries("answers"), []
-            if isinstance(text, str) and text.count("{seg}") != len(targets):
-                found.note(question, "left out, its text answer has another number of {seg} than answers")
-                continue
-            names = [target.need("category_name", str) for target in targets]
-            for target, name in zip(targets, names, strict=True):
-                key = name, repr(target.get("segmentation"))
-                meant.append(found.add_object(number, name, target, modal="segmentation", key=key))
-            parts = {":" in name for name in names}
-            level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
-            found.add_query(number, question.text("question"), "modal", meant, text, task="reasoning", level=level)
-    return found
+    found = Conversion(files.images, files.max_bad)
+    for image in found.read_lists(files.sources, "an MMR file"):
+        questions: list[Entry] = []
+        with found.record():
+            number, name, size = image.need("image_id", int), image.text("file_name"), image.size()
+            if number not in found.images:
+                found.add_image(image, [name], number, size)
+            elif size != found.size(number):
+                raise image.error(f"image {number} has another size before", "give each image its own id")
+            questions = list(_mmr_questions(image))
+        for question in questions:
+            with found.record():
+                text, targets, meant = question.get("text"), question.entries("answers"), []
+                if "train" in image.path.stem.split("_") and text and str(text).count("{seg}") != len(targets):
+                    found.note(question, "left out, its text answer has another number of {seg} than answers")
+                    continue
+                names = [target.need("category_name", str) for target in targets]
+                for target, name in zip(targets, names, strict=True):
+                    key = name, repr(target.get("segmentation"))
+                    meant.append(found.add_object(number, name, target, modal="segmentation", key=key))
+                parts = {":" in name for name in names}
+                level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
+                found.add_query(number, question.text("question"), "modal", meant, text, task="reasoning", level=level)
+    return found.finish()
 
 
 def _mmr_questions(image: Entry) -> Iterator[Entry]:
@@ -193,48 +229,56 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
     AmodalReasonSeg (arXiv 2503.10225) has not released its files. Queries are amodal. Masks are RLE or polygons;
     objects of one image with the same masks are one annotation.
     """
-    found = Conversion(files.images)
-    for entry in read_list(files.sources, "a list of questions"):
-        number = found.add_image(entry, entry.text(fields.image))
-        meant = []
-        for target in entry.entries(fields.objects):
-            key = repr([target.need(mask, dict, list) for mask in (fields.visible, fields.amodal)])
-            name = str(target.get(fields.name) or "object")
-            meant.append(found.add_object(number, name, target, modal=fields.visible, amodal=fields.amodal, key=key))
-        answer = entry.get(fields.answer)
-        found.add_query(number, entry.text(fields.question), "amodal", meant, answer, task="reasoning")
-    return found
+    found = Conversion(files.images, files.max_bad)
+    for entry in found.read_lists(files.sources, "a list of questions"):
+        with found.record():
+            number = found.add_image(entry, [entry.text(fields.image)])
+            meant = []
+            for target in entry.entries(fields.objects):
+                key = repr([target.need(mask, dict, list) for mask in (fields.visible, fields.amodal)])
+                name = str(target.get(fields.name) or "object")
+                meant.append(
+                    found.add_object(number, name, target, modal=fields.visible, amodal=fields.amodal, key=key)
+                )
+            answer = entry.get(fields.answer)
+            found.add_query(number, entry.text(fields.question), "amodal", meant, answer, task="reasoning")
+    return found.finish()
 
 
 def join_queries(
-    path: Path, records: Mapping[str, Any], fields: R2SMFields, mask_type: MaskType | None = None
-) -> list[dict[str, Any]]:
-    """R2SM's queries in `path` (JSON list or .jsonl) as records of the dataset `records`.
+    path: Path,
+    records: Mapping[str, Any],
+    fields: R2SMFields,
+    mask_type: MaskType | None = None,
+    max_bad: float = Files.max_bad,
+) -> Conversion:
+    """R2SM's queries in `path` (JSON list or .jsonl) as queries of the dataset `records`.
 
     `mask_type` is for files that hold one type only. Instances are given as ids or named in the answer. Their ids are
-    those of the annotations' `source_id` where there is one, else of the annotations. Raises InputError for a query
-    that does not fit the dataset.
+    those of the annotations' `source_id` where there is one, else of the annotations. Raises InputError where more than
+    `max_bad` of the queries do not fit the dataset.
     """
     images = {image["id"]: image["id"] for image in records["images"]}
     images |= {Path(image["file_name"]).name: image["id"] for image in records["images"]}
     ids = {(a["image_id"], a.get("source_id", a["id"])): a["id"] for a in records["annotations"]}
-    found = Conversion()
-    for entry in read_list([path], "a list of queries, or one JSON object a line (.jsonl)"):
-        name = entry.need(fields.image, int, str)
-        image_id = images.get(Path(name).name if isinstance(name, str) else name)
-        if image_id is None:
-            raise entry.error(f"image {name!r} is not in the dataset", "convert the images first")
-        answer, listed = entry.get(fields.answer), entry.get(fields.instances)
-        if listed is None and isinstance(answer, str):
-            listed = [int(number) for number in named_ids(answer) if number.isdecimal()]
-        if not isinstance(listed, list):
-            raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
-        for number in listed:
-            if not isinstance(number, int) or (image_id, number) not in ids:
-                raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
-        wanted = mask_type or entry.need(fields.mask_type, str)
-        if wanted not in ("modal", "amodal"):
-            raise entry.error(f"its mask type is {wanted!r}", 'write "modal" or "amodal"')
-        meant = [ids[image_id, number] for number in listed]
-        found.add_query(image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning")
-    return found.queries
+    found = Conversion(max_bad=max_bad)
+    for entry in found.read_lists([path], "a list of queries, or one JSON object a line (.jsonl)"):
+        with found.record():
+            name = entry.need(fields.image, int, str)
+            image_id = images.get(Path(name).name if isinstance(name, str) else name)
+            if image_id is None:
+                raise entry.error(f"image {name!r} is not in the dataset", "convert the images first")
+            answer, listed = entry.get(fields.answer), entry.get(fields.instances)
+            if listed is None and isinstance(answer, str):
+                listed = [int(number) for number in named_ids(answer) if number.isdecimal()]
+            if not isinstance(listed, list):
+                raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
+            for number in listed:
+                if not isinstance(number, int) or (image_id, number) not in ids:
+                    raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
+            wanted = mask_type or entry.need(fields.mask_type, str)
+            if wanted not in ("modal", "amodal"):
+                raise entry.error(f"its mask type is {wanted!r}", 'write "modal" or "amodal"')
+            meant = [ids[image_id, number] for number in listed]
+            found.add_query(image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning")
+    return found.finish()

@@ -1,0 +1,103 @@
+"""Masks in the layouts of annotation files, and polygons drawn as OpenCV draws them."""
+
+import numpy as np
+import pytest
+from test_readers import mask, photo, to_read, write
+
+from r2sm_jax.data import masks
+from r2sm_jax.errors import InputError
+from r2sm_jax.tools.polygons import draw_polygon, read_mask
+from r2sm_jax.tools.referring import read_reasonseg
+
+SIZE = 20, 30
+SQUARE = [2, 3, 12, 3, 12, 9, 2, 9]
+POINTS = [[2, 3], [12, 3], [12, 9], [2, 9]]
+
+
+@pytest.mark.parametrize(
+    "value", [SQUARE, [SQUARE], POINTS, [POINTS], masks.encode(mask(2, 3, 12, 9)), [masks.encode(mask(2, 3, 12, 9))]]
+)
+def test_layouts_of_one_mask(value):
+    found, short = read_mask(value, SIZE)
+    assert (found == mask(2, 3, 12, 9)).all() and short == 0
+
+
+def test_unions_and_short_rings():
+    two = [masks.encode(mask(0, 0, 4, 4)), masks.encode(mask(2, 2, 8, 8))]
+    assert (read_mask(two, SIZE)[0] == mask(0, 0, 4, 4) | mask(2, 2, 8, 8)).all()
+    found, short = read_mask([POINTS, [[1, 1], [2, 2]], []], SIZE)
+    assert (found == mask(2, 3, 12, 9)).all() and short == 2
+    assert read_mask([SQUARE, [1.0, 2.0, 3.0, 4.0]], SIZE)[1] == 1
+
+
+@pytest.mark.parametrize(
+    "value", [[], [[1, 1, 2, 2]], [[[1, 2, 3]] * 4], [[1, 2], 3], "x", None, [[0, 0, "a", 1, 2, 3]]]
+)
+def test_what_is_no_mask(value):
+    with pytest.raises(ValueError):
+        read_mask(value, SIZE)
+
+
+def test_the_outline_belongs_to_a_polygon_and_points_are_cut_to_whole_pixels():
+    assert (draw_polygon([[2.9, 3.9], [12.9, 3.1], [12.2, 9.8], [2.1, 9.7]], SIZE) == mask(2, 3, 13, 10)).all()
+    assert (draw_polygon([[-0.9, 5.5]], SIZE) == mask(0, 5, 1, 6)).all()
+    assert (draw_polygon([[4, 5], [9, 5]], SIZE) == mask(4, 5, 10, 6)).all()
+    assert draw_polygon([[-9, -9], [60, -9], [60, 60], [-9, 60]], SIZE).all()
+    assert not draw_polygon([[40, 40], [2_000_000_000, 40], [40, 90]], SIZE).any()
+
+
+@pytest.mark.parametrize(
+    "points", [[], [1, 2], [[1]], [[1, 2, 3]], [[1, float("nan")]], [[1, 1e300]], [["a", 1]], [{}]]
+)
+def test_what_are_no_points(points):
+    with pytest.raises(ValueError, match="not a list of points"):
+        draw_polygon(points, SIZE)
+
+
+@pytest.mark.parametrize("width", [40, 160, 1024])
+def test_polygons_are_those_of_opencv(width):
+    cv2 = pytest.importorskip("cv2")
+    if [int(part) for part in cv2.__version__.split(".")[:2]] < [4, 11]:
+        pytest.skip("older versions of OpenCV fill by other rules")
+    rng, size = np.random.default_rng(width), (width * 3 // 4, width)
+    for number in range(60):
+        angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(1, 30)))
+        radii = rng.uniform(0.2, 0.5 if number % 2 else 0.9, len(angles))  # every second one leaves the image
+        points = (0.5 + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]) * [width, size[0]]
+        if number % 5 == 0:
+            rng.shuffle(points)  # crosses itself
+        drawn = np.zeros(size, np.uint8)
+        corners = np.array([points.tolist()], dtype=np.int32)
+        cv2.polylines(drawn, corners, True, 1, 1)
+        cv2.fillPoly(drawn, corners, 1)
+        np.testing.assert_array_equal(draw_polygon(points.tolist(), size), drawn > 0)
+
+
+def test_reasonseg_labels_and_small_shapes(tmp_path):
+    photo(tmp_path / "x.jpg")
+    shapes = [
+        {"label": "Flag", "points": [[0, 0]]},
+        {"label": "cup", "points": POINTS},
+        {"label": "IGNORE", "points": [[4, 5], [9, 5]]},
+        {"label": "target", "points": [[20, 15]]},
+        {"label": "target", "points": []},
+    ]
+    path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+    found = read_reasonseg(to_read(path))
+    target, ignored = (masks.decode(annotation["visible_mask"]) for annotation in found.annotations)
+    assert (ignored == mask(4, 5, 10, 6)).all()
+    assert (target == (mask(2, 3, 13, 10) & ~ignored | mask(20, 15, 21, 16))).all()
+    assert "shapes[4]: left out, it has no points" in str(found.notes[0])
+
+
+def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
+    for number in range(120):
+        photo(tmp_path / f"{number}.jpg")
+        shapes = [{"label": "target", "points": POINTS}]
+        write(tmp_path / f"{number}.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+    (tmp_path / "7.json").write_text("{")
+    found = read_reasonseg(to_read(tmp_path))
+    assert len(found.queries) == 119 and "7.json: this is not JSON" in str(found.bad[0])
+    write(tmp_path / "8.json", {"text": ["a cup"], "shapes": [{"label": "target", "points": [[1, 2, 3]]}]})
+    with pytest.raises(InputError, match=r"1 of 120 records are bad for this reason, 1 for other reasons"):
+        read_reasonseg(to_read(tmp_path))
