@@ -322,7 +322,10 @@ def test_no_loss_sees_a_mask_of_the_type_that_nobody_asked_for(config, head):
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
     kernels, names = Kernels(draw(1, 1, 2, 2, SIDE**2 + PLACE), jnp.zeros((1, 1, 2, 2))), {"category": jnp.eye(2)}
-    output, masks = dense(draw(2, 2, 2), draw(2, 2, 2), draw(2, 2, 4)), tokens([(TOP, FULL)] * 2, [[(TOP, FULL)] * 2] * 2)
+    output, masks = (
+        dense(draw(2, 2, 2), draw(2, 2, 2), draw(2, 2, 4)),
+        tokens([(TOP, FULL)] * 2, [[(TOP, FULL)] * 2] * 2),
+    )
 
     def every(truth: Targets) -> dict:
         return means(
