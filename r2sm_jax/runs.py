@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict
 from r2sm_jax.config import Config, LoopConfig, check_sizes, is_procedural
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.errors import InputError, load_json, writing
-from r2sm_jax.exported import check_texts, find_export, is_export, open_texts, read_weights
+from r2sm_jax.exported import check_texts, check_weights, find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
@@ -238,8 +238,8 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
 def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
     """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference. Raises InputError as
-    `restore_weights`, or if the language model or the hub's export cannot be had, or the language model is another one
-    than in training."""
+    `restore_weights`, or if the language model or the hub's export cannot be had, or the language model or the image
+    encoder of a compact export is not the one of training."""
     folder = find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
     text, exported = stored.config.model.text, is_export(folder)
@@ -250,4 +250,6 @@ def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
         check_texts(texts, read_inputs(folder).get("language_model", {}), f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
     predictor = Predictor(stored.config.model, stored.graphdef, weights, texts)
+    if exported:
+        check_weights(folder, predictor)
     return Run(folder, stored.config, stored.step, predictor, exported)
