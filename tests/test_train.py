@@ -148,9 +148,9 @@ def test_the_default_optimizer_halves_and_products_resume_exactly(tiny_config, t
     whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
     train_module.train(whole)
     with monkeypatch.context() as patch:
-        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
         train_module.train(parts)
-    assert Checkpoints(tmp_path / "parts").steps[-1] < 3
+    assert Checkpoints(tmp_path / "parts").steps[-1] == 2
     train_module.train(replace(parts, resume=True))
     used = read_config(tmp_path / "parts")
     assert (used.optimizer.name, used.train.accumulate, used.train.unroll) == ("muon", 2, True)
