@@ -207,7 +207,7 @@ class LossConfig:
     masks: MaskPair = "mask2former"
     """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice."""
     supervise: Literal["both", "requested"] = "both"
-    """Train both masks on every query, or only the one that it asks for."""
+    """Train both masks on every query, or only the one that it asks for, in every loss (docs/heads.md)."""
     slots: float = 0.15
     early: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""

@@ -17,6 +17,7 @@ from r2sm_jax.models.published import match_published
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.weights import KeyTable, Tensor, file_sha256, fill, read_tensors
+from r2sm_jax.predictor import Predictor
 
 FORMAT_VERSION = 1
 MODEL_TYPE = "r2sm"
@@ -111,12 +112,31 @@ def open_texts(folder: Path, config: Config) -> TextStates:
     text, written = config.model.text, _read_config(folder)["language_model"]
     name = str(folder / LANGUAGE_MODEL) if written["embedded"] else text.name
     texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
-    if texts.sha256 != written["sha256"]:
-        raise InputError(
-            f"{texts.folder}: its weights have sha256 {texts.sha256}, but this export needs {written['sha256']}; "
-            f"get the {text.name} that it was trained with"
-        )
+    check_texts(texts, written, "this export")
     return texts
+
+
+def check_texts(texts: TextStates, trained: Mapping[str, Any], who: str) -> None:
+    """Raises InputError if a language model is not the one that `who` was `trained` with: `TextStates.identity`, and
+    its `name`. What was not stored is not compared."""
+    found, revision = texts.identity, trained.get("revision")
+    for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
+        if trained.get(key, found[key]) != found[key]:
+            raise InputError(
+                f"{texts.folder}: its {part} sha256 {found[key]}, but {who} needs {trained[key]}; get the "
+                f"{trained['name']} that it was trained with{f', revision {revision}' if revision else ''}"
+            )
+
+
+def check_weights(folder: Path, predictor: Predictor) -> None:
+    """Raises InputError if the weights of a compact export, once opened, are not those that were exported: a published
+    encoder to which it refers is another one."""
+    written = _read_config(folder)
+    if written.get("compact") and predictor.weights_sha256 != written["weights_sha256"]:
+        raise InputError(
+            f"{folder}: with the published image encoder that was found, its weights have sha256 "
+            f"{predictor.weights_sha256}, not {written['weights_sha256']}; get the encoder that it was trained with"
+        )
 
 
 def published_weights(config: ModelConfig) -> dict[str, Tensor]:

@@ -1,11 +1,15 @@
 """Run folders: made by training, opened by everything else.
 
-runs/20260102-030405/   config.json  checkpoints/  metrics.jsonl  events.*  samples/  report.json  report.md
+runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/  report.*
 runs/latest             points at the newest
 """
 
 import json
 import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +21,8 @@ from flax.traverse_util import flatten_dict
 
 from r2sm_jax.config import Config, LoopConfig, check_sizes, is_procedural
 from r2sm_jax.cpu import choose_products
-from r2sm_jax.errors import InputError, writing
-from r2sm_jax.exported import find_export, is_export, open_texts, read_weights
+from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.exported import check_texts, check_weights, find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
@@ -28,8 +32,12 @@ from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import TrainState, init_state, split_model
 
+if sys.platform != "win32":
+    import fcntl
+
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
+INPUTS, LOCK = "inputs.json", ".lock"
 MAY_CHANGE = (
     *("resume", "run", "train.log_every", "train.checkpoint_every", "train.evaluate_every", "train.report_samples"),
     *("train.devices", "train.accumulate", "train.unroll"),
@@ -112,18 +120,24 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
     return replace(config, train=loop)
 
 
-def start_folder(config: Config) -> Path:
-    """Makes the folder of a new run, or compares the configuration of a resumed one; `config` must be resolved. Raises
-    InputError if a new run's folder holds a run or cannot be written, or a resumed run's configuration differs."""
-    if config.resume:
-        folder = resumed_folder(config)
-        before, now = (flatten_dict(to_json(c), sep=".") for c in (resolve_loop(read_config(folder)), config))
+def start_folder(config: Config, locks: ExitStack) -> Path:
+    """Makes the folder of a new run, or compares the configuration of a resumed one; `config` must be resolved. Until
+    `locks` end no other process can do so. Raises InputError if a new run's folder holds a run or cannot be written, a
+    resumed run's configuration differs, or another process trains in the folder."""
+    own = read_config(resumed_folder(config)) if config.resume else None
+    try:
+        folder = resumed_folder(config) if own else _new_folder(config)
+        locks.enter_context(lock_run(folder))
+    except OSError as error:
+        where = config.run or RUNS
+        raise InputError(f"{where}: cannot write there ({error.strerror}); permit it or give another --run") from error
+    if own:
+        before, now = (flatten_dict(to_json(c), sep=".") for c in (resolve_loop(own), config))
         differ = [name for name in before if before[name] != now[name] and name not in MAY_CHANGE]
         if found := [f"{name} ({before[name]} in the run, {now[name]} now)" for name in differ]:
             problem = f"was trained with another configuration: {'; '.join(found)}"
             raise InputError(f"{folder} {problem}; use these or another --run")
         return folder
-    folder = Path(config.run) if config.run else RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / "config.json").exists():
         raise InputError(f"{folder} holds a run already; continue it with --resume or give another --run")
     with writing(folder / "config.json") as part:
@@ -134,6 +148,61 @@ def start_folder(config: Config) -> Path:
             link.symlink_to(folder.name, target_is_directory=True)
             link.replace(LATEST)
     return folder
+
+
+def _new_folder(config: Config) -> Path:
+    """Makes `--run`, or a dated folder that nobody else has: in the next second if there is one of this second."""
+    parent = Path(config.run) if config.run else RUNS
+    parent.mkdir(parents=True, exist_ok=True)
+    while not config.run:
+        folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        time.sleep(0.1)
+    return parent
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in a run folder. The system ends the lock with this process, however that
+    ends. Raises InputError if another process has it. Windows and some network file systems have no such locks."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"{folder}: another process trains this run now"
+            raise InputError(f"{problem}; wait until it ends, or give another --run") from None
+        except OSError:
+            print(f"{folder}: this file system has no locks; do not train one run twice at a time", file=sys.stderr)
+        yield
+
+
+def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: str) -> None:
+    """Writes the hashes of the language model, its tokenizer and the training data into the folder of a new run, and
+    compares those of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
+    if config.init and (first := read_inputs(Path(config.init))):
+        check_texts(texts, first["language_model"], f"--init {config.init}")
+    if before := read_inputs(folder):
+        check_texts(texts, before["language_model"], f"the run {folder}")
+        if before["data"]["sha256"] != data_sha256:
+            raise InputError(
+                f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
+                f"them, or start a new run from its weights with --init {folder}"
+            )
+        return
+    inputs = {
+        "language_model": {"name": config.model.text.name, **texts.identity},
+        "data": {"source": config.data.source, "sha256": data_sha256},
+    }
+    with writing(folder / INPUTS) as part:
+        part.write_text(json.dumps(inputs, indent=1) + "\n")
+
+
+def read_inputs(folder: Path) -> dict[str, dict[str, str]]:
+    """What `check_inputs` wrote; empty for an export, and for a run of an earlier version."""
+    return load_json(folder / INPUTS, "the file that the run wrote") if (folder / INPUTS).exists() else {}
 
 
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
@@ -178,7 +247,8 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
 def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
     """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference. Raises InputError as
-    `restore_weights`, or if the language model or the hub's export cannot be had."""
+    `restore_weights`, or if the language model or the hub's export cannot be had, or the language model or the image
+    encoder of a compact export is not the one of training."""
     folder = find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
     text, exported = stored.config.model.text, is_export(folder)
@@ -186,6 +256,9 @@ def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
         texts = open_texts(folder, stored.config)
     else:
         texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+        check_texts(texts, read_inputs(folder).get("language_model", {}), f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
     predictor = Predictor(stored.config.model, stored.graphdef, weights, texts)
+    if exported:
+        check_weights(folder, predictor)
     return Run(folder, stored.config, stored.step, predictor, exported)

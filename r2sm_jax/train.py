@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,15 @@ from r2sm_jax.metrics.report import split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import keep_compiled, read_config, resolve, restore_weights, resumed_folder, start_folder
+from r2sm_jax.runs import (
+    check_inputs,
+    keep_compiled,
+    read_config,
+    resolve,
+    restore_weights,
+    resumed_folder,
+    start_folder,
+)
 from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
@@ -47,13 +56,14 @@ FITTING = 0.99
 
 
 class Data(NamedTuple):
-    """What training reads: batches, token states, the embeddings of each attribute's values, and image features that
-    are kept (`--data.cache-features`) and must be computed before the first batch."""
+    """What training reads: batches, token states, the embeddings of each attribute's values, image features that are
+    kept (`--data.cache-features`) and must be computed before the first batch; and a hash of the data."""
 
     batches: grain.DatasetIterator
     texts: TextStates
     names: dict[str, np.ndarray]
     frozen: FrozenImages | None
+    sha256: str
 
 
 def source_options(config: Config) -> dict[str, Any]:
@@ -102,7 +112,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     )  # fmt: skip
     batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    return Data(batches, texts, names, frozen)
+    return Data(batches, texts, names, frozen, prepared.sha256(sentences))
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -159,6 +169,11 @@ class Stop:
 def train(config: Config) -> Path:
     """Runs one experiment; returns its folder. Raises InputError for something that the user can mend; the message says
     how."""
+    with ExitStack() as locks:
+        return _train(config, locks)
+
+
+def _train(config: Config, locks: ExitStack) -> Path:
     started = time.monotonic()
 
     def say(message: str) -> None:
@@ -166,10 +181,11 @@ def train(config: Config) -> Path:
 
     config = resolve(config)
     mesh = make_mesh(config.train)
-    folder = start_folder(config)
+    folder = start_folder(config, locks)
     print(f"run folder {folder}", flush=True)
 
     data = prepare_data(config, say)
+    check_inputs(folder, config, data.texts, data.sha256)
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
 
     graphdef, params, constants = split_model(config.model, config.train.seed)

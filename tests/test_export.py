@@ -292,6 +292,23 @@ def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplac
         assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
 
 
+def test_another_published_encoder_of_a_compact_export_is_refused(run, compact, tmp_path, monkeypatch):
+    folder, encoder = Path(shutil.copytree(compact, tmp_path / "copy")), export.exported.published_weights
+    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: run.predictor.texts.folder)
+    stored = load_file(folder / "model.safetensors")
+    name, value = stored.popitem()
+    save_file(stored, folder / "model.safetensors")
+    write_sums(folder)
+    for changed in (0, 1):
+        found = {name: value.astype(np.float32) + changed}
+        monkeypatch.setattr(export.exported, "published_weights", lambda config, found=found: encoder(config) | found)
+        if changed:
+            with pytest.raises(InputError, match="with the published image encoder that was found, its weights have"):
+                r2sm_jax.load(folder)
+        else:
+            r2sm_jax.load(folder)
+
+
 def test_a_compact_export_is_small(compact, exported):
     names = {file.name for file in compact.iterdir()}
     assert names == {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "SHA256SUMS"}

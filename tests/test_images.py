@@ -1,4 +1,6 @@
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -101,10 +103,28 @@ def _png_header(path: Path, width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize("side", [7100, 12000, 40000])  # over our limit, over Pillow's warning, over its error
-def test_more_than_fifty_megapixels_is_refused_from_the_header(tmp_path, side, recwarn):
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # as this package does, before any test
+def test_more_than_fifty_megapixels_is_refused_from_the_header(tmp_path, side):
     _png_header(tmp_path / "huge.png", side, side)
     assert "50 megapixels" in error(tmp_path / "huge.png")
-    assert not recwarn
+
+
+@pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
+def test_pillows_warning_may_be_an_error(tmp_path):
+    _png_header(tmp_path / "huge.png", 12000, 12000)
+    assert "50 megapixels" in error(tmp_path / "huge.png")
+
+
+def test_no_thread_changes_the_warning_filters_of_others_and_pillows_warning_is_off(tmp_path):
+    """In a process of its own, since pytest changes the filters itself."""
+    _png_header(tmp_path / "huge.png", 12000, 12000)
+    code = (
+        "import sys, warnings; from r2sm_jax.data.images import open_image; from r2sm_jax.errors import InputError\n"
+        "warnings.catch_warnings = None\n"
+        "try: open_image(sys.argv[1])\nexcept InputError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "huge.png"], capture_output=True, text=True)
+    assert "50 megapixels" in done.stdout and done.stderr == ""
 
 
 def test_an_image_without_pixels(tmp_path):

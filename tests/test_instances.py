@@ -177,3 +177,15 @@ def test_muse_pairs_instances_and_counts_what_is_left_over():
     assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
     assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
     assert muse([]) == {"giou": None, "ciou": None}
+
+
+def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
+    left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
+    for found in ([left], [left, inside]):
+        scores = InstanceScores()
+        scores.add(1, found, [0.9] * len(found), [left], [region])
+        assert muse(list(scores.units.values())) == {"giou": 1.0, "ciou": 1.0}
+    scores = InstanceScores()
+    scores.add(1, [inside], [0.9], [inside], [region])  # an instance within the region still counts
+    scores.add(2, [left], [0.9], [], [region])
+    assert muse(list(scores.units.values())) == {"giou": 0.5, "ciou": pytest.approx(100 / 500)}

@@ -1,20 +1,26 @@
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from conftest import write_bert
 
 from r2sm_jax import runs, train as train_module
-from r2sm_jax.config import Config, DataConfig, LoopConfig
+from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
@@ -134,6 +140,90 @@ def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_
     message = refused(main, "--resume", "--run", tiny_run, "--model.head", "linear", "--train.seed", 3)
     assert "model.head (attention in the run, linear now)" in message and "train.seed (0 in the run, 3 now)" in message
     assert "train.steps" not in message
+
+
+def test_the_default_optimizer_halves_and_products_resume_exactly(tiny_config, tmp_path, monkeypatch):
+    loop = replace(tiny_config.train, steps=3, products="bfloat16", accumulate=0, evaluate_every=100)
+    config = replace(tiny_config, optimizer=OptimizerConfig(), train=loop)
+    whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
+    train_module.train(whole)
+    with monkeypatch.context() as patch:
+        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        train_module.train(parts)
+    assert Checkpoints(tmp_path / "parts").steps[-1] == 2
+    train_module.train(replace(parts, resume=True))
+    used = read_config(tmp_path / "parts")
+    assert (used.optimizer.name, used.train.accumulate, used.train.unroll) == ("muon", 2, True)
+    assert_bit_identical(tmp_path / "whole", tmp_path / "parts", 3)
+
+
+def test_two_processes_do_not_train_one_run(tiny_run, refused):
+    with runs.lock_run(tiny_run):  # as another process would, which opens the file for itself
+        message = refused(main, "--resume", "--run", tiny_run)
+    assert f"{tiny_run}: another process trains this run now" in message
+
+
+def test_runs_of_one_second_have_a_folder_each(tiny_config, tmp_path, monkeypatch):
+    times = iter([datetime(2026, 1, 2, 3, 4, 5)] * 2 + [datetime(2026, 1, 2, 3, 4, 6)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: next(times)))
+    with ExitStack() as locks:
+        made = [runs.start_folder(replace(tiny_config, run=None), locks).name for _ in range(2)]
+    assert made == ["20260102-030405", "20260102-030406"] and runs.LATEST.resolve().name == made[1]
+
+
+# What a run was trained with.
+
+
+@pytest.fixture
+def changed(tiny_run, tmp_path):
+    """A copy of the tiny run after a change of its configuration, as if what that names had been replaced."""
+
+    def change(group: str, **fields) -> Path:
+        run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+        config = json.loads((run / "config.json").read_text())
+        (config["model"]["text"] if group == "text" else config[group]).update(fields)
+        (run / "config.json").write_text(json.dumps(config))
+        return run
+
+    return change
+
+
+def test_replaced_weights_of_the_language_model_are_refused(changed, tmp_path, refused):
+    run = changed("text", name=str(write_bert(tmp_path / "other", seed=1)))
+    sentence = f"other: its weights have sha256 .*, but the run {run} needs .*; get the"
+    with pytest.raises(InputError, match=sentence):
+        open_run(run)
+    assert re.search(sentence, refused(main, "--resume", "--run", run))
+    (run / "inputs.json").unlink()  # a run of an earlier version
+    assert open_run(run).step
+
+
+def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(changed, bert_folder, tmp_path):
+    folder = Path(shutil.copytree(bert_folder, tmp_path / "other"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
+    run = changed("text", name=str(folder))
+    assert open_run(run).step
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="its tokenizer has sha256"):
+        open_run(run)
+
+
+def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
+    folder = Path(shutil.copytree(bert_folder, tmp_path / "models--a--b" / "snapshots" / "12ab"))
+    texts = TextStates(str(folder), layers=(1, 2), max_tokens=24)
+    assert texts.identity == json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {
+        "name": "a/b",
+        "revision": "12ab",
+    }
+
+
+def test_other_training_data_are_refused(changed, refused):
+    run = changed("data", seed=1)
+    message = refused(main, "--resume", "--run", run)
+    assert f"scenes: not the training data that the run {run} began with" in message and "--init" in message
 
 
 def test_an_existing_run_is_not_overwritten(tiny_run, tiny_flags, refused):
@@ -363,7 +453,8 @@ def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(m
 
 def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert runs.start_folder(replace(tiny_config, run="elsewhere")) == Path("elsewhere")
-    assert not runs.LATEST.exists()
-    first = runs.start_folder(replace(tiny_config, run=None))
+    with ExitStack() as locks:
+        assert runs.start_folder(replace(tiny_config, run="elsewhere"), locks) == Path("elsewhere")
+        assert not runs.LATEST.exists()
+        first = runs.start_folder(replace(tiny_config, run=None), locks)
     assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(tiny_config, run=None)

@@ -31,6 +31,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import grain
@@ -53,6 +54,7 @@ FREE_SENTENCES = 6
 KEPT_WHOLE = 0.9
 """A query stays if this share of the complete mask of each instance that it means lies in the crop."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
+HASHED = 64
 KEPT_BYTES = 4 << 30
 """Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
 
@@ -162,6 +164,20 @@ class PreparedSource:
         if self._kept is not None:
             return self._kept[index]["texts"]
         return tuple(query.text for query in self.source.queries_at(index))
+
+    def sha256(self, sentences: Sequence[str]) -> str:
+        """Hash of the data: the file that they come from, if it is one, all `sentences` of training, and `HASHED` whole
+        samples at equal distances; all of them would take minutes."""
+        found = sha256(getattr(self.source, "sha256", "").encode())
+        found.update("\0".join([str(len(self)), *sentences]).encode())
+        for index in np.unique(np.linspace(0, len(self) - 1, HASHED).astype(int)).tolist():
+            sample = self.source[index]
+            found.update(np.ascontiguousarray(sample.image))
+            for i in sample.instances:
+                about = i.id, i.category, i.amodal is None, i.ignore, sorted(i.attributes.items())
+                found.update(repr(about).encode() + np.packbits([i.modal, i.complete]).tobytes())
+            found.update(repr([(q.id, q.text, q.mask_type, q.instance_ids) for q in sample.queries]).encode())
+        return found.hexdigest()
 
     def remember(self) -> bool:
         """Prepares every sample now, on all cores, and keeps them. Returns whether it did so.

@@ -20,6 +20,8 @@ from r2sm_jax.data.masks import box
 from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
+# Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters of all threads.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 PAD_COLOUR = (124, 116, 104)
 """Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero."""
 
@@ -191,9 +193,8 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
     """An image of which only the header was read. Errors of Pillow, also in the block, become InputError."""
     name = str(image) if isinstance(image, str | PathLike) else name
     try:
-        with warnings.catch_warnings(action="ignore"):  # of large images, which `_check_size` refuses
-            file = BytesIO(image) if isinstance(image, bytes) else image
-            opened = file if isinstance(file, Image.Image) else Image.open(file)
+        file = BytesIO(image) if isinstance(image, bytes) else image
+        opened = file if isinstance(file, Image.Image) else Image.open(file)
         with nullcontext(opened) if opened is image else closing(opened):
             _check_size(name, *opened.size)
             yield opened
@@ -201,7 +202,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise
     except FileNotFoundError as error:
         raise InputError(f"{name}: there is no such image; check the path") from error
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first") from error
     except UnidentifiedImageError as error:
         raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty") from error

@@ -114,15 +114,21 @@ def muse(units: Sequence[Unit]) -> dict[str, float | None]:
     """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
 
     Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired with empty masks. A
-    query's IoU is the mean over its pairs, and 1 without pairs.
+    query's IoU is the mean over its pairs, and 1 without pairs. Ignored regions are no instances; a detection that has
+    no instance and lies in one of them by more than half is left out.
     """
     means, intersections, unions = [], 0.0, 0.0
     for unit in units:
-        rows, columns = linear_sum_assignment(-unit.iou)
-        iou, sizes = unit.iou[rows, columns], unit.areas[rows] + unit.truth_areas[columns]
-        pairs = max(unit.iou.shape)
+        every, truth_areas = unit.iou[:, ~unit.crowd], unit.truth_areas[~unit.crowd]
+        rows, columns = linear_sum_assignment(-every)
+        counts = unit.iou[:, unit.crowd].max(1, initial=0) <= 0.5
+        counts[rows[every[rows, columns] > 0]] = True
+        overlaps, areas = every[counts], unit.areas[counts]
+        rows, columns = linear_sum_assignment(-overlaps)
+        iou, sizes = overlaps[rows, columns], areas[rows] + truth_areas[columns]
+        pairs = max(overlaps.shape)
         means.append(iou.sum() / pairs if pairs else 1.0)
         shared = np.round(iou * sizes / (1 + iou)).sum()
         intersections += shared
-        unions += unit.areas.sum() + unit.truth_areas.sum() - shared
+        unions += areas.sum() + truth_areas.sum() - shared
     return {"giou": float(np.mean(means)) if means else None, "ciou": intersections / unions if unions else None}

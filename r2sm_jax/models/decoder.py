@@ -135,11 +135,19 @@ class MaskTokens(NamedTuple):
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
-    """Predicted IoU of the modal and the amodal mask. SAM's decoder is linear here, so it can leave 0..1."""
+    """Predicted IoU of the modal and the amodal mask that are answered. SAM's decoder is linear here, so it can leave
+    0..1."""
     type_state: Float[Array, "b k d"] | None = None
     """The type token, for the `decoder` mask-type head."""
     pixels: Float[Array, "b k h w c"] | None = None
     """Pixel features of each query, where they are not those of the image."""
+    second: Kernels | None = None
+    """The kernels of the second look (`R2SM.look_again`), where there is one."""
+
+    @property
+    def answered(self) -> Kernels:
+        """The kernels that answers are drawn with."""
+        return self.kernels if self.second is None else self.second
 
     def canvas(self, pixels: Float[Array, "b h w c"]) -> Float[Array, "b *k _h _w _c"]:
         """The pixel features that the kernels are multiplied with: those of the image, or the queries' own."""

@@ -57,7 +57,7 @@ class R2SMOutput(NamedTuple):
     presence: Float[Array, "b k"]
     """Logit that the query has a target."""
     iou: Float[Array, "b k 2"]
-    """Predicted IoU of `modal` and `amodal` before the second look."""
+    """Predicted IoU of `modal` and `amodal`."""
     slot_modal: Float[Array, "b k q h w"]
     slot_amodal: Float[Array, "b k q h w"]
     slot_presence: Float[Array, "b k q"]
@@ -115,7 +115,8 @@ class R2SM(nnx.Module):
     ) -> MaskTokens:
         """All that is computed once per query, except the mask type and the masks themselves."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        return self.decoder(tokens, pixels.fine, states, text_mask)
+        masks = self.decoder(tokens, pixels.fine, states, text_mask)
+        return masks._replace(second=self.look_again(masks, pixels)) if self.config.looks_again else masks
 
     def type_logit(
         self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"], masks: MaskTokens | None = None
@@ -183,12 +184,12 @@ class R2SM(nnx.Module):
         as modal and as amodal."""
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
-        kernels = self.look_again(masks, pixels) if self.config.looks_again else masks.kernels
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(kernels, masks.canvas(pixels.fine)))
+        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.answered, masks.canvas(pixels.fine)))
         there = masks.presence[..., 0] > self.config.presence_threshold
         limit = jnp.where(there, jnp.inf, NOT_THERE)[..., None, None]
         iou = jnp.clip(masks.iou, 0, 1)
-        amodal = modal if self.config.head == NO_HEAD else amodal
+        if self.config.head == NO_HEAD:
+            amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             jnp.minimum(modal[:, :, 0], limit),

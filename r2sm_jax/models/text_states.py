@@ -1,9 +1,11 @@
 """Token states of the frozen language model, computed once per unique sentence and kept (kept_arrays.py)."""
 
+import json
 import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import groupby, product
 from pathlib import Path
 
@@ -34,6 +36,7 @@ KEPT_BYTES = 128 << 20
 """Of states in memory; more of them are in a temporary file."""
 POLITE = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """What is not read at the start of a sentence; nor are full stops at its end. Decisions changed with either."""
+PROBE = "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the \u6771\u4eac sign?"
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
@@ -80,6 +83,12 @@ class TextStates:
         self._requested: list[str] = []
         self._lock = threading.RLock()
         self.truncated: set[str] = set()
+
+    @property
+    def identity(self) -> dict[str, str | None]:
+        """Hashes of weights and tokenizer, and the revision where they come from the Hugging Face hub."""
+        revision = self.folder.name if self.folder.parent.name == "snapshots" else None
+        return {"revision": revision, "sha256": self.sha256, "tokenizer_sha256": tokenizer_sha256(self.tokenizer)}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -293,6 +302,12 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
         if found:
             raise InputError(f"{folder}: its tokenizer {problem}")
     return tokenizer
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of what a tokenizer does, whatever files it comes in: its tokens with their ids, and the ids of `PROBE`."""
+    known = sorted(tokenizer.get_vocab().items()), tokenizer(PROBE)["input_ids"]
+    return sha256(json.dumps(known).encode()).hexdigest()
 
 
 def ending(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -128,7 +128,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
         "format_version": exported.FORMAT_VERSION,
         "r2sm_jax_version": r2sm_jax.__version__,
         "language_model": {
-            "name": config.model.text.name, "sha256": texts.sha256, "embedded": lm == "embed",
+            "name": config.model.text.name, **texts.identity, "embedded": lm == "embed",
             "folder": LANGUAGE_MODEL if lm == "embed" else None,
         },
         "mask_threshold": run.config.model.mask_threshold,

@@ -74,7 +74,7 @@ def compute_losses(
     masks, pixels = outputs.masks, outputs.masks.canvas(outputs.pixels.fine)
     return {
         **query_losses(masks, pixels, targets, config, head=head, threshold=threshold),
-        **slot_losses(masks, pixels, targets, config, threshold=threshold),
+        **slot_losses(masks, pixels, targets, config, head=head, threshold=threshold),
         **instance_losses(outputs.instances, outputs.pixels.fine, targets, config),
         **dense_losses(outputs.dense, outputs.names, targets),
         "type": type_loss(outputs.type_readings, targets.type_amodal, config),
@@ -84,33 +84,61 @@ def compute_losses(
 def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, "..."]]:
     """The weight of each entry of `compute_losses`: 1 / (number of valid entries of its loss), or 0 if it is not valid.
 
-    `head` "none" has one mask for either type.
+    `head` "none" has one mask for either type. With it, or with `supervise` "requested", a mask of the type that no
+    query asks for weighs nothing in any loss: also not what pixels say of objects behind them, which needs both masks.
     """
     valid, wants = targets.query_valid, targets.wants_amodal
     known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
-    if head == NO_HEAD:
-        modal, amodal = valid & (~wants | known), jnp.zeros_like(valid)
-    elif config.supervise == "requested":
-        modal, amodal = valid & ~wants, valid & wants & known
-    else:
-        modal, amodal = valid, valid & known
+    modal, amodal = _trained(valid, known, wants, config, head)
     in_slot = _has_instance(targets)
-    known_in_slot = in_slot & _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
+    known_in_slot = _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
+    slot_modal, slot_amodal = _trained(in_slot, known_in_slot, wants[..., None], config, head)
+    as_modal, as_amodal = _asked(targets, config, head)
     instance = targets.modal.any((-2, -1))
     inside = pool_masks(targets.valid[:, None])[:, 0] > 0.5
     coarse = pool_masks(targets.modal)
-    on_object, index = (coarse.max(1) > 0.5) & inside, coarse.argmax(1)
+    index = coarse.argmax(1)
+    on_object = (coarse.max(1) > 0.5) & inside & _pick(as_modal, index)
     counted = {
         "modal": modal, "amodal": amodal, "early_modal": modal, "early_amodal": amodal,
         "iou": jnp.stack([modal, amodal], -1), "presence": valid, "type": targets.type_valid,
-        "slots_modal": in_slot, "slots_amodal": known_in_slot, "slot_iou": jnp.stack([in_slot, known_in_slot], -1),
+        "slots_modal": slot_modal, "slots_amodal": slot_amodal, "slot_iou": jnp.stack([slot_modal, slot_amodal], -1),
         "slot_presence": jnp.broadcast_to(valid[..., None], in_slot.shape),
-        "instance_modal": instance, "instance_amodal": instance & targets.amodal_known,
-        "dense_box": on_object & _pick(targets.amodal_known, index),
+        "instance_modal": instance & as_modal, "instance_amodal": instance & as_amodal & targets.amodal_known,
+        "dense_box": on_object & _pick(as_amodal & targets.amodal_known, index),
     }  # fmt: skip
     counted |= {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
-    counted |= {"dense_hidden": inside} if "category" in targets.labels else {}
+    counted |= {"dense_hidden": inside & (not _learns_one_type(config, head))} if "category" in targets.labels else {}
     return {name: entries / jnp.maximum(entries.sum(dtype=jnp.float32), 1) for name, entries in counted.items()}
+
+
+def _learns_one_type(config: LossConfig, head: str) -> bool:
+    """Whether a query teaches only the type of mask that it asks for."""
+    return head == NO_HEAD or config.supervise == "requested"
+
+
+def _trained(
+    valid: Bool[Array, "*n"], known: Bool[Array, "*n"], wants_amodal: Bool[Array, "*#n"], config: LossConfig, head: str
+) -> tuple[Bool[Array, "*n"], Bool[Array, "*n"]]:
+    """Which modal and which amodal masks are trained. `known`: the complete shape is annotated."""
+    if head == NO_HEAD:
+        return valid & (~wants_amodal | known), jnp.zeros_like(valid)
+    if config.supervise == "requested":
+        return valid & ~wants_amodal, valid & wants_amodal & known
+    return valid, valid & known
+
+
+def _asked(targets: Targets, config: LossConfig, head: str) -> tuple[Bool[Array, "b m"], Bool[Array, "b m"]]:
+    """The instances of which modal and of which amodal masks may be trained: all, or those that queries ask for."""
+    if not _learns_one_type(config, head):
+        return (jnp.ones_like(targets.amodal_known),) * 2
+    meant, wants = targets.members & targets.query_valid[..., None], targets.wants_amodal[..., None]
+    return (meant & ~wants).any(1), (meant & wants).any(1)
+
+
+def instance_regions(targets: Targets, config: LossConfig, head: str) -> Float[Array, "b m h w"]:
+    """The pixels from which each instance's own kernel is made: its modal mask, or the one type that was asked for."""
+    return jnp.where(_asked(targets, config, head)[0][..., None, None], targets.modal, targets.amodal)
 
 
 def mean_losses(values: dict[str, Array], weights: dict[str, Array]) -> dict[str, Float[Array, ""]]:
@@ -213,7 +241,7 @@ def query_losses(
     threshold: float,
 ) -> dict[str, Array]:  # fmt: skip
     """Losses of the fused masks and their scores, and of the masks of earlier decoder blocks at lower resolution."""
-    drawn = [x[:, :, 0] for x in draw_pair(masks.kernels.of(FUSED), pixels)]
+    drawn, answered = ([x[:, :, 0] for x in draw_pair(k.of(FUSED), pixels)] for k in (masks.kernels, masks.answered))
     modal, amodal = query_targets(targets)
     if head == NO_HEAD:
         modal = jnp.where(targets.wants_amodal[..., None, None], amodal, modal)
@@ -221,7 +249,7 @@ def query_losses(
     values = {
         **pair_losses("", drawn, (modal, amodal), area, config),
         "presence": optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target),
-        "iou": iou_error(masks.iou[:, :, 0], drawn, (modal, amodal), area, threshold),
+        "iou": iou_error(masks.iou[:, :, 0], answered, (modal, amodal), area, threshold),
         "early_modal": jnp.zeros(has_target.shape),
         "early_amodal": jnp.zeros(has_target.shape),
     }
@@ -267,22 +295,30 @@ def _has_instance(targets: Targets) -> Bool[Array, "b k q"]:
 
 
 def slot_losses(
-    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, threshold: float
-) -> dict[str, Array]:
-    """Instance masks, at lower resolution: every target is matched to a slot, and the other slots learn absence."""
-    exists = _has_instance(targets)
-    modal, amodal = draw_pair(masks.kernels.of(SLOTS), pool_pixels(pixels))
+    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
+    threshold: float,
+) -> dict[str, Array]:  # fmt: skip
+    """Instance masks, at lower resolution: every target is matched to a slot, and the other slots learn absence.
+    Amodal masks are matched, or masks of the one type that a query teaches."""
+    exists, coarse = _has_instance(targets), pool_pixels(pixels)
+    drawn, answered = (draw_pair(kernels.of(SLOTS), coarse) for kernels in (masks.kernels, masks.answered))
     instance = jnp.maximum(targets.slots, 0)
     truth = _pick(pool_masks(targets.modal), instance), _pick(pool_masks(targets.amodal), instance)
+    (_, matched), (_, wanted) = drawn, truth
+    if _learns_one_type(config, head):
+        asks_amodal = targets.wants_amodal[..., None, None, None]
+        wanted = jnp.where(asks_amodal, truth[1], truth[0])
+        matched = drawn[0] if head == NO_HEAD else jnp.where(asks_amodal, drawn[1], drawn[0])
+        truth = (wanted, wanted) if head == NO_HEAD else truth
     area = pool_masks(targets.valid[:, None])[:, None]
     presence = masks.presence[:, :, 1:]
-    slot = match_slots(jax.nn.sigmoid(amodal) * area, truth[1] * area, presence, exists)
-    modal, amodal, iou = (_pick_each(x, slot) for x in (modal, amodal, masks.iou[:, :, 1:]))
+    slot = match_slots(jax.nn.sigmoid(matched) * area, wanted * area, presence, exists)
+    drawn, answered = ([_pick_each(x, slot) for x in pair] for pair in (drawn, answered))
     has_target = (jax.nn.one_hot(slot, slot.shape[-1]) * exists[..., None]).sum(-2)
     return {
-        **pair_losses("slots_", (modal, amodal), truth, area, config),
+        **pair_losses("slots_", drawn, truth, area, config),
         "slot_presence": optax.sigmoid_binary_cross_entropy(presence, has_target),
-        "slot_iou": iou_error(iou, (modal, amodal), truth, area, threshold),
+        "slot_iou": iou_error(_pick_each(masks.iou[:, :, 1:], slot), answered, truth, area, threshold),
     }
 
 
@@ -290,7 +326,7 @@ def match_slots(
     probability: Float[Array, "b k q h w"], target: Float[Array, "b k q h w"], presence: Float[Array, "b k q"],
     exists: Bool[Array, "b k q"],
 ) -> Int[Array, "b k q"]:  # fmt: skip
-    """The slot of every target, by the Hungarian algorithm on the dice loss of the amodal masks.
+    """The slot of every target, by the Hungarian algorithm on the dice loss of masks of one type.
 
     A slot that says it is present costs less. Otherwise slots that draw the same mask would be matched by chance, and
     none would learn that it is the one.

@@ -62,9 +62,9 @@ def make_targets(batch: Batch) -> Targets:
     )
 
 
-def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outputs:
-    """Everything that the losses compare with the truth. An instance's kernel is made of the image features inside its
-    true modal mask."""
+def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b m h w"]) -> Outputs:
+    """Everything that the losses compare with the truth. An instance's kernel is made of the image features in its
+    region (`losses.instance_regions`)."""
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
@@ -76,7 +76,7 @@ def run_model(model: R2SM, batch: Batch, names: Names, targets: Targets) -> Outp
         masks=masks,
         pixels=pixels,
         type_readings=type_readings,
-        instances=model.instance_kernels(pixels, targets.modal),
+        instances=model.instance_kernels(pixels, regions),
         dense=model.dense_output(pixels),
         names={group: model.dense_names(embeddings) for group, embeddings in names.items()},
     )
@@ -93,7 +93,8 @@ def train_step(
     def loss_fn(params: nnx.State, part: tuple[Batch, Batch]) -> tuple[Array, Values]:
         batch, weights = part
         targets = make_targets(batch)
-        outputs = run_model(nnx.merge(graphdef, params, constants), batch, names, targets)
+        regions = losses.instance_regions(targets, config.loss, model.head)
+        outputs = run_model(nnx.merge(graphdef, params, constants), batch, names, regions)
         found = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
         means = losses.mean_losses(found, weights)
         return losses.total_loss(means, config.loss), means
