@@ -20,11 +20,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
 from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
+from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
 from r2sm_jax.flags import parse_config
@@ -34,7 +35,7 @@ from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
-from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
+from r2sm_jax.sources import REPORTED, at_most, calibration_sentences, free_sentences, open_source, split_names
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.losses import fit_temperature
@@ -63,9 +64,17 @@ def source_options(config: Config) -> dict[str, Any]:
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source. Training scenes get as many queries as a step asks of them."""
-    queries = config.data.queries if split == "train" else 8
-    return open_source(config.data.source, split, count=count, queries=queries, **source_options(config))
+    """One split of the run's data source, of which stored images are trained on all and evaluated `count`.
+
+    Training scenes get as many queries as a step asks of them. A run that selects on a reported split (the paper's
+    protocol) trains on the stored images that would be `dev`, too.
+    """
+    spec, options = config.data.source, source_options(config)
+    if split != "train":
+        return at_most(open_source(spec, split, count=count, **options), count)
+    if config.train.select_on != "dev" and not is_procedural(spec):
+        split = WHOLE_TRAIN
+    return open_source(spec, split, count=count, queries=config.data.queries, **options)
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
@@ -170,6 +179,7 @@ def train(config: Config) -> Path:
 
     data = prepare_data(config, say)
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
+    split_names(config.data.source, REPORTED)  # finds that there is nothing to report now, not when training ends
 
     graphdef, params, constants = split_model(config.model, config.train.seed)
     print_parameters(params, constants, data.texts)
@@ -263,8 +273,8 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best, data, loop = restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
-    sources = open_splits(data.source, "all", count=loop.report_samples, **source_options(config))
-    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, loop=loop)
+    sources = open_splits(data.source, REPORTED, count=loop.report_samples, **source_options(config))
+    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     write_report(report, evaluated, folder)
     show(markdown(report, brief=True))

@@ -124,7 +124,7 @@ def test_queries_for_absent_things_have_no_target_and_no_word_for_what_is_there(
 
 def test_the_splits_keep_their_places():
     """A sample is rebuilt from the place of its split in this list."""
-    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent"]
+    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent", "test"]
 
 
 def test_odd_counts_fall_to_either_type():

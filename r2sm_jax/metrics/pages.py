@@ -184,10 +184,26 @@ def described(report: dict[str, Any]) -> str:
     )
 
 
+def selection(report: Mapping[str, Any]) -> str:
+    """What the checkpoint was selected on, and which figures are too good for that, or because the run was trained on
+    a split; "" for predictions of other systems and a checkpoint that was not selected."""
+    meta = report["meta"]
+    chosen, trained = meta.get("selected_on"), meta.get("trained_on")
+    if trained != meta["source"]:
+        return f"The checkpoint was selected on `{chosen}` of `{trained}`." if chosen else ""
+    text = f"The checkpoint was selected on `{chosen}`" if chosen else ""
+    if chosen in report["splits"]:
+        text += ", which is reported here: its figures are too good (so is the paper's protocol)"
+    seen = [name for name in report["splits"] if name in ("all", "train")]
+    return f"{text}. " * bool(text) + "".join(f"The run was trained on images of `{name}`. " for name in seen)
+
+
 def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
     """The report as Markdown; `brief` leaves out the paper's columns, other definitions and kinds of queries."""
     meta = report["meta"]
     lines = ["# R2SM evaluation", "", described(report), ""]
+    if text := selection(report):
+        lines += [text, ""]
     if missing := meta.get("missing"):
         shown = ", ".join(map(str, missing[:10])) + (", .." if len(missing) > 10 else "")
         lines += [f"{len(missing)} queries have no prediction and count as answered with an empty mask: {shown}.", ""]
@@ -245,7 +261,7 @@ def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> li
 
 
 def html(report: dict[str, Any], galleries: Galleries) -> str:
-    """The whole page of a report."""
+    """The whole page of a report; a split without a gallery is said to have no images."""
     title, _, tables = markdown(report).partition("\n## ")
     parts = [render(title), *_tiles(report["splits"])]
     for place, (split, groups) in enumerate(galleries.items()):
@@ -254,6 +270,8 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, rows in groups.items():
             parts += [f"<h3>{escape(name)}</h3>", '<div class="cards">', *map(_card, rows), "</div>"]
         parts.append("</details>")
+    for split in report["splits"].keys() - galleries.keys():
+        parts.append(f"<p>{escape(split)}: no answers are shown, since there are no images here.</p>")
     parts += [render(f"## {tables}"), *_calibration(report)]
     return page("R2SM evaluation", "\n".join(parts))
 

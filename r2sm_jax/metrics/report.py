@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.samples import Dataset, Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.instances import InstanceScores, muse
@@ -286,11 +286,12 @@ def make_report(
 
 
 def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, Scored]], folder: Path) -> None:
-    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query. Raises
-    InputError if the folder cannot be written."""
+    """`report.json`, `report.md`, `report.html` with pictures where there are images, and `queries.csv` with a line for
+    every query. Raises InputError if the folder cannot be written."""
     galleries = {
         name: {title: panels(source, scored, chosen) for title, chosen in choose(scored.results).items()}
         for name, (source, scored) in evaluated.items()
+        if not isinstance(source, Dataset) or source.has_images
     }
     with writing(folder / "report.json") as part:
         part.write_text(json.dumps(report, indent=1) + "\n")

@@ -18,13 +18,14 @@ from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
 from r2sm_jax.random_choice import pick
 
 Split = Literal["train", "val", "val_phrasing", "val_hard"]
-ABSENT_SPLIT = "val_absent"
+ABSENT_SPLIT, TEST_SPLIT = "val_absent", "test"
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
-    ABSENT_SPLIT: "val",
+    ABSENT_SPLIT: "val", TEST_SPLIT: "val_phrasing",
 }  # fmt: skip
 """Splits of procedural data, and the wordings of each. `dev` selects the checkpoints of a run and is never reported;
-`ABSENT_SPLIT`, of composed photographs only, asks for things that are not there."""
+`ABSENT_SPLIT`, of composed photographs only, asks for things that are not there; `TEST_SPLIT`, of drawn scenes only,
+is scored once for a release and nothing is ever chosen by it."""
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
