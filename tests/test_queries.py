@@ -11,6 +11,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.queries.grammar import Phrasebook, phrasebook, read_sections
 from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts
+from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import keyword_mask_type
 from r2sm_jax.scenes.drawings import CATEGORIES
@@ -340,6 +341,21 @@ def test_nothing_held_out_occurs_in_training():
         longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
         if len(longest.split()) > 4:
             assert longest not in joined, text
+
+
+def test_nothing_held_out_occurs_in_the_sentences_about_anything():
+    """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
+    texts = [text for texts in free_templates().values() for text in texts]
+    texts += [row.text for row in intent_sentences("r2sm_train")]
+    texts += [sentence.text for sentence in write_free_sentences(1000, seed=0)]
+    joined = "\n".join(texts).lower()
+    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
+        nouns = [form for noun in meaning.held_out_nouns for form in (noun, plural(noun))]
+        clauses = [clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions]
+        assert not [words for words in (*nouns, *clauses) if has_words(joined, words)]
+    for text in all_wordings(phrasebook(True), "modal") | all_wordings(phrasebook(True), "amodal"):
+        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
+        assert len(longest.split()) <= 4 or longest not in joined, text
 
 
 def test_held_out_splits_use_no_training_noun_or_function():
