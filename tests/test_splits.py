@@ -98,9 +98,9 @@ def test_reports_say_what_was_selected_on():
         meta = {"source": "json:a", "trained_on": trained_on, "selected_on": selected_on}
         return selection({"meta": meta, "splits": dict.fromkeys(splits)})
 
-    assert said("dev", "val") == "The checkpoint was selected on `dev`. "
-    assert "`val`, which is reported here: its figures are too good" in said("val", "val", "test")
-    assert said(None, "val") == "" and "trained on images of `all`" in said("dev", "all")
+    assert said("dev", "val") == "The checkpoint was selected on `dev`."
+    assert "`val`, which is reported here, as in the paper's protocol: its fig" in said("val", "val", "test")
+    assert said(None, "val") == "" and said(None, "all") == "The run was trained on images of `all`."
     assert said("val", "val", trained_on="json:b") == "The checkpoint was selected on `val` of `json:b`."
     assert selection({"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}}) == ""
 

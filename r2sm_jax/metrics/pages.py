@@ -185,17 +185,16 @@ def described(report: dict[str, Any]) -> str:
 
 
 def selection(report: Mapping[str, Any]) -> str:
-    """What the checkpoint was selected on, and which figures are too good for that, or because the run was trained on
-    a split; "" for predictions of other systems and a checkpoint that was not selected."""
-    meta = report["meta"]
-    chosen, trained = meta.get("selected_on"), meta.get("trained_on")
-    if trained != meta["source"]:
-        return f"The checkpoint was selected on `{chosen}` of `{trained}`." if chosen else ""
-    text = f"The checkpoint was selected on `{chosen}`" if chosen else ""
-    if chosen in report["splits"]:
-        text += ", which is reported here: its figures are too good (so is the paper's protocol)"
-    seen = [name for name in report["splits"] if name in ("all", "train")]
-    return f"{text}. " * bool(text) + "".join(f"The run was trained on images of `{name}`. " for name in seen)
+    """On what the checkpoint was selected, and which splits hold images that the run was selected or trained on; "" for
+    predictions of other systems, and for a checkpoint that was not selected."""
+    meta, sentences = report["meta"], []
+    own = meta.get("trained_on") == meta["source"]
+    if chosen := meta.get("selected_on"):
+        optimistic = ", which is reported here, as in the paper's protocol: its figures are optimistic"
+        more = f" of `{meta['trained_on']}`" if not own else optimistic if chosen in report["splits"] else ""
+        sentences.append(f"The checkpoint was selected on `{chosen}`{more}.")
+    seen = [name for name in report["splits"] if own and name in ("all", "train")]
+    return " ".join(sentences + [f"The run was trained on images of `{name}`." for name in seen])
 
 
 def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
@@ -270,8 +269,8 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, rows in groups.items():
             parts += [f"<h3>{escape(name)}</h3>", '<div class="cards">', *map(_card, rows), "</div>"]
         parts.append("</details>")
-    for split in report["splits"].keys() - galleries.keys():
-        parts.append(f"<p>{escape(split)}: no answers are shown, since there are no images here.</p>")
+    without = [escape(split) for split in report["splits"] if split not in galleries]
+    parts += [f"<p>{split}: no answers are shown, since there are no images here.</p>" for split in without]
     parts += [render(f"## {tables}"), *_calibration(report)]
     return page("R2SM evaluation", "\n".join(parts))
 
