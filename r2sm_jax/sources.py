@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 
 from r2sm_jax.config import is_procedural
-from r2sm_jax.data.samples import Dataset, Source, StoredSource, read_json
-from r2sm_jax.data.splits import divide_images, images_of_split, stored_split
+from r2sm_jax.data.samples import Dataset, Source, read_json
+from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
@@ -55,29 +55,19 @@ def load_json_split(
 
     Raises InputError for a split that does not exist, and as `read_json`.
     """
-    path = Path(path)
-    if not path.is_dir():
-        dataset = read_json(path, images_dir, need_images=need_images)
-        return _choose(dataset, images_of_split(path, dataset.image_ids, split))
-    there = sorted(file.stem for file in path.glob("*.json"))
-    stored, is_part = stored_split(split, there)
-    if stored not in there:
-        names = ", ".join(there) or "no JSON file at all"
-        raise InputError(f"{path}: there is no {stored}.json; the folder has {names}; choose one of these splits")
-    dataset = read_json(path / f"{stored}.json", images_dir, need_images=need_images)
-    return _choose(dataset, divide_images(dataset.image_ids, "dev")[split]) if is_part else dataset
-
-
-def _choose(dataset: Dataset, chosen: set[int]) -> Dataset:
-    """The same dataset with just the images of these ids."""
+    file, held_out = Path(path), ("val", "dev")
+    if file.is_dir():
+        there = sorted(found.stem for found in file.glob("*.json"))
+        stored, held_out = stored_split(split, there)
+        if stored not in there:
+            names = ", ".join(there) or "no JSON file at all"
+            raise InputError(f"{path}: there is no {stored}.json; the folder has {names}; choose one of these splits")
+        file /= f"{stored}.json"
+    dataset = read_json(file, images_dir, need_images=need_images)
+    if not held_out:
+        return dataset
+    chosen = images_of_split(file, dataset.image_ids, split, *held_out)
     return dataset.subset(i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen)
-
-
-def at_most(source: Source, count: int) -> Source:
-    """So many images of a source that is stored, evenly spread; a source that composes images as it is."""
-    if not isinstance(source, StoredSource) or len(source) <= count:
-        return source
-    return source.subset(place * len(source) // count for place in range(count))
 
 
 def split_names(spec: str, split: str) -> list[str]:

@@ -35,7 +35,7 @@ from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import read_config, resolve, restore_weights, resumed_folder, start_folder
-from r2sm_jax.sources import REPORTED, at_most, calibration_sentences, free_sentences, open_source, split_names
+from r2sm_jax.sources import REPORTED, calibration_sentences, free_sentences, open_source, split_names
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.losses import fit_temperature
@@ -64,17 +64,15 @@ def source_options(config: Config) -> dict[str, Any]:
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source, of which stored images are trained on all and evaluated `count`.
-
-    Training scenes get as many queries as a step asks of them. A run that selects on a reported split (the paper's
-    protocol) trains on the stored images that would be `dev`, too.
-    """
+    """One split of the run's data source: for training, with as many queries as a step asks of a scene, or `count`
+    images, evenly spread, to select on. Where `dev` does not select, files are trained on with it."""
     spec, options = config.data.source, source_options(config)
-    if split != "train":
-        return at_most(open_source(spec, split, count=count, **options), count)
-    if config.train.select_on != "dev" and not is_procedural(spec):
-        split = WHOLE_TRAIN
-    return open_source(spec, split, count=count, queries=config.data.queries, **options)
+    if split == "train":
+        split = "train" if config.train.select_on == "dev" or is_procedural(spec) else WHOLE_TRAIN
+        return open_source(spec, split, count=count, queries=config.data.queries, **options)
+    source: Any = open_source(spec, split, count=count, **options)
+    size = len(source)
+    return source if size <= count else source.subset(place * size // count for place in range(count))
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:

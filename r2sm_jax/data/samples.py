@@ -85,15 +85,6 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
-class StoredSource(Source, Protocol):
-    """A data set of images in files, of which parts can be taken."""
-
-    def subset(self, indices: Iterable[int]) -> "StoredSource":
-        """The same data with just these images, in this order."""
-        ...
-
-
 class Problem(NamedTuple):
     """One thing that is wrong with a dataset file.
 

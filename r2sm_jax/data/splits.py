@@ -46,20 +46,15 @@ def divide(names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[K
     return parts | {"train": left}
 
 
-def divide_images(image_ids: Collection[int], *held_out: str) -> dict[str, set[int]]:
-    """Images by split: about a tenth for each of the splits that are `held_out`, and "train", the rest."""
-    tenth = 0.0 if len(image_ids) < FEW else 0.1
-    return divide(image_ids, {split: tenth * place for place, split in enumerate(held_out, start=1)})
+def images_of_split(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
+    """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all".
 
-
-def images_of_split(path: Path, image_ids: Collection[int], split: str) -> set[int]:
-    """The ids of the images of a single file's split: "train", "dev", "val", `WHOLE_TRAIN` or "all".
-
-    About a tenth of the images is "val" and another tenth "dev"; with fewer than ten images it is one each. A file of
-    two images gives the one that is not "val" for "train" and "dev"; one image is in all splits. Raises InputError for
-    any other split.
+    About a tenth of the images is held out for each of `held_out`, by default "val" and "dev", which are those of a
+    single file; one image each where there are fewer than ten. Raises InputError for any other split; `path` names the
+    images.
     """
-    parts = divide_images(image_ids, "val", "dev")
+    tenth = 0.0 if len(image_ids) < FEW else 0.1
+    parts = divide(image_ids, {name: tenth * place for place, name in enumerate(held_out or ("val", "dev"), start=1)})
     parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
     if split not in parts:
         raise InputError(
@@ -69,9 +64,9 @@ def images_of_split(path: Path, image_ids: Collection[int], split: str) -> set[i
     return parts[split]
 
 
-def stored_split(split: str, stored: Collection[str]) -> tuple[str, bool]:
-    """The split, of those that are `stored` each by itself, in which the images of `split` are, and whether they are
-    a part of it (`divide_images(.., "dev")`): "dev" is held out of "train" unless it is stored itself."""
+def stored_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """The split, of those that are `stored` each by itself, that has the images of `split`, and what is held out of it
+    (`images_of_split`): "dev" of "train" unless it is stored itself, else nothing."""
     if split in ("train", "dev") and "train" in stored and "dev" not in stored:
-        return "train", True
-    return "train" if split == WHOLE_TRAIN else split, False
+        return "train", ("dev",)
+    return "train" if split == WHOLE_TRAIN else split, ()

@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.samples import Dataset, Instance, Sample
-from r2sm_jax.data.splits import divide_images, stored_split
+from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
@@ -107,7 +107,7 @@ class TfdsSource:
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
         builder = open_builder(folder)
-        stored, is_part = stored_split(split, builder.info.splits)
+        stored, held_out = stored_split(split, builder.info.splits)
         if stored not in builder.info.splits:
             there = ", ".join(builder.info.splits)
             raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
@@ -116,9 +116,9 @@ class TfdsSource:
         decoders = {"image": tfds.decode.SkipDecoding()}
         self._source: Any = builder.as_data_source(stored, decoders=decoders)
         self._chosen: Sequence[int] = range(len(self._source))
-        if is_part:
+        if held_out:
             ids = [int(record["image_id"]) for record in self._source]
-            chosen = divide_images(ids, "dev")[split]
+            chosen = images_of_split(folder, ids, split, *held_out)
             self._chosen = [index for index, image_id in enumerate(ids) if image_id in chosen]
 
     def subset(self, indices: Iterable[int]) -> "TfdsSource":
