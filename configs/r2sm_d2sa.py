@@ -4,14 +4,13 @@ Paper: R2SM, arXiv 2506.01795, Table 2 (gIoU / cIoU over all queries): ReLA 83.1
 Data (2,000 images to train, 3,600 to validate, up to ten queries each), converted with
 
     python -m r2sm_jax.data convert d2sa D2S_amodal_training_rot0.json --images IMAGES \\
-        --queries 0 --out d2sa/masks.json
-    python -m r2sm_jax.data convert r2sm QUERIES --over d2sa/masks.json --out d2sa/train.json  # and val.json
+        --queries 0 --out d2sa_masks.json
+    python -m r2sm_jax.data convert r2sm QUERIES --over d2sa_masks.json --out d2sa/train.json  # and val.json
     python -m r2sm_jax.train configs/r2sm_d2sa.py --data.images IMAGES
-    python -m r2sm_jax.evaluate runs/latest --data json:d2sa --split val
 
-The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on a tenth of the
-*training* images, which is held out, so that val is used only once. To select on the reported split, as the paper does,
-give `--data.source json:d2sa`.
+The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on `dev`, a tenth of the
+*training* images, which is held out, so that val is only reported. To select on val, as the paper does, give
+`--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
 The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
 that estimate.py needs no download. `--model.decoder.kind sam` also takes SAM's decoder.
@@ -34,7 +33,7 @@ def get_config() -> Config:
         model=ModelConfig(
             vision=replace(SAM_VIT_B, remat=True), decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
         ),
-        data=DataConfig(source="json:d2sa/train.json", queries=10, instances=16),
+        data=DataConfig(source="json:d2sa", queries=10, instances=16),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
         train=LoopConfig(steps=2250, batch_size=8, accumulate=4, evaluate_every=225, checkpoint_every=225),
     )

@@ -4,14 +4,13 @@ Paper: R2SM, arXiv 2506.01795, Table 2 (gIoU / cIoU over all queries): ReLA 71.7
 Data (3,000 images to train, 3,000 to validate, up to ten queries each), converted with
 
     python -m r2sm_jax.data convert muva muva_train.json --images IMAGES \\
-        --queries 0 --out muva/masks.json
-    python -m r2sm_jax.data convert r2sm QUERIES --over muva/masks.json --out muva/train.json  # and val.json
+        --queries 0 --out muva_masks.json
+    python -m r2sm_jax.data convert r2sm QUERIES --over muva_masks.json --out muva/train.json  # and val.json
     python -m r2sm_jax.train configs/r2sm_muva.py --data.images IMAGES
-    python -m r2sm_jax.evaluate runs/latest --data json:muva --split val
 
-The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on a tenth of the
-*training* images, which is held out, so that val is used only once. To select on the reported split, as the paper does,
-give `--data.source json:muva`.
+The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on `dev`, a tenth of the
+*training* images, which is held out, so that val is only reported. To select on val, as the paper does, give
+`--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
 The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
 that estimate.py needs no download. `--model.decoder.kind sam` also takes SAM's decoder.
@@ -34,7 +33,7 @@ def get_config() -> Config:
         model=ModelConfig(
             vision=replace(SAM_VIT_B, remat=True), decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
         ),
-        data=DataConfig(source="json:muva/train.json", queries=10, instances=20),
+        data=DataConfig(source="json:muva", queries=10, instances=20),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
         train=LoopConfig(steps=3380, batch_size=8, accumulate=4, evaluate_every=338, checkpoint_every=338),
     )

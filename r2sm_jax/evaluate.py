@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from scipy.special import expit
 
-from r2sm_jax.config import LEARNED_HEADS, DataConfig, LoopConfig, is_procedural
+from r2sm_jax.config import LEARNED_HEADS, Config, DataConfig
 from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.data.samples import Source
 from r2sm_jax.errors import InputError, exit_cleanly, writing
@@ -34,7 +34,7 @@ from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.query import Sentence
 from r2sm_jax.runs import keep_compiled, open_run
-from r2sm_jax.sources import ABSENT_SPLIT, SPLITS, open_source, sentence_splits
+from r2sm_jax.sources import REPORTED, open_source, same_data, sentence_splits, split_names
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """Source and scores of every split."""
@@ -52,11 +52,12 @@ class EvaluateConfig:
     """Format of the predictions: coco, png or logits; auto: found from the file or folder."""
     data: str | None = None
     """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained on."""
-    split: str = "all"
-    """One split, or several with commas. all: every val split of scenes and cut-outs; all but train of a JSON folder;
-    val of one file or TFDS. With --predictions one split; all is then the whole file."""
+    split: str | None = None
+    """One split, or several with commas. Default, or all: every val split of scenes, composed photos and cut-outs; the
+    whole of one file; all but train and dev of a folder or of TFDS. A run without --data reports val of one file. With
+    --predictions one split."""
     images: str | None = None
-    """Folder of the images of a json source."""
+    """Folder of the images of a json source. --predictions are scored without images too."""
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     samples: int | None = None
@@ -91,9 +92,10 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
 
 
 def evaluate(
-    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int, loop: LoopConfig
+    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int, trained: Config, selected: bool = True
 ) -> tuple[dict[str, Any], Evaluated]:
-    """The report on a segmenter, and the scores that it was made from. `loop` is how it was trained."""
+    """The report on a segmenter, and the scores that it was made from. `trained` is how it was trained, `selected`
+    whether the checkpoint was selected by its figures."""
     evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
     report = make_report(
         evaluated,
@@ -104,7 +106,9 @@ def evaluate(
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
         language_model_sha256=predictor.texts.sha256,
-        **{name: getattr(loop, name) for name in ("products", "accumulate", "devices", "select_on")},
+        selected_on=trained.train.select_on if selected else None,
+        trained_on=spec if same_data(spec, trained.data.source) else trained.data.source,
+        **{name: getattr(trained.train, name) for name in ("products", "accumulate", "devices")},
     )
     return report, evaluated
 
@@ -122,17 +126,9 @@ def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any
 
 
 def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
-    """The sources of the splits that were asked for. `options` are those of `open_source`. Raises InputError if a split
-    does not exist."""
-    kind, _, name = spec.partition(":")
-    names = ["val"] if split == "all" else split.split(",")
-    if split == "all" and is_procedural(spec):
-        names = [n for n in SPLITS if n.startswith("val") and (n != ABSENT_SPLIT or kind == "compose")]
-    elif split == "all" and kind == "json" and name and Path(name).is_dir():
-        names = sorted(f.stem for f in Path(name).glob("*.json") if f.stem != "train")
-        if not names:
-            raise InputError(f"{name}: no split other than train; add one such as val.json, or give --split train")
-    return {name: open_source(spec, name, **options) for name in names}
+    """The sources of the splits that were asked for, as `split_names`. `options` are those of `open_source`. Raises
+    InputError if a split does not exist."""
+    return {name: open_source(spec, name, **options) for name in split_names(spec, split)}
 
 
 def show(text: str) -> None:
@@ -173,33 +169,37 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
     run = open_run(folder, checkpoint=args.checkpoint)
     trained = run.config.data
     data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
+    split, selected = args.split or ("all" if args.data else REPORTED), args.checkpoint == "best"
     sources = open_splits(
         data.source,
-        args.split,
+        split,
         count=args.samples or run.config.train.report_samples,
         seed=data.seed,
         size=run.config.model.vision.image_size,
         images_dir=args.images or data.images,
         backgrounds=args.backgrounds or data.backgrounds,
     )
-    report, evaluated = evaluate(run.predictor, sources, spec=data.source, step=run.step, loop=run.config.train)
+    report, evaluated = evaluate(
+        run.predictor, sources, spec=data.source, step=run.step, trained=run.config, selected=selected
+    )
     if args.verbose:
         print(compiled())
-    as_trained = not (args.data or args.samples or run.exported) and (args.split, args.checkpoint) == ("all", "best")
+    as_trained = selected and split == REPORTED and not (args.samples or run.exported)
     return report, evaluated, Path(args.out) if args.out else folder if as_trained else None
 
 
 def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
-    path = Path(args.predictions or "")
-    if args.data is None or "," in args.split:
+    path, split = Path(args.predictions or ""), args.split or "all"
+    if args.data is None or "," in split:
         raise InputError("--predictions are for one split of some data; give --data json:FILE and one --split")
     source = open_source(
-        args.data, args.split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds
-    )
+        args.data, split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds,
+        need_images=False,
+    )  # fmt: skip
     scored = score_predictions(path, source, args.format)
     if not scored.results:
-        raise InputError(f"{args.data}: no query of the split {args.split} can be scored; give queries with true masks")
-    evaluated: Evaluated = {args.split: (source, scored)}
+        raise InputError(f"{args.data}: no query of the split {split} can be scored; give queries with true masks")
+    evaluated: Evaluated = {split: (source, scored)}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     about = {"predictions": path.name, "predictions_sha256": digest, "missing": scored.missing}
     return make_report(evaluated, source=args.data, **about), evaluated, Path(args.out) if args.out else None

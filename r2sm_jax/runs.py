@@ -19,7 +19,7 @@ import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from r2sm_jax.config import Config, LoopConfig, check_sizes, is_procedural
+from r2sm_jax.config import Config, LoopConfig, check_sizes
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.errors import InputError, load_json, writing
 from r2sm_jax.exported import check_texts, check_weights, find_export, is_export, open_texts, read_weights
@@ -105,10 +105,9 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
         used = parent.train
     else:
         halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
-        select_on = "dev" if is_procedural(config.data.source) else "val"
         parts = (2, True) if halves else (1, False)
         products = choose_products(cache_dir() / "products.json")
-        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=products, select_on=select_on)
+        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=products, select_on="dev")
     loop = replace(
         loop,
         devices=devices,

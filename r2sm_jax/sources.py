@@ -3,11 +3,12 @@
 The only file of the core that imports scenes and queries.
 """
 
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from r2sm_jax.data.samples import Dataset, Source, hold_out, read_json
+from r2sm_jax.config import is_procedural
+from r2sm_jax.data.samples import Dataset, Source, read_json
+from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
@@ -16,15 +17,20 @@ from r2sm_jax.scenes.compose import ComposeSource
 from r2sm_jax.scenes.cutouts import CutoutSource
 from r2sm_jax.scenes.scenes import SceneSource
 
+REPORTED = "reported"
+"""In place of the name of a split: those that a run on the data reports."""
+
 
 def open_source(
     spec: str, split: str = "train", *, count: int = 256, seed: int = 0, size: int = 96, queries: int = 8,
     images_dir: str | None = None, backgrounds: str | None = None, cutouts: str | None = None,
+    need_images: bool = True,
 ) -> Source:  # fmt: skip
     """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
     `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs
-    only, `cutouts` (a folder of objects) for composed photographs, `images_dir` for files.
+    only, `cutouts` (a folder of objects) for composed photographs, `images_dir` for files. Without `need_images`, a
+    JSON file may be alone: its samples then have no image.
 
     Raises InputError for an unknown SPEC or split, or unreadable data.
     """
@@ -38,7 +44,7 @@ def open_source(
             path, split, count, seed=seed, size=size, queries=queries, images=images_dir, cutouts=cutouts
         )
     if kind == "json" and path:
-        return load_json_split(path, split, images_dir=images_dir)
+        return load_json_split(path, split, images_dir, need_images=need_images)
     if kind == "tfds" and path:
         from r2sm_jax.data.tfds import TfdsSource  # imports slowly
 
@@ -46,38 +52,58 @@ def open_source(
     raise InputError(f"data source {spec!r} is unknown; use scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR")
 
 
-def load_json_split(path: str | PathLike[str], split: str, images_dir: str | PathLike[str] | None = None) -> Dataset:
-    """The `split` of a folder (its `<split>.json`) or of a single file (see `images_of_split`).
+def load_json_split(
+    path: str | PathLike[str], split: str, images_dir: str | PathLike[str] | None = None, *, need_images: bool = True
+) -> Dataset:
+    """The `split` of a folder (its `<split>.json`; `dev` is held out of `train.json` where there is no `dev.json`) or
+    of a single file (see `images_of_split`).
 
-    Raises InputError for a split that does not exist.
+    Raises InputError for a split that does not exist, and as `read_json`.
     """
-    path = Path(path)
-    if path.is_dir():
-        if (path / f"{split}.json").is_file():
-            return read_json(path / f"{split}.json", images_dir)
-        there = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "no JSON file at all"
-        raise InputError(f"{path}: there is no {split}.json; the folder has {there}; choose one of these splits")
-    dataset = read_json(path, images_dir)
-    chosen = images_of_split(path, dataset.image_ids, split)
-    return dataset.subset([i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen])
+    file, held_out = Path(path), ("val", "dev")
+    if file.is_dir():
+        there = sorted(found.stem for found in file.glob("*.json"))
+        stored, held_out = stored_split(split, there)
+        if stored not in there:
+            names = ", ".join(there) or "no JSON file at all"
+            raise InputError(f"{path}: there is no {stored}.json; the folder has {names}; choose one of these splits")
+        file /= f"{stored}.json"
+    dataset = read_json(file, images_dir, need_images=need_images)
+    if not held_out:
+        return dataset
+    chosen = images_of_split(file, dataset.image_ids, split, *held_out)
+    return dataset.subset(i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen)
 
 
-def images_of_split(path: Path, image_ids: Sequence[int], split: str) -> set[int]:
-    """The ids of the images of a single file's split: "train", "val" or "all".
+def split_names(spec: str, split: str) -> list[str]:
+    """The names of the splits that are asked for: some with commas between them, `REPORTED` or "all".
 
-    "val" holds out about a tenth of the images, chosen by a hash of the image id alone, so that adding images moves
-    none from one side to the other; with fewer than ten images it is exactly one. No image is in both "train" and
-    "val", except that a file with a single image gives that image for both. Raises InputError for any other split.
+    `REPORTED` are those that a run on these data reports: every val split of scenes, composed photos and cut-outs, val
+    of a single file, and whatever else than train and dev is stored. "all" is the same, but the whole of a single file.
+    Raises InputError where nothing is stored but train and dev.
     """
-    if split not in ("train", "val", "all"):
-        raise InputError(
-            f"{path}: a single file has the splits train, val and all, not {split!r}; choose one of these, "
-            f"or give a folder with a {split}.json"
-        )
-    if split == "all" or len(image_ids) < 2:
-        return set(image_ids)
-    held_out = hold_out(image_ids, 0.1 if len(image_ids) >= 10 else 0.0)
-    return held_out if split == "val" else set(image_ids) - held_out
+    kind, _, path = spec.partition(":")
+    if split not in (REPORTED, "all"):
+        return split.split(",")
+    if is_procedural(spec):
+        return [n for n in SPLITS if n.startswith("val") and (n != ABSENT_SPLIT or kind == "compose")]
+    if kind == "json" and Path(path).is_dir():
+        stored = [file.stem for file in Path(path).glob("*.json")]
+    elif kind == "tfds":
+        from r2sm_jax.data.tfds import open_builder  # imports slowly
+
+        stored = list(open_builder(Path(path)).info.splits)
+    else:
+        return ["val" if split == REPORTED else "all"]
+    if names := sorted({*stored} - {"train", "dev"}):
+        return names
+    raise InputError(f"{path}: no split other than train and dev; add one such as val, or give --split train")
+
+
+def same_data(spec: str, other: str) -> bool:
+    """Whether two SPECs name the same data, perhaps by different paths."""
+    (kind, _, path), (other_kind, _, other_path) = spec.partition(":"), other.partition(":")
+    return kind == other_kind and Path(path).resolve() == Path(other_path).resolve()
 
 
 def free_sentences(count: int, *, seed: int) -> list[Sentence]:

@@ -21,11 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
 from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
+from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
 from r2sm_jax.flags import parse_config
@@ -43,7 +44,7 @@ from r2sm_jax.runs import (
     resumed_folder,
     start_folder,
 )
-from r2sm_jax.sources import calibration_sentences, free_sentences, open_source
+from r2sm_jax.sources import REPORTED, calibration_sentences, free_sentences, open_source, split_names
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.losses import fit_temperature
@@ -74,9 +75,15 @@ def source_options(config: Config) -> dict[str, Any]:
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source. Training scenes get as many queries as a step asks of them."""
-    queries = config.data.queries if split == "train" else 8
-    return open_source(config.data.source, split, count=count, queries=queries, **source_options(config))
+    """One split of the run's data source: for training, with as many queries as a step asks of a scene, or `count`
+    images, evenly spread, to select on. Where `dev` does not select, files are trained on with it."""
+    spec, options = config.data.source, source_options(config)
+    if split == "train":
+        split = "train" if config.train.select_on == "dev" or is_procedural(spec) else WHOLE_TRAIN
+        return open_source(spec, split, count=count, queries=config.data.queries, **options)
+    source: Any = open_source(spec, split, count=count, **options)
+    size = len(source)
+    return source if size <= count else source.subset(place * size // count for place in range(count))
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
@@ -187,6 +194,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
     data = prepare_data(config, say)
     check_inputs(folder, config, data.texts, data.sha256)
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
+    split_names(config.data.source, REPORTED)  # finds that there is nothing to report now, not when training ends
 
     graphdef, params, constants = split_model(config.model, config.train.seed)
     print_parameters(params, constants, data.texts)
@@ -280,8 +288,8 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best, data, loop = restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
-    sources = open_splits(data.source, "all", count=loop.report_samples, **source_options(config))
-    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, loop=loop)
+    sources = open_splits(data.source, REPORTED, count=loop.report_samples, **source_options(config))
+    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     write_report(report, evaluated, folder)
     show(markdown(report, brief=True))

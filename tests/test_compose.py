@@ -14,7 +14,8 @@ from test_cutouts import digest, fill_folder, hidden
 
 from r2sm_jax.config import is_procedural
 from r2sm_jax.data.masks import encode
-from r2sm_jax.data.samples import Instance, Sample, Source, hold_out
+from r2sm_jax.data.samples import Instance, Sample, Source
+from r2sm_jax.data.splits import WHOLE_TRAIN, hold_out
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import make_report, write_report
@@ -206,7 +207,7 @@ def test_all_queries_are_modal_where_no_complete_mask_is_known() -> None:
 
 def test_written_as_a_dataset_file(file: Path, tmp_path: Path, source: ComposeSource) -> None:
     compose(file, out=tmp_path / "out", count=5, size=SIZE, seed=3, splits=("train",))
-    written = open_source(f"json:{tmp_path / 'out'}", "train")
+    written = open_source(f"json:{tmp_path / 'out'}", WHOLE_TRAIN)
     for index in range(5):
         one, other = source[index], written[index]
         assert np.array_equal(one.image, other.image)

@@ -15,7 +15,8 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
 from test_scenes import check_hiding
 
-from r2sm_jax.data.samples import Sample, Source, hold_out
+from r2sm_jax.data.samples import Sample, Source
+from r2sm_jax.data.splits import hold_out
 from r2sm_jax.errors import InputError
 from r2sm_jax.scenes import cutouts
 from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_cutouts, blend, label_of
@@ -177,15 +178,15 @@ def test_rebuilt_exactly_in_another_process(source: CutoutSource, samples: list[
 
 def test_objects_are_split(folder: Path) -> None:
     sources = {split: CutoutSource(folder, split, 6) for split in CutoutSource.splits}
-    train, val = ({c.name for c in sources[split].cutouts} for split in ("train", "val"))
-    assert train and val and not train & val and len(train | val) == len(NAMES)
+    shown = {split: {c.name for c in source.cutouts} for split, source in sources.items()}
+    train, dev, val = (shown[split] for split in ("train", "dev", "val"))
+    assert train and dev and val and len(train) + len(dev) + len(val) == len(train | dev | val) == len(NAMES)
     images = set()
     for split in CutoutSource.splits:
         found = [sources[split][index] for index in range(6)]
         images |= {sample.image.tobytes() for sample in found}
-        if split != "train":
-            assert {c.name for c in sources[split].cutouts} == val
-            assert {i.category for sample in found for i in sample.instances} <= {label_of(name) for name in val}
+        assert shown[split] == {"train": train, "dev": dev}.get(split, val)
+        assert {i.category for sample in found for i in sample.instances} <= {label_of(name) for name in shown[split]}
         if split == "val_hard":
             assert all(query.kind["hard"] for sample in found for query in sample.queries)
     assert len(images) == 6 * len(CutoutSource.splits)
@@ -235,15 +236,15 @@ RECORDS = [
 def test_index(tmp_path: Path, content) -> None:
     fill_folder(tmp_path, NAMES[:5])
     (tmp_path / "index.json").write_text(json.dumps(content))
-    train, val = (CutoutSource(tmp_path, split, 4) for split in ("train", "val"))
-    found = {c.name: (c.item.category, c.item.attributes.get("group")) for c in train.cutouts + val.cutouts}
+    sources = [CutoutSource(tmp_path, split, 4) for split in ("train", "dev", "val")]
+    found = {c.name: (c.item.category, c.item.attributes.get("group")) for source in sources for c in source.cutouts}
     assert found == {
         "red-disc.png": ("coin", "finance"),
         "red-plate.webp": ("woman's hat", None),
         "red-ring.png": ("red ring", "jewels"),
     }
-    assert len(val.cutouts) == 1
-    for source in (train, val):
+    assert [len(source.cutouts) for source in sources] == [1, 1, 1]
+    for source in sources:
         assert set(source.vocabulary.get("group", ())) == {
             c.item.attributes["group"] for c in source.cutouts if c.item.attributes
         }

@@ -73,13 +73,13 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "all", "--out", tmp_path)
     assert end.code == 0, end.err
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (
-        report["sentences"] == {} and set(report["splits"]) == {"val"} and report["meta"]["source"] == f"json:{dataset}"
-    )
-    end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "train,val", "--out", tmp_path)
+    assert report["sentences"] == {} and report["meta"]["source"] == f"json:{dataset}"
+    assert report["meta"]["images"] == {"all": 12}  # the whole file: nobody asked for a part of it
+    assert command(main, tiny_run, "--data", f"json:{dataset}", "--out", tmp_path / "again").code == 0
+    assert json.loads((tmp_path / "again" / "report.json").read_text())["splits"] == report["splits"]
+    end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "train,dev,val", "--out", tmp_path)
     parts = json.loads((tmp_path / "report.json").read_text())
-    assert set(parts["splits"]) == {"train", "val"} and parts["splits"]["val"] == report["splits"]["val"]
-    assert parts["meta"]["images"]["train"] + parts["meta"]["images"]["val"] == 12
+    assert set(parts["splits"]) == {"train", "dev", "val"} and sum(parts["meta"]["images"].values()) == 12
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])

@@ -211,6 +211,25 @@ def test_the_command_writes_a_report_and_lists_what_is_missing(tmp_path, command
     assert "4 queries have no prediction" in page and "`p.json`" in page
 
 
+def test_images_are_not_needed(tmp_path, command):
+    """The figures are those with images; the page has no pictures and says so."""
+    make_dataset(tmp_path)
+    path = save(tmp_path / "p.json", [entry(number, block(2, 4, 10, 14)) for number in SCORED])
+    reports = []
+    for place in ("with", "without"):
+        end = command(
+            main, "--predictions", path, "--data", f"json:{tmp_path / 'data.json'}", "--out", tmp_path / place
+        )
+        assert end.code == 0, end.err
+        reports.append(json.loads((tmp_path / place / "report.json").read_text()))
+        for image in tmp_path.glob("*.png"):
+            image.unlink()
+    assert reports[0] == reports[1]
+    pages = [(tmp_path / place / "report.html").read_text() for place in ("with", "without")]
+    assert ["<img" in page for page in pages] == [True, False]
+    assert ["no answers are shown, since there are no images" in page for page in pages] == [False, True]
+
+
 def test_scenes_have_query_ids_of_their_own(tmp_path):
     source = open_source("scenes", "val", count=6, size=48)
     asked = list(truths(source))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import Phrasebook, phrasebook, read_sections
+from r2sm_jax.queries.grammar import Phrasebook, phrasebook, phrasebook_of_test, read_sections
 from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts
+from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
 from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import keyword_mask_type
 from r2sm_jax.scenes.drawings import CATEGORIES
@@ -20,7 +21,7 @@ ALL_CLASSES, PATTERNS = lexicon().classes, lexicon().patterns
 CLASSES = {name: meaning for name, meaning in ALL_CLASSES.items() if name in CATEGORIES}
 """Those of drawn scenes; all others are for photographs."""
 GROUPS = {name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()}
-SPLITS = ("train", "val", "val_phrasing", "val_hard")
+SPLITS = ("train", "val", "val_phrasing", "val_hard", "test")
 PHOTO_NAMES = (
     "cat litter box",
     "dougnut ",
@@ -124,7 +125,7 @@ def test_queries_for_absent_things_have_no_target_and_no_word_for_what_is_there(
 
 def test_the_splits_keep_their_places():
     """A sample is rebuilt from the place of its split in this list."""
-    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent"]
+    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent", "test"]
 
 
 def test_odd_counts_fall_to_either_type():
@@ -246,7 +247,7 @@ def test_targets_do_not_tell_the_type():
     assert 0.35 < modal < 0.75 and abs(modal - amodal) < 0.1
 
 
-@pytest.mark.parametrize("split", ("train", "val", "val_phrasing"))
+@pytest.mark.parametrize("split", ("train", "val", "val_phrasing", "test"))
 def test_a_quarter_is_hard_for_a_keyword_rule(split):
     queries = queries_of(split)
     for mask_type in ("modal", "amodal"):
@@ -264,15 +265,23 @@ def all_wordings(book, mask_type):
     return frozenset(text for w in book.easy[mask_type] + book.hard[mask_type] for text in w.texts)
 
 
+def held_out_wordings():
+    books = phrasebook(True), phrasebook_of_test()
+    return frozenset().union(*(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal")))
+
+
 def test_wordings_are_many_and_disjoint():
-    train, held_out = phrasebook(False), phrasebook(True)
-    sets = [all_wordings(book, mask_type) for book in (train, held_out) for mask_type in ("modal", "amodal")]
+    train, *others = phrasebook(False), phrasebook(True), phrasebook_of_test()
+    sets = [all_wordings(book, mask_type) for book in (train, *others) for mask_type in ("modal", "amodal")]
     assert len(frozenset().union(*sets)) == sum(map(len, sets))
     for mask_type in ("modal", "amodal"):
         # Templates, before their choices of words.
         assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
-        assert len(all_wordings(held_out, mask_type)) >= 40
-        assert len(held_out.hard[mask_type]) >= 25
+        for book in others:
+            assert len(all_wordings(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
+    for name in ("commands", "questions"):
+        lists = [getattr(book, name) for book in (train, *others)]
+        assert len(set().union(*lists)) == sum(map(len, lists))
 
 
 def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
@@ -328,7 +337,7 @@ def _frames(texts):
 
 def test_nothing_held_out_occurs_in_training():
     train = [q.text for q in queries_of("train", 250)]
-    held_out = [q.text for split in ("val_phrasing", "val_hard") for q in queries_of(split, 80)]
+    held_out = [q.text for split in ("val_phrasing", "val_hard", "test") for q in queries_of(split, 80)]
     assert not set(train) & set(held_out)
     assert not _frames(train) & _frames(held_out)
     assert len(_frames(train)) > 800
@@ -336,14 +345,29 @@ def test_nothing_held_out_occurs_in_training():
     meanings = (*CLASSES.values(), *GROUPS.values())
     for words in [w for m in meanings for w in (*m.held_out_nouns, *m.held_out_functions)]:
         assert not has_words(joined, words.removeprefix("that ")), words
-    for text in all_wordings(phrasebook(True), "modal") | all_wordings(phrasebook(True), "amodal"):
+    for text in held_out_wordings():
         longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
         if len(longest.split()) > 4:
             assert longest not in joined, text
 
 
+def test_nothing_held_out_occurs_in_the_sentences_about_anything():
+    """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
+    texts = [text for texts in free_templates().values() for text in texts]
+    texts += [row.text for row in intent_sentences("r2sm_train")]
+    texts += [sentence.text for sentence in write_free_sentences(1000, seed=0)]
+    joined = "\n".join(texts).lower()
+    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
+        nouns = [form for noun in meaning.held_out_nouns for form in (noun, plural(noun))]
+        clauses = [clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions]
+        assert not [words for words in (*nouns, *clauses) if has_words(joined, words)]
+    for text in held_out_wordings():
+        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
+        assert len(longest.split()) <= 4 or longest not in joined, text
+
+
 def test_held_out_splits_use_no_training_noun_or_function():
-    for split in ("val_phrasing", "val_hard"):
+    for split in ("val_phrasing", "val_hard", "test"):
         for query in queries_of(split, 80):
             for meaning in (*CLASSES.values(), *GROUPS.values()):
                 allowed = " ".join((*meaning.held_out_nouns, *meaning.held_out_functions))

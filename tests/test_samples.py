@@ -213,13 +213,12 @@ def numbered(path: Path, count: int, first: int = 1) -> None:
     path.write_text(json.dumps({"images": images, "annotations": [], "categories": [], "queries": []}))
 
 
-@pytest.mark.parametrize(("count", "held_out"), [(2, 1), (5, 1), (9, 1), (10, None), (400, None)])
+@pytest.mark.parametrize(("count", "held_out"), [(3, 1), (5, 1), (9, 1), (10, None), (400, None)])
 def test_a_single_file_is_split_by_image(tmp_path, count, held_out):
     write(tmp_path)
     numbered(tmp_path / "d.json", count)
-    train, val, whole = (load_json_split(tmp_path / "d.json", s) for s in ("train", "val", "all"))
-    assert {*train.image_ids} | {*val.image_ids} == {*whole.image_ids}
-    assert not {*train.image_ids} & {*val.image_ids}
+    train, dev, val, whole = (load_json_split(tmp_path / "d.json", s) for s in ("train", "dev", "val", "all"))
+    assert sorted(train.image_ids + dev.image_ids + val.image_ids) == sorted(whole.image_ids)
     assert len(val) == held_out if held_out else 1 <= len(val) <= count // 5
     assert train.sha256 == whole.sha256
 
@@ -242,11 +241,11 @@ def test_a_single_image_and_no_image(tmp_path):
 def test_folders_have_one_file_a_split(tmp_path):
     write(tmp_path, 2, "train.json")
     write(tmp_path, 1, "val_hard.json")
-    assert len(load_json_split(tmp_path, "train")) == 2
+    assert len(load_json_split(tmp_path, "train")) == len(load_json_split(tmp_path, "dev")) == 1
     assert len(load_json_split(str(tmp_path), "val_hard")) == 1
     with pytest.raises(InputError, match=r"no val\.json; the folder has train, val_hard"):
         load_json_split(tmp_path, "val")
-    with pytest.raises(InputError, match="has the splits train, val and all, not 'test'"):
+    with pytest.raises(InputError, match="has the splits train, dev, val and all, not 'test'"):
         load_json_split(tmp_path / "train.json", "test")
 
 

@@ -246,7 +246,7 @@ def test_images_are_not_needed_nor_read(tmp_path, monkeypatch):
 
 def test_a_single_file_is_counted_as_training_divides_it(tmp_path, report):
     path = dataset(tmp_path / "tiny.json")
-    found = report(path, "--splits", "train", "val", "--compare", "d2sa")
+    found = report(path, "--splits", "train", "dev", "val", "--compare", "d2sa")
     assert found["published"]["dataset"] == "d2sa" and found["total"] == report(path)["total"]
     for split, figures in found["splits"].items():
         chosen = images_of_split(path, (1, 2, 3), split)
@@ -264,7 +264,7 @@ def test_a_single_file_is_counted_as_training_divides_it(tmp_path, report):
         (["gone.json"], ["gone.json", "no such file"]),
         (["scenes", "scenes"], ["twice", "once"]),
         (["{data}", "json:{data}"], ["twice", "once"]),
-        (["{data}", "--splits", "test"], ["--splits test", "has only all, train, val", "give a folder"]),
+        (["{data}", "--splits", "test"], ["--splits test", "has only all, train, dev, val", "give a folder"]),
         (["{data}", "--splits", "all", "val"], ["--splits all val", "give either"]),
         (["{data}", "{folder}"], ["twice", "once"]),
         (["scenes", "--splits", "test"], ["--splits test", "val_hard", "choose of these"]),

@@ -17,7 +17,7 @@ QUERIES = {
     "train": "24bab8f798d0de60", "val": "dc2cb81a21f01c0b", "val_phrasing": "5c1eb08311d0c7d6",
     "val_hard": "65f9d48ffe86cc2f",
 }  # fmt: skip
-FREE_SENTENCES = "6004485186ab2b0a"
+FREE_SENTENCES = "7e77e911036edd43"
 LOSSES = {
     "loss": [95.97808074951172, 95.89613342285156, 73.67813110351562],
     "modal": [6.219165802001953, 6.264231204986572, 5.995091915130615],

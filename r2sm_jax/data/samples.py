@@ -23,7 +23,6 @@ from r2sm_jax.query import Query
 
 M = TypeVar("M")
 N = TypeVar("N")
-Key = TypeVar("Key", int, str)
 LISTS = {"images": "image", "annotations": "annotation", "categories": "category", "queries": "query"}
 """The lists of a dataset file, and what one of their records is called."""
 MASKS = ("segmentation", "visible_mask")
@@ -305,7 +304,12 @@ class Dataset:
             raise InputError(f"{self.path}: image {name} is not in {places}; {remedy}")
         return path
 
-    def subset(self, indices: Sequence[int]) -> "Dataset":
+    @property
+    def has_images(self) -> bool:
+        """Whether the file of any image is there."""
+        return any(find_image(self._image_dirs, image["file_name"]) for image in self.images)
+
+    def subset(self, indices: Iterable[int]) -> "Dataset":
         """The same dataset with just these images, in this order."""
         part = copy(self)
         part.images = [self.images[index] for index in indices]
@@ -353,17 +357,19 @@ def read_instance(
     return Instance(annotation["id"], names[annotation["category_id"]], modal, amodal, attributes, ignore)
 
 
-def read_json(path: str | PathLike[str], images_dir: str | PathLike[str] | None = None) -> Dataset:
+def read_json(
+    path: str | PathLike[str], images_dir: str | PathLike[str] | None = None, *, need_images: bool = True
+) -> Dataset:
     """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and `queries`).
 
     Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They are
     opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file, record and remedy,
-    for anything that is not right.
+    for anything that is not right; for a missing first image only if images are needed.
     """
     path = Path(path)
     records = read_records(path)
     dataset = Dataset(path, hashlib.sha256(path.read_bytes()).hexdigest(), records, image_folders(path, images_dir))
-    if len(dataset):
+    if need_images and len(dataset):
         dataset.image_path(0)  # finds a wrong folder now, not only when training reaches the first image
     return dataset
 
@@ -381,18 +387,3 @@ def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[P
 def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
     """The first file of that name in the folders; None where there is none."""
     return next((folder / file_name for folder in folders if (folder / file_name).is_file()), None)
-
-
-def hold_out(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
-    """About this share of some names or numbers, at least one, never all of two or more.
-
-    A hash of `key` alone decides, so that adding others moves hardly any to the other side.
-    """
-    places = {name: _hash_share(key(name)) for name in names}
-    count = sum(place < share for place in places.values())
-    return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
-
-
-def _hash_share(text: str) -> float:
-    """A fixed number in [0, 1) for a text; those of many texts are evenly spread."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

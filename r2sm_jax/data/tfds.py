@@ -5,7 +5,8 @@ Images keep the bytes of their files, so that nothing is lost. Any TFDS reader o
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow_datasets as tfds
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.samples import Dataset, Instance, Sample
+from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 
@@ -87,29 +89,50 @@ def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
     return {name: split.num_examples for name, split in builder.info.splits.items()}
 
 
+def open_builder(folder: Path) -> Any:
+    """The TFDS builder of a folder that `data build` wrote. Raises InputError for a folder that holds no such data."""
+    versions = sorted(folder.glob("**/dataset_info.json"))
+    builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
+    if builder is None or "vocabulary" not in (builder.info.metadata or {}):
+        raise InputError(f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote")
+    return builder
+
+
 class TfdsSource:
-    """One split of a folder that `data build` wrote; a sample is decoded when it is asked for."""
+    """One split of a folder that `data build` wrote; a sample is decoded when it is asked for.
+
+    `dev` is held out of `train` by image id, unless the folder has a `dev` of its own.
+    """
 
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
-        versions = sorted(folder.glob("**/dataset_info.json"))
-        builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
-        if builder is None or "vocabulary" not in (builder.info.metadata or {}):
-            raise InputError(f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote")
-        if split not in builder.info.splits:
+        builder = open_builder(folder)
+        stored, held_out = stored_split(split, builder.info.splits)
+        if stored not in builder.info.splits:
             there = ", ".join(builder.info.splits)
             raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
         self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
         # Images stay encoded: the same decoder serves all sources.
         decoders = {"image": tfds.decode.SkipDecoding()}
-        self._source: Any = builder.as_data_source(split, decoders=decoders)
+        self._source: Any = builder.as_data_source(stored, decoders=decoders)
+        self._chosen: Sequence[int] = range(len(self._source))
+        if held_out:
+            ids = [int(record["image_id"]) for record in self._source]
+            chosen = images_of_split(folder, ids, split, *held_out)
+            self._chosen = [index for index, image_id in enumerate(ids) if image_id in chosen]
+
+    def subset(self, indices: Iterable[int]) -> "TfdsSource":
+        """The same data with just these images, in this order."""
+        part = copy(self)
+        part._chosen = [self._chosen[index] for index in indices]
+        return part
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._chosen)
 
     def __getitem__(self, index: int) -> Sample:
         """Sample `index`. Raises InputError for a damaged image."""
-        record = self._source[index]
+        record = self._source[self._chosen[index]]
         name = record["file_name"].decode()
         image = open_image(record["image"], name)
         instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
@@ -117,7 +140,7 @@ class TfdsSource:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
-        return _queries(self._source[index])
+        return _queries(self._source[self._chosen[index]])
 
 
 def _encode(sample: Sample, path: Path) -> dict[str, Any]:

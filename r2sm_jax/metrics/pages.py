@@ -184,10 +184,25 @@ def described(report: dict[str, Any]) -> str:
     )
 
 
+def selection(report: Mapping[str, Any]) -> str:
+    """On what the checkpoint was selected, and which splits hold images that the run was selected or trained on; "" for
+    predictions of other systems, and for a checkpoint that was not selected."""
+    meta, sentences = report["meta"], []
+    own = meta.get("trained_on") == meta["source"]
+    if chosen := meta.get("selected_on"):
+        optimistic = ", which is reported here, as in the paper's protocol: its figures are optimistic"
+        more = f" of `{meta['trained_on']}`" if not own else optimistic if chosen in report["splits"] else ""
+        sentences.append(f"The checkpoint was selected on `{chosen}`{more}.")
+    seen = [name for name in report["splits"] if own and name in ("all", "train")]
+    return " ".join(sentences + [f"The run was trained on images of `{name}`." for name in seen])
+
+
 def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
     """The report as Markdown; `brief` leaves out the paper's columns, other definitions and kinds of queries."""
     meta = report["meta"]
     lines = ["# R2SM evaluation", "", described(report), ""]
+    if text := selection(report):
+        lines += [text, ""]
     if missing := meta.get("missing"):
         shown = ", ".join(map(str, missing[:10])) + (", .." if len(missing) > 10 else "")
         lines += [f"{len(missing)} queries have no prediction and count as answered with an empty mask: {shown}.", ""]
@@ -245,7 +260,7 @@ def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> li
 
 
 def html(report: dict[str, Any], galleries: Galleries) -> str:
-    """The whole page of a report."""
+    """The whole page of a report; a split without a gallery is said to have no images."""
     title, _, tables = markdown(report).partition("\n## ")
     parts = [render(title), *_tiles(report["splits"])]
     for place, (split, groups) in enumerate(galleries.items()):
@@ -254,6 +269,8 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, rows in groups.items():
             parts += [f"<h3>{escape(name)}</h3>", '<div class="cards">', *map(_card, rows), "</div>"]
         parts.append("</details>")
+    without = [escape(split) for split in report["splits"] if split not in galleries]
+    parts += [f"<p>{split}: no answers are shown, since there are no images here.</p>" for split in without]
     parts += [render(f"## {tables}"), *_calibration(report)]
     return page("R2SM evaluation", "\n".join(parts))
 

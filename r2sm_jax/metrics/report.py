@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.samples import Dataset, Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.instances import InstanceScores, muse
@@ -191,13 +191,7 @@ def _predicted_iou(results: Sequence[QueryResult]) -> dict[str, Any]:
     if not told:
         return {"error": None, "curve": []}
     predicted, iou = np.array([r.predicted_iou for r in told], float), lisa_iou(collect(told, answered))
-    bins = np.minimum((predicted * BINS).astype(int), BINS - 1)
-    members = [bins == b for b in np.unique(bins)]
-    curve = [
-        {"queries": int(m.sum()), "confidence": float(predicted[m].mean()), "accuracy": float(iou[m].mean())}
-        for m in members
-    ]
-    return {"error": float(np.abs(predicted - iou).mean()), "curve": curve}
+    return {"error": float(np.abs(predicted - iou).mean()), "curve": _curve(predicted * BINS, predicted, iou)}
 
 
 def sentence_figures(
@@ -251,11 +245,15 @@ def calibration_error(probability: Float[np.ndarray, " n"], requested: Bool[np.n
 def reliability(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"]) -> list[dict[str, float]]:
     """For each of the `BINS` bins of confidence that has queries: their number, mean confidence and accuracy."""
     confidence, right = np.maximum(probability, 1 - probability), (probability > 0.5) == requested
-    bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
-    members = [bins == b for b in np.unique(bins)]
+    return _curve((confidence - 0.5) * 2 * BINS, confidence, right)
+
+
+def _curve(places: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray) -> list[dict[str, float]]:
+    """Number and means of the queries in each of `BINS` bins that has any; a place of 1.5 is in the second bin."""
+    bins = np.minimum(places.astype(int), BINS - 1)
     return [
-        {"queries": int(m.sum()), "confidence": float(confidence[m].mean()), "accuracy": float(right[m].mean())}
-        for m in members
+        {"queries": int(m.sum()), "confidence": float(confidence[m].mean()), "accuracy": float(accuracy[m].mean())}
+        for m in (bins == b for b in np.unique(bins))
     ]
 
 
@@ -286,11 +284,12 @@ def make_report(
 
 
 def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, Scored]], folder: Path) -> None:
-    """`report.json`, `report.md`, `report.html` with pictures, and `queries.csv` with a line for every query. Raises
-    InputError if the folder cannot be written."""
+    """`report.json`, `report.md`, `report.html` with pictures where there are images, and `queries.csv` with a line for
+    every query. Raises InputError if the folder cannot be written."""
     galleries = {
         name: {title: panels(source, scored, chosen) for title, chosen in choose(scored.results).items()}
         for name, (source, scored) in evaluated.items()
+        if not isinstance(source, Dataset) or source.has_images
     }
     with writing(folder / "report.json") as part:
         part.write_text(json.dumps(report, indent=1) + "\n")

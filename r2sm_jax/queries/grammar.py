@@ -139,3 +139,9 @@ def _split(line: str, *names: str) -> tuple[Any, str]:
 def phrasebook(held_out: bool) -> Phrasebook:
     """The training wordings or the held-out ones."""
     return Phrasebook("held_out.txt" if held_out else "wordings.txt")
+
+
+@cache
+def phrasebook_of_test() -> Phrasebook:
+    """The wordings of the split `test`, which are neither of these."""
+    return Phrasebook("test.txt")

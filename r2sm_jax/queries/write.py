@@ -11,20 +11,21 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import Wording, agreement, phrasebook
+from r2sm_jax.queries.grammar import Wording, agreement, phrasebook, phrasebook_of_test
 from r2sm_jax.queries.objects import ObjectFacts, Objects
 from r2sm_jax.queries.phrases import Phrase, PhraseWriter
 from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
 from r2sm_jax.random_choice import pick
 
-Split = Literal["train", "val", "val_phrasing", "val_hard"]
-ABSENT_SPLIT = "val_absent"
+Split = Literal["train", "val", "val_phrasing", "val_hard", "test"]
+ABSENT_SPLIT, TEST_SPLIT = "val_absent", "test"
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "val", "val_phrasing": "val_phrasing", "val_hard": "val_hard", "dev": "val",
-    ABSENT_SPLIT: "val",
+    ABSENT_SPLIT: "val", TEST_SPLIT: "test",
 }  # fmt: skip
 """Splits of procedural data, and the wordings of each. `dev` selects the checkpoints of a run and is never reported;
-`ABSENT_SPLIT`, of composed photographs only, asks for things that are not there."""
+`ABSENT_SPLIT`, of composed photographs only, asks for things that are not there; `TEST_SPLIT`, of drawn scenes only,
+is scored once for a release and nothing is ever chosen by it."""
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
 
@@ -47,12 +48,13 @@ def write_queries(
 
     No query of a type means one of its `forbidden` objects; if that leaves none, all queries are of the other type.
     Half of the targets of either type are partly hidden, if the image has such objects. `train` and `val` use the
-    training words, `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from them. In
-    `val_hard` the keyword rule gets every query wrong, and every phrase occurs with both types.
+    training words, `val_phrasing` and `val_hard` only wordings, nouns and function clauses held out from them, `test`
+    the same nouns and clauses in wordings of its own. In `val_hard` the keyword rule gets every query wrong, and every
+    phrase occurs with both types.
     """
     if not objects or count < 1:
         return ()
-    writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
+    writer = _QueryWriter(objects, rng, split)
     left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
     left["modal" if rng.random() < 0.5 else "amodal"] += count % 2
     ids = {facts.id for facts in objects}
@@ -84,7 +86,7 @@ def write_absent_queries(
     """
     if not objects:
         return ()
-    writer = _QueryWriter(objects, rng, held_out=split in ("val_phrasing", "val_hard"), all_hard=split == "val_hard")
+    writer = _QueryWriter(objects, rng, split)
     found: dict[str, Query] = {}
     for category in [absent[int(i)] for i in rng.permutation(len(absent))]:
         if len(found) == count:
@@ -99,8 +101,10 @@ def write_absent_queries(
 class _QueryWriter:
     """Writes queries about the objects of one image."""
 
-    def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, *, held_out: bool, all_hard: bool):
-        self.rng, self.all_hard, self.book = rng, all_hard, phrasebook(held_out)
+    def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, split: Split):
+        held_out = split in ("val_phrasing", "val_hard", "test")
+        self.rng, self.all_hard = rng, split == "val_hard"
+        self.book = phrasebook_of_test() if split == "test" else phrasebook(held_out)
         self.objects = Objects(objects)
         self.phrases = PhraseWriter(self.objects, rng, held_out)
 

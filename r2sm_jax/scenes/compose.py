@@ -58,7 +58,7 @@ class ComposeSource(ProceduralSource):
     training half of the pictures are mirrored, and half show a part of the photo only.
     """
 
-    splits = tuple(SPLITS)
+    splits = (*ProceduralSource.splits, ABSENT_SPLIT)
 
     def __init__(
         self,

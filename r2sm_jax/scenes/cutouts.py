@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data.images import decode, find_images, open_image
-from r2sm_jax.data.samples import hold_out, is_text, leads_outside
+from r2sm_jax.data.samples import is_text, leads_outside
+from r2sm_jax.data.splits import divide
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.random_choice import pick
@@ -33,7 +34,7 @@ SMALLEST, LARGEST = 0.26, 0.6  # longer side of an object, in sides of the pictu
 TILT = 25.0  # degrees
 FAINT = 16  # alpha from which a pixel belongs to the picture of an object
 SLIGHTEST = 0.03  # least share of the square around an object that its mask fills
-HELD_OUT = 0.15  # share of the files that are for validation
+HELD_OUT = {"val": 0.15, "dev": 0.25}  # shares of the files up to which a hash of the name puts them there
 CACHE_BYTES = 64_000_000  # memory of a process for decoded cut-outs, and again for photos
 LAYOUTS = 50  # attempts at one scene
 
@@ -56,7 +57,7 @@ class Cutout:
 class CutoutSource(ProceduralSource):
     """Composed scenes: any sample is rebuilt from (seed, split, index) and the content of the folder.
 
-    Splits other than `train` show objects, and photos where there are two or more, that `train` never shows.
+    Train, dev and the other splits show neither the same objects nor the same photos, if there are three or more.
     `vocabulary` has the labels of this split's objects, and their groups if the index has some.
     """
 
@@ -81,16 +82,17 @@ class CutoutSource(ProceduralSource):
             raise InputError(
                 f"{folder}: {cutouts[0].name} is the only cut-out; add others, since training and validation share none"
             )
-        held_out = hold_out([cutout.name for cutout in cutouts], HELD_OUT, key=_stem)
-        self.cutouts = tuple(c for c in cutouts if (c.name in held_out) == (split != "train"))
+        part = split if split in ("train", "dev") else "val"
+        chosen = divide([cutout.name for cutout in cutouts], HELD_OUT, key=_stem)[part]
+        self.cutouts = tuple(cutout for cutout in cutouts if cutout.name in chosen)
         self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
         if groups := {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}:
             self.vocabulary["group"] = tuple(sorted(groups))
         self.photos: list[Path] = []
         if backgrounds is not None:
             photos = find_images(Path(backgrounds), (".jpg", ".jpeg", ".png", ".webp"), "background photos")
-            held_out = hold_out([photo.name for photo in photos], HELD_OUT, key=_stem)
-            self.photos = [p for p in photos if len(photos) == 1 or (p.name in held_out) == (split != "train")]
+            chosen = divide([photo.name for photo in photos], HELD_OUT, key=_stem)[part]
+            self.photos = [photo for photo in photos if photo.name in chosen]
 
     def scene(self, number: int) -> Scene:
         """Raises InputError for a photo or cut-out that cannot be read (any more)."""

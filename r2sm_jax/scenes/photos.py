@@ -16,7 +16,8 @@ from PIL import Image, ImageFilter
 from scipy import ndimage
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, check_records, hold_out, image_folders
+from r2sm_jax.data.samples import Dataset, Instance, check_records, image_folders
+from r2sm_jax.data.splits import hold_out
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.scenes.cutouts import crop, rescale

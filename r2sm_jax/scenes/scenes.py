@@ -16,7 +16,7 @@ from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import ABSENT_SPLIT, QUERY_STRIDE, SPLIT_STRIDE, SPLITS, write_queries
+from r2sm_jax.queries.write import ABSENT_SPLIT, QUERY_STRIDE, SPLIT_STRIDE, SPLITS, TEST_SPLIT, write_queries
 from r2sm_jax.query import MaskType, Query
 from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
@@ -193,7 +193,7 @@ class ProceduralSource(ABC):
     """Scenes that are made when they are asked for: any sample is rebuilt from (seed, split, index)."""
 
     vocabulary: dict[str, tuple[str, ...]]
-    splits: tuple[str, ...] = tuple(split for split in SPLITS if split != ABSENT_SPLIT)
+    splits: tuple[str, ...] = tuple(split for split in SPLITS if split not in (ABSENT_SPLIT, TEST_SPLIT))
 
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
@@ -237,6 +237,8 @@ class ProceduralSource(ABC):
 
 class SceneSource(ProceduralSource):
     """Drawn scenes."""
+
+    splits = (*ProceduralSource.splits, TEST_SPLIT)
 
     def __init__(self, split: str, count: int, **options: int):
         """As `ProceduralSource`."""

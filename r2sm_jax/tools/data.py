@@ -289,7 +289,7 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
         data: json:FILE or json:FOLDER.
         out: The folder to write; it must not hold such a data set yet.
         images: Folder of the images, where they do not lie beside the dataset file.
-        splits: Splits to write; default: train and val of a file, every *.json of a folder.
+        splits: Splits to write; default: train, dev and val of a file; every *.json of a folder, and dev beside train.
     """
     from r2sm_jax.data.tfds import NAME, write_tfds  # imports slowly
 
@@ -299,7 +299,8 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
     if (out / NAME).exists():
         raise InputError(f"{out}: there is a {NAME} data set already; give another --out")
     path = Path(name)
-    chosen = splits or (tuple(sorted(f.stem for f in path.glob("*.json"))) if path.is_dir() else ("train", "val"))
+    stored = sorted(file.stem for file in path.glob("*.json")) if path.is_dir() else ["train", "dev", "val"]
+    chosen = splits or sorted({*stored} | ({"dev"} if "train" in stored else set()))
     written = write_tfds({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
     print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))
 

@@ -28,7 +28,7 @@ from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
 from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.flags import parse_flags, to_json
-from r2sm_jax.metrics.pages import table
+from r2sm_jax.metrics.pages import selection, table
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.layers import merge_lora
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, input_spec
@@ -298,7 +298,7 @@ def _figures(report: Mapping[str, Any]) -> str:
         rows.append([f"`{split}`", str(both["queries"]), *columns, f"`{report['meta']['data_sha256'][split]}`"])
     header = ["split", "queries", "gIoU", "modal", "amodal", "cIoU", "occluded IoU", "type accuracy", "data sha256"]
     note = "At the images' own resolution, over all queries; the predicted mask type picks the mask."
-    return "\n".join([*table(header, rows), note])
+    return "\n".join([*table(header, rows), note, selection(report)]).rstrip()
 
 
 def _describe_data(data: DataConfig) -> str:

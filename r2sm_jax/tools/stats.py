@@ -22,10 +22,12 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks, sheet
 from r2sm_jax.data.samples import Dataset, Instance, read_records
+from r2sm_jax.data.splits import images_of_split
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
-from r2sm_jax.sources import ABSENT_SPLIT, SPLITS, images_of_split, open_source
+from r2sm_jax.scenes.scenes import ProceduralSource
+from r2sm_jax.sources import open_source
 from r2sm_jax.tools.check import progress
 
 
@@ -115,7 +117,7 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
     """The splits of a source that are `wanted`, or all: each with a file and the file's split; None for scenes."""
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
-        found: dict[str, tuple[Path, str] | None] = dict.fromkeys(split for split in SPLITS if split != ABSENT_SPLIT)
+        found: dict[str, tuple[Path, str] | None] = dict.fromkeys(ProceduralSource.splits)
     elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
@@ -123,9 +125,9 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
         if not found:
             raise InputError(f"{path}: there is no .json file in this folder; give one with train.json, val.json, ...")
     else:
-        found = {split: (path, split) for split in ("all", "train", "val")}
+        found = {split: (path, split) for split in ("all", "train", "dev", "val")}
         if "all" in wanted and len(wanted) > 1:
-            raise InputError(f"--splits {' '.join(wanted)}: all of {spec} are train and val together; give either")
+            raise InputError(f"--splits {' '.join(wanted)}: all of {spec} are train, dev and val together; give either")
         wanted = wanted or ("all",)
     for split in wanted:
         if split not in found:

@@ -1,0 +1,72 @@
+"""Which images, or files, belong to which split: decided by a hash of their id or name alone.
+
+`dev` selects checkpoints and is held out of `train`, so that no reported split does. Adding images moves hardly any
+from one split to another.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from r2sm_jax.errors import InputError
+
+Key = TypeVar("Key", int, str)
+WHOLE_TRAIN = "train_with_dev"
+"""Split of files: `train` with the images that are held out of it as `dev`; for a run that selects on another split."""
+FEW = 10
+"""With fewer images than this, one is held out for each split."""
+
+
+def hold_out(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
+    """About this share of some names or numbers, at least one, never all of two or more.
+
+    A hash of `key` alone decides, so that adding others moves hardly any to the other side.
+    """
+    places = {name: _hash_share(key(name)) for name in names}
+    count = sum(place < share for place in places.values())
+    return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
+
+
+def _hash_share(text: str) -> float:
+    """A fixed number in [0, 1) for a text; those of many texts are evenly spread."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
+
+
+def divide(names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[Key], str] = str) -> dict[str, set[Key]]:
+    """Names or numbers by split: those that are `held_out`, and "train", the rest.
+
+    `held_out` are splits with the share up to which the hash of `key` puts names there, in rising order. No name is in
+    two splits, except that too few (fewer than there are splits) are shown again by the splits that come last.
+    """
+    left, parts = set(names), dict[str, set[Key]]()
+    for split, share in held_out.items():
+        parts[split] = hold_out(left, share, key)
+        left = (left - parts[split]) or left
+    return parts | {"train": left}
+
+
+def images_of_split(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
+    """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all".
+
+    About a tenth of the images is held out for each of `held_out`, by default "val" and "dev", which are those of a
+    single file; one image each where there are fewer than ten. Raises InputError for any other split; `path` names the
+    images.
+    """
+    tenth = 0.0 if len(image_ids) < FEW else 0.1
+    parts = divide(image_ids, {name: tenth * place for place, name in enumerate(held_out or ("val", "dev"), start=1)})
+    parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
+    if split not in parts:
+        raise InputError(
+            f"{path}: a single file has the splits train, dev, val and all, not {split!r}; choose one of these, "
+            f"or give a folder with a {split}.json"
+        )
+    return parts[split]
+
+
+def stored_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """The split, of those that are `stored` each by itself, that has the images of `split`, and what is held out of it
+    (`images_of_split`): "dev" of "train" unless it is stored itself, else nothing."""
+    if split in ("train", "dev") and "train" in stored and "dev" not in stored:
+        return "train", ("dev",)
+    return "train" if split == WHOLE_TRAIN else split, ()
