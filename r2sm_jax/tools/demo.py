@@ -39,7 +39,7 @@ class DemoConfig:
     """A page where people try a trained segmenter."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
+    """Run folder, such as runs/latest, export, or hf:owner/name of one on the Hugging Face hub."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 7860
