@@ -1,7 +1,8 @@
 """`python -m r2sm_jax.demo RUN|EXPORT`: a web page on which people try a trained segmenter.
 
 The page is local by default, and loads nothing from other hosts: no analytics, version checks, fonts or scripts.
-Uploads are kept in a temporary folder of this process; the page reads no other files.
+Uploads are kept in a temporary folder of this process; the page reads no other files, and fetches no address that a
+request names.
 """
 
 import os
@@ -62,6 +63,33 @@ def import_gradio() -> Any:
     return gradio
 
 
+class RefuseAddresses:
+    """ASGI middleware: gradio's `/gradio_api/file=ADDRESS` would fetch any public address for any visitor."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers 403 where the path holds an address; all else goes to the page."""
+        if scope["type"] != "http" or "://" not in scope["path"]:
+            return await self.app(scope, receive, send)
+        await send({"type": "http.response.start", "status": 403, "headers": []})
+        await send({"type": "http.response.body", "body": b"This page fetches no addresses."})
+
+
+def refuse_addresses(block: Any, error: Any) -> None:
+    """Keeps a component from fetching the address that a request gives in the place of an uploaded file; the visitor
+    gets an `error` of gradio's."""
+    keep = block.async_move_resource_to_block_cache
+
+    async def keep_local(path: Any) -> Any:
+        if "://" in str(path):
+            raise error("this page fetches no addresses; upload the image", print_exception=False)
+        return await keep(path)
+
+    block.async_move_resource_to_block_cache = keep_local
+
+
 class Page:
     """The page and its events. Photos and answers are kept in the state of the browser session."""
 
@@ -86,6 +114,8 @@ class Page:
                 with gr.Column(scale=7, min_width=300):
                     self._build_answer()
             self._connect()
+        for block in page.blocks.values():
+            refuse_addresses(block, gr.Error)
         return page
 
     def _build_question(self) -> None:
@@ -210,6 +240,8 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
     no such run, its head reads no sentence, or the address cannot be opened."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
+    from starlette.middleware import Middleware  # comes with gradio
+
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
         raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
@@ -229,6 +261,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
             css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
             mcp_server=False, run_history=False, enable_monitoring=False, show_error=False,
+            app_kwargs={"middleware": [Middleware(RefuseAddresses)]},
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None
