@@ -17,6 +17,9 @@ from r2sm_jax.data import masks
 from r2sm_jax.tools import data
 
 HEIGHT, WIDTH = 20, 30
+IMAGES = [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"),
+          ("WEBP", "RGB"), ("BMP", "RGB"), ("GIF", "P"), ("TIFF", "RGB"), ("TIFF", "F")]  # fmt: skip
+"""Format and mode of the images that are spoilt."""
 STRANGE: list[Any] = [
     None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, -0.5, float("nan"), float("inf"), "", " ", "\0", "\ud800",
     "é\n", "../../x", "/etc/passwd", "x" * 10_000, [], {}, [[]], [None], [[1e300] * 6], [1, 2], "7",

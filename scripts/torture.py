@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from spoil import cases, image_bytes, spoil, spoil_bytes
+from spoil import IMAGES, cases, image_bytes, spoil, spoil_bytes
 from visitor import Visitor
 
 from r2sm_jax.data.images import frames, image_size, open_image
@@ -39,8 +39,6 @@ from r2sm_jax.runs import abstract_state, read_config
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 
 SECONDS, GIGABYTES = 60, 4
-IMAGES = [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"),
-          ("WEBP", "RGB"), ("BMP", "RGB"), ("GIF", "P"), ("TIFF", "RGB"), ("TIFF", "F")]  # fmt: skip
 SMALL_RUN = (
     "--train.steps 40 --train.batch-size 4 --train.log-every 1 --train.checkpoint-every 3 --train.evaluate-every 15 "
     "--train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 --data.queries 2 --data.free-sentences 64 "
@@ -87,7 +85,7 @@ class Tally:
 
 def outcome_of(action: Callable[[], Any]) -> str:
     """ "read", "refused", or the traceback of anything else."""
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             action()
@@ -99,11 +97,11 @@ def outcome_of(action: Callable[[], Any]) -> str:
     except Exception:
         return traceback.format_exc()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _hung(*_: Any) -> None:
-    raise TimeoutError(f"more than {SECONDS} seconds")
+    raise TimeoutError(f"more than {SECONDS} seconds of processor time")
 
 
 # Files
@@ -112,8 +110,8 @@ def _hung(*_: Any) -> None:
 def spoil_files(rng: random.Random, count: int, tally: Tally) -> None:
     """Each reader in turn gets a spoilt file."""
     os.environ.setdefault("GLIBC_TUNABLES", "")  # commands would restart the process for a better one
-    readers = cases(tally.folder / "files")
-    converted = tally.folder / "files" / "converted.json"
+    files = tally.folder / "files"
+    readers, converted = cases(files), files / "converted.json"
     for name, case in readers.items():  # unspoilt
         sys.argv = ["torture", *case.words]
         if (outcome := outcome_of(case.main)) != "read":
@@ -126,17 +124,9 @@ def spoil_files(rng: random.Random, count: int, tally: Tally) -> None:
         if outcome == "refused" and converted.read_bytes() != before:
             outcome = "an earlier file was changed by a command that was refused"
         if outcome == "read" and "--overwrite" in case.words:
-            again = outcome_of(lambda: _read_all(converted))
+            again = outcome_of(lambda: [d.rles_at(i) for d in [read_json(converted, files)] for i in range(len(d))])
             outcome = outcome if again == "read" else f"our own reader does not read what was written: {again}"
         tally.add(name, outcome, content)
-    if not os.environ["GLIBC_TUNABLES"]:
-        del os.environ["GLIBC_TUNABLES"]
-
-
-def _read_all(file: Path) -> None:
-    dataset = read_json(file, file.parent)
-    for index in range(len(dataset)):
-        dataset.rles_at(index)
 
 
 def spoil_images(rng: random.Random, count: int, tally: Tally) -> None:
@@ -157,13 +147,11 @@ def spoil_images(rng: random.Random, count: int, tally: Tally) -> None:
 def train(folder: Path, flags: str, *more: str, kill_after: float | None = None) -> tuple[bool, float]:
     """Trains in a process of its own. Whether it ended by itself, and after how many seconds."""
     command = [sys.executable, "-m", "r2sm_jax.train", *SMALL_RUN.split(), *flags.split(), "--run", str(folder), *more]
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    env = {name: value for name, value in os.environ.items() if value}  # without the empty GLIBC_TUNABLES
+    env |= {"JAX_COMPILATION_CACHE_DIR": f"{folder.parent}/cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     started = time.monotonic()
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | cache)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         try:
             process.wait(kill_after)
         except subprocess.TimeoutExpired:
@@ -231,18 +219,18 @@ def ask_page(rng: random.Random, count: int, tally: Tally, run: Path) -> None:
         process.terminate()
     tally.add("page memory", "bounded" if peak < GIGABYTES else f"the page took {peak:.1f} GB")
     for story in log.read_text(errors="replace").split("Traceback ")[1:]:
-        tally.add("page log", story if "r2sm_jax" in story else "gradio")
+        tally.add("page log", story if "tools/demo" in story else "gradio")
 
 
 def main() -> None:
     """Command line."""
     options = parse_flags(TortureConfig, sys.argv[1:], prog="python scripts/torture.py")
     share = 100 if options.small else 1
-    counts = (max(1, n // share) for n in (options.files, options.images, options.requests, options.kills))
-    files, images, requests, kills = counts
+    wanted = (options.files, options.images, options.requests, options.kills)
+    files, images, requests, kills = (max(1, number // share) for number in wanted)
     options.out.mkdir(parents=True)
     tally, rng = Tally(options.out), random.Random(options.seed)
-    signal.signal(signal.SIGALRM, _hung)
+    signal.signal(signal.SIGPROF, _hung)
     spoil_files(rng, files, tally)
     spoil_images(rng, images, tally)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

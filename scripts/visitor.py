@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from spoil import image_bytes, spoil, spoil_bytes
+from spoil import image_bytes, spoil, spoil_bytes, spoil_tree
 
 JSON = {"Content-Type": "application/json"}
 SECONDS = 60
@@ -26,6 +26,8 @@ class Visitor:
             with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                raise
             return error.code, error.read()
 
     def upload(self, content: bytes) -> Any:
@@ -43,18 +45,29 @@ class Visitor:
         return self.get(f"/gradio_api/queue/data?session_hash={self.session}")[1] if status == 200 else answer
 
     def visit(self) -> str:
-        """Uploads and asks, correctly or not. A correct question must be answered."""
-        way = self.rng.choice(("good", "good", "image", "large", "question", "path"))
+        """Uploads and asks, correctly or not: "answered", "refused", or what is wrong. A correct question must be
+        answered, and nothing may be an error of the server."""
+        try:
+            return self._visit()
+        except OSError as error:
+            return f"a request failed: {error!r}"
+
+    def _visit(self) -> str:
+        way = self.rng.choice(("good", "good", "image", "large", "question", "body", "path"))
         correct = image_bytes("PNG")
         if way == "path":
             path = self.rng.choice(("../../etc/passwd", "/etc/passwd", "http://127.0.0.1/", "%00", "x" * 5000, "."))
             return "refused" if self.get(f"/gradio_api/file={path}")[0] in (403, 404, 400) else f"a file: served {path}"
+        if way == "body":
+            body = {"data": [None, "the red mug", 0.5], "fn_index": self.rng.randrange(9), "session_hash": "nobody"}
+            status, _ = self.get("/gradio_api/queue/join", spoil(self.rng, body), JSON)
+            return "answered" if status == 200 else "refused"
         if way == "large":
             status = self.upload(correct + bytes(2 << 20))
             return "refused" if status == 413 else f"a large upload: {status}"
         file = self.upload(spoil_bytes(self.rng, correct) if way == "image" else correct)
         self.send("upload", [file])
         question = [None, "the red mug", 0.5]
-        answer = self.send("submit", json.loads(spoil(self.rng, question)) if way == "question" else question)
+        answer = self.send("submit", spoil_tree(self.rng, question) if way == "question" else question)
         answered = b'"success":true' in answer
         return f"a question without an answer: {answer[-300:]}" if way == "good" and not answered else "answered"

@@ -168,10 +168,12 @@ class Page:
         viewed = [self.photo, self.answer, self.shown, self.instance]
         self.gr.on([self.shown.input, self.instance.input], self.show_mask, viewed, self.stage, **quiet)
 
-    def choose_upload(self, path: str) -> Changes:
+    # A request can hold None in the place of any value.
+
+    def choose_upload(self, path: str | None) -> Changes:
         """A photo was uploaded."""
         try:
-            return self._with_photo(Path(path))
+            return self._with_photo(Path(path)) if path else self._without_photo(START)
         except InputError as error:
             return self._without_photo(error)
 
@@ -183,18 +185,18 @@ class Page:
         shown = {self.suggestions: self.gr.update(visible=True), self.upload: None, self.query: ""}
         return self._with_photo(file) | buttons | shown
 
-    def ask(self, photo: Photo | None, query: str, threshold: float) -> Changes:
+    def ask(self, photo: Photo | None, query: str | None, threshold: float | None) -> Changes:
         """A sentence was sent."""
         try:
             if photo is None:
                 raise InputError("there is no image yet; choose one or an example")
-            return self.show_answer(photo, answers.ask(self.predictor, photo, query), threshold)
+            return self.show_answer(photo, answers.ask(self.predictor, photo, query or ""), threshold)
         except InputError as error:
             return {self.decision: message_html(error)}
 
-    def show_answer(self, photo: Photo | None, answer: Answer | None, threshold: float) -> Changes:
+    def show_answer(self, photo: Photo | None, answer: Answer | None, threshold: float | None) -> Changes:
         """There is a new answer, or the threshold was moved."""
-        if photo is None or answer is None:
+        if photo is None or answer is None or threshold is None:
             return {}
         gr, decided = self.gr, answer.decision(threshold)
         instances = enumerate(answer.by_type["amodal"]["instances"])
@@ -215,9 +217,11 @@ class Page:
             self.record: record,
         }
 
-    def show_mask(self, photo: Photo | None, answer: Answer | None, shown: View, instance: int) -> Changes:
+    def show_mask(
+        self, photo: Photo | None, answer: Answer | None, shown: View | None, instance: int | None
+    ) -> Changes:
         """Another mask or instance was chosen."""
-        if photo is None or answer is None:
+        if photo is None or answer is None or shown is None or instance is None:
             return {}
         picture = answers.draw(photo, answer, shown, instance)
         return {self.stage: self.gr.update(value=picture, alt_text=answers.alt_text(answer, shown))}
