@@ -63,7 +63,7 @@ class Visitor:
             status, _ = self.get("/gradio_api/queue/join", spoil(self.rng, body), JSON)
             return "answered" if status == 200 else "refused"
         if way == "large":
-            status = self.upload(correct + bytes(2 << 20))
+            status = self.upload(correct + bytes(1_200_000))
             return "refused" if status == 413 else f"a large upload: {status}"
         file = self.upload(spoil_bytes(self.rng, correct) if way == "image" else correct)
         self.send("upload", [file])
