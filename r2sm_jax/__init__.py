@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 
 def load(path):
     """A `Predictor` from a run folder, an export, a released model of this package such as "photos-small", or
-    `OWNER/NAME` of an export on the Hugging Face hub.
+    `hf:owner/name` of an export on the Hugging Face hub.
 
     Raises InputError where there is none, or one of its files is missing or was changed.
     """

@@ -84,13 +84,13 @@ class VisionConfig:
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     """`gelu` is the exact function, which published weights use."""
     init: str | None = None
-    """Published SAM weights: a folder or a Hugging Face name such as facebook/sam-vit-base; None = from scratch. All
-    sizes above except `image_size` are then read from its config.json; it is an error to give others."""
+    """Published SAM weights: a folder or a hub name such as hf:facebook/sam-vit-base; None = from scratch. All sizes
+    above except `image_size` are then read from its config.json; it is an error to give others."""
     frozen: bool = False
     """The weights of `init` are not trained."""
     name: str | None = None
     """A published plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or a
-    Hugging Face name such as facebook/dinov2-small."""
+    Hugging Face name such as hf:facebook/dinov2-small."""
     name_frozen: bool = True
     """The weights of `name` are not trained."""
     name_grid: int = 0
@@ -161,7 +161,7 @@ class TextConfig:
     """The frozen language model."""
 
     name: str = MINILM
-    """A folder or a Hugging Face name, of the BERT, CLIP or decoder-only layout (docs/weights.md)."""
+    """The default, a folder or hf:owner/name on the Hugging Face hub; BERT, CLIP or decoder-only (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64

@@ -45,7 +45,7 @@ class EvaluateConfig:
     """Scores a run, or the masks of any other system, on a data set."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """Run folder, export, or OWNER/NAME of one on the Hugging Face hub; none with --predictions."""
+    """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with --predictions."""
     predictions: str | None = None
     """File or folder of masks to score, see docs/metrics.md."""
     format: str = "auto"

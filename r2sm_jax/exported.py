@@ -1,12 +1,10 @@
 """Exports: how to find one and read it back. docs/export.md lists the files of the folder."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 from flax import nnx
 
@@ -16,7 +14,7 @@ from r2sm_jax.flags import from_json
 from r2sm_jax.models.published import match_published
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.weights import KeyTable, Tensor, file_sha256, fill, read_tensors
+from r2sm_jax.models.weights import HUB, MODEL_FILES, KeyTable, Tensor, download, file_sha256, fill, read_tensors
 from r2sm_jax.predictor import Predictor
 
 FORMAT_VERSION = 1
@@ -24,6 +22,9 @@ MODEL_TYPE = "r2sm"
 CONFIG, WEIGHTS, FUNCTIONS, SUMS = "config.json", "model.safetensors", "model.stablehlo", "SHA256SUMS"
 LANGUAGE_MODEL = "language_model"
 CARD = "README.md"
+FILES = (CONFIG, WEIGHTS, FUNCTIONS, SUMS, CARD, "preprocessor_config.json", *MODEL_FILES)
+FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
+"""All files that an export may have: names and patterns."""
 RELEASED = Path(__file__).parent / "released"
 """Models that this package brings along, by name."""
 REMEDY = "export the run again or download the export again"
@@ -47,21 +48,26 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_export(name: str | Path) -> Path:
-    """A local folder, a released model of this package, or the folder into which the Hugging Face hub's `OWNER/NAME` is
-    downloaded. Raises InputError if neither the hub nor its local cache has it."""
+    """A local folder, a released model of this package, or the folder into which `hf:owner/name` is downloaded. A
+    folder that does not exist is returned, too. Raises InputError if neither the Hugging Face hub nor its local cache
+    has an export of that name."""
     folder = Path(name)
     if not folder.exists() and (RELEASED / folder / CONFIG).is_file():
         return RELEASED / folder
-    is_local = folder.exists() or (folder.parent.is_dir() and str(folder.parent) != ".")
-    if is_local or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)):
+    if folder.exists() or not str(name).startswith(HUB):
         return folder
     try:
-        return Path(huggingface_hub.snapshot_download(str(name), etag_timeout=5))
+        return download(str(name), FILES, _check_is_export)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{name}: there is no such folder, and the Hugging Face hub did not give it ({type(error).__name__}); "
-            "check the name and the network connection"
+            f"{name}: the Hugging Face hub did not give this export ({type(error).__name__}); "
+            f"check the name, which is {HUB}owner/name, and the network connection"
         ) from None
+
+
+def _check_is_export(folder: Path) -> None:
+    if not is_export(folder):
+        raise InputError(f"{folder / CONFIG}: this model is no export of r2sm_jax; check its name")
 
 
 def write_sums(folder: Path) -> None:

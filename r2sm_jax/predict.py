@@ -48,7 +48,7 @@ class PredictConfig:
     """Segments what a sentence means in one image, or in many."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, or OWNER/NAME of one on the Hugging Face hub."""
+    """Run folder, such as runs/latest, export, or hf:owner/name of one on the Hugging Face hub."""
     image: Annotated[str, tyro.conf.Positional]
     """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as 'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None

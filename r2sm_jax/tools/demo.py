@@ -1,7 +1,8 @@
 """`python -m r2sm_jax.demo [RUN|EXPORT]`: a web page on which people try a trained segmenter.
 
 The page is local by default, and loads nothing from other hosts: no analytics, version checks, fonts or scripts.
-Uploads are kept in a temporary folder of this process; the page reads no other files.
+Uploads are kept in a temporary folder of this process; the page reads no other files, and fetches no address that a
+request names.
 """
 
 import os
@@ -39,7 +40,7 @@ class DemoConfig:
     """A page where people try a trained segmenter."""
 
     run: Annotated[str, tyro.conf.Positional] = "photos-small"
-    """Run folder, such as runs/latest, export, or released model."""
+    """Run folder, such as runs/latest, export, released model, or hf:owner/name of an export on the hub."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 7860
@@ -60,6 +61,33 @@ def import_gradio() -> Any:
     except ImportError:
         raise InputError("the page needs gradio; pip install 'r2sm_jax[demo]'") from None
     return gradio
+
+
+class RefuseAddresses:
+    """ASGI middleware: gradio's `/gradio_api/file=ADDRESS` would fetch any public address for any visitor."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers 403 where the path holds an address; all else goes to the page."""
+        if scope["type"] != "http" or "://" not in scope["path"]:
+            return await self.app(scope, receive, send)
+        await send({"type": "http.response.start", "status": 403, "headers": []})
+        await send({"type": "http.response.body", "body": b"This page fetches no addresses."})
+
+
+def refuse_addresses(block: Any, error: Any) -> None:
+    """Keeps a component from fetching the address that a request gives in the place of an uploaded file; the visitor
+    gets an `error` of gradio's."""
+    keep = block.async_move_resource_to_block_cache
+
+    async def keep_local(path: Any) -> Any:
+        if "://" in str(path):
+            raise error("this page fetches no addresses; upload the image", print_exception=False)
+        return await keep(path)
+
+    block.async_move_resource_to_block_cache = keep_local
 
 
 class Page:
@@ -86,6 +114,8 @@ class Page:
                 with gr.Column(scale=7, min_width=300):
                     self._build_answer()
             self._connect()
+        for block in page.blocks.values():
+            refuse_addresses(block, gr.Error)
         return page
 
     def _build_question(self) -> None:
@@ -139,10 +169,12 @@ class Page:
         viewed = [self.photo, self.answer, self.shown, self.instance]
         self.gr.on([self.shown.input, self.instance.input], self.show_mask, viewed, self.stage, **quiet)
 
-    def choose_upload(self, path: str) -> Changes:
+    # A request can hold None in the place of any value.
+
+    def choose_upload(self, path: str | None) -> Changes:
         """A photo was uploaded."""
         try:
-            return self._with_photo(Path(path))
+            return self._with_photo(Path(path)) if path else self._without_photo(START)
         except InputError as error:
             return self._without_photo(error)
 
@@ -154,18 +186,18 @@ class Page:
         shown = {self.suggestions: self.gr.update(visible=True), self.upload: None, self.query: ""}
         return self._with_photo(file) | buttons | shown
 
-    def ask(self, photo: Photo | None, query: str, threshold: float) -> Changes:
+    def ask(self, photo: Photo | None, query: str | None, threshold: float | None) -> Changes:
         """A sentence was sent."""
         try:
             if photo is None:
                 raise InputError("there is no image yet; choose one or an example")
-            return self.show_answer(photo, answers.ask(self.predictor, photo, query), threshold)
+            return self.show_answer(photo, answers.ask(self.predictor, photo, query or ""), threshold)
         except InputError as error:
             return {self.decision: message_html(error)}
 
-    def show_answer(self, photo: Photo | None, answer: Answer | None, threshold: float) -> Changes:
+    def show_answer(self, photo: Photo | None, answer: Answer | None, threshold: float | None) -> Changes:
         """There is a new answer, or the threshold was moved."""
-        if photo is None or answer is None:
+        if photo is None or answer is None or threshold is None:
             return {}
         gr, decided = self.gr, answer.decision(threshold)
         instances = enumerate(answer.by_type["amodal"]["instances"])
@@ -186,9 +218,11 @@ class Page:
             self.record: record,
         }
 
-    def show_mask(self, photo: Photo | None, answer: Answer | None, shown: View, instance: int) -> Changes:
+    def show_mask(
+        self, photo: Photo | None, answer: Answer | None, shown: View | None, instance: int | None
+    ) -> Changes:
         """Another mask or instance was chosen."""
-        if photo is None or answer is None:
+        if photo is None or answer is None or shown is None or instance is None:
             return {}
         picture = answers.draw(photo, answer, shown, instance)
         return {self.stage: self.gr.update(value=picture, alt_text=answers.alt_text(answer, shown))}
@@ -211,6 +245,8 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
     no such run, its head reads no sentence, or the address cannot be opened."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
+    from starlette.middleware import Middleware  # comes with gradio
+
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
         raise InputError(f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides")
@@ -230,6 +266,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
             css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
             mcp_server=False, run_history=False, enable_monitoring=False, show_error=False,
+            app_kwargs={"middleware": [Middleware(RefuseAddresses)]},
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None

@@ -11,6 +11,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -95,7 +96,10 @@ def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
 
 def open_photo(predictor: Predictor, file: Path) -> Photo:
     """Reads and encodes a photo. Raises InputError, which names the file but not its folder on the server."""
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError:
+        raise InputError(f"{file.name}: the upload is not there any more; choose the image again") from None
     pixels = open_image(content, file.name)
     started = time.perf_counter()
     encoded = jax.block_until_ready(predictor.encode(pixels))
@@ -153,8 +157,9 @@ def write_files(folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answe
 def remove_old_answers(folder: Path, seconds: float) -> None:
     """Removes the files of answers that were written longer ago."""
     for old in folder.glob("answer-*"):
-        if time.time() - old.stat().st_mtime > seconds:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another request removes it at this moment
+            if time.time() - old.stat().st_mtime > seconds:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def decision_html(answer: Answer, threshold: float) -> str:

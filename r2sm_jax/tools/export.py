@@ -33,7 +33,7 @@ from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.layers import merge_lora
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, input_spec
 from r2sm_jax.models.text import abstract_text_encoder, load_text_encoder
-from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, Tensor, read_tensors, weight_files
+from r2sm_jax.models.weights import HUB, INDEX, TOKENIZER_FILES, Tensor, read_tensors, weight_files
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.runs import Run, open_run
 from r2sm_jax.tools.verify import verify
@@ -253,7 +253,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         library_name="r2sm_jax",
         pipeline_tag="image-segmentation",
         tags=["jax", "flax", *functions, "amodal-segmentation", "referring-expression-segmentation"],
-        base_model=name if is_published else None,
+        base_model=name.removeprefix(HUB).partition("@")[0] if is_published else None,
         model_name=title,
         eval_results=_eval_results(report) if report else None,
     )

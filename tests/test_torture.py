@@ -1,0 +1,92 @@
+"""`scripts/torture.py`: what it counts, and a small run of it, which must find nothing."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import spoil
+import torture
+
+from r2sm_jax.errors import InputError
+
+
+@pytest.fixture
+def tally(tmp_path) -> torture.Tally:
+    return torture.Tally(tmp_path)
+
+
+def fails(error: BaseException):
+    """A function that raises it."""
+
+    def action(*_):
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (lambda: None, "read"),
+        (fails(InputError("a.json: bad")), "refused"),
+        (fails(SystemExit(2)), "refused"),
+        (fails(SystemExit(1)), "exit code 1"),
+        (fails(KeyError("size")), "KeyError: 'size'"),
+        (fails(MemoryError()), "MemoryError"),
+    ],
+)
+def test_anything_but_a_result_or_one_sentence_is_a_failure(action, outcome, tally):
+    found = torture.outcome_of(action)
+    assert outcome in found
+    tally.add("cocoa", found, b"spoilt")
+    failed = " " in found
+    assert len(tally.failures) == failed and sum(tally.counts.values()) == 1
+    assert [file.read_bytes() for file in tally.folder.iterdir()] == [b"spoilt"] * failed
+
+
+def test_spoilt_files_differ_and_are_the_same_for_a_seed(tmp_path):
+    case = spoil.cases(tmp_path / "cases")["kins"]
+    made = [[spoil.spoil(random.Random(seed), case.content) for seed in range(40)] for _ in range(2)]
+    assert made[0] == made[1] and len(set(made[0])) > 30
+
+
+def test_every_reader_gets_a_file_that_is_correct_and_spoilt_ones(tally, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    torture.spoil_files(random.Random(0), 40, tally)
+    torture.spoil_images(random.Random(0), 44, tally)
+    assert tally.failures == [] and sum(tally.counts.values()) == 84
+    assert len({kind.split(":")[0] for kind in tally.counts}) == 20 + len({form for form, _ in spoil.IMAGES})
+
+
+def test_an_end_that_differs_is_a_failure(tally, monkeypatch):
+    """Runs that end after 10 seconds, of which the killed ones lose a step."""
+    ends = {"alone": {"loss of step 1": 0.5}, "killed1": {"loss of step 1": 0.5}, "killed2": {}}
+    started: list[tuple[str, bool]] = []
+
+    def train(folder: Path, flags: str, *more: str, kill_after: float | None = None) -> tuple[bool, float]:
+        started.append((folder.name, bool(more)))
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").touch()
+        return kill_after is None or (folder.name, True) in started, 10.0
+
+    monkeypatch.setattr(torture, "train", train)
+    monkeypatch.setattr(torture, "end_of", lambda run: ends[run.name])
+    torture.kill_runs(random.Random(0), 2, tally, "")
+    assert started[2:] == [("killed1", False), ("killed1", True), ("killed2", False), ("killed2", True)]
+    assert tally.counts["kill: killed"] == 2 and tally.counts["kill: identical"] == 1
+    assert len(tally.failures) == 1 and "loss of step 1" in tally.failures[0]
+
+
+@pytest.mark.slow
+def test_a_small_torture_finds_nothing(bert_folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
+    text = f"--model.text.name {bert_folder} --model.text.layers 1 2 --model.text.dim 32 --model.text.max-tokens 24"
+    flags = f"{text} --train.steps 8 --train.checkpoint-every 2 --train.evaluate-every 4"
+    counts = ["--files", "2000", "--images", "1100", "--requests", "1200", "--kills", "100"]
+    argv = ["torture", "--small", *counts, "--out", str(tmp_path / "torture"), f"--flags={flags}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as exited:
+        torture.main()
+    printed = capsys.readouterr()
+    assert exited.value.code == 0 and "20 files, 11 images, 12 requests, 1 kills: 0 failures" in printed.out, printed
