@@ -39,8 +39,7 @@ from r2sm_jax.runs import keep_compiled, open_run
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
 Known = dict[str, tuple[Any, int]]
-PART = 8
-"""Images that are answered, and written, together; so many are lost at most when the process is killed."""
+PART = 8  # images that are answered, and written, together; so many are lost at most when the process is killed
 
 
 @dataclass(frozen=True)
@@ -372,6 +371,7 @@ def to_answer(
         mask_type=decision if decides else None,
         probability=probability if decides else None,
         score=float(out.iou[int(amodal)]),
+        presence=float(out.presence),
         other=masks.encode(modal if amodal else whole) if both else None,
     )
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +31,9 @@ from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
 from r2sm_jax.flags import parse_config
+from r2sm_jax.metrics.iou import lisa_iou
 from r2sm_jax.metrics.pages import first_of_images, markdown, panels
-from r2sm_jax.metrics.report import split_figures, write_report
+from r2sm_jax.metrics.report import collect, split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
@@ -45,9 +47,9 @@ from r2sm_jax.runs import (
     start_folder,
 )
 from r2sm_jax.sources import REPORTED, calibration_sentences, free_sentences, open_source, split_names
+from r2sm_jax.training.calibration import NOT_FITTED, fit_iou, fit_presence, fit_temperature, with_constants
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
-from r2sm_jax.training.losses import fit_temperature
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import FrozenImages, frozen_images, init_state, jit_train_step, make_mesh, split_model
 
@@ -216,6 +218,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
     predictor = Predictor(config.model, graphdef, weights, data.texts)
 
     logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
+    absent = config.data.source.startswith("compose:")
     images: dict[int, Any] = {}
     first = int(state.step) + 1
     for step in range(first, loop.steps + 1):
@@ -235,7 +238,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
         if evaluates or saves:
             constants = calibrate(predictor, state.params, constants)
         if evaluates:
-            giou = quick_evaluation(predictor, dev, step, folder, logs)
+            giou, constants = quick_evaluation(predictor, dev, constants, step, folder, logs, absent=absent)
         if saves:
             checkpoints.save(state, constants, data.batches, giou)
         if last:
@@ -259,29 +262,35 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
     """
     if predictor.config.head in LEARNED_HEADS:
         sentences = calibration_sentences()
-        predictor.weights = nnx.merge_state(params, set_temperature(constants, 1.0))
+        predictor.weights = nnx.merge_state(params, with_constants(constants, type_temperature=1.0))
         logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
-        constants = set_temperature(constants, fit_temperature(logits, amodal))
+        constants = with_constants(constants, type_temperature=fit_temperature(logits, amodal))
     predictor.weights = nnx.merge_state(params, constants)
     return constants
 
 
-def set_temperature(constants: nnx.State, temperature: float) -> nnx.State:
-    """A copy of `constants` with another temperature of the mask type, on the same devices."""
-    before: Any = constants["type_temperature"]
-    value = jax.device_put(np.float32(temperature), before[...].sharding)
-    return nnx.merge_state(constants, nnx.State({"type_temperature": before.replace(value)}))
-
-
-def quick_evaluation(predictor: Predictor, dev: Source, step: int, folder: Path, logs: Logs) -> float:
-    """gIoU on the split that selects checkpoints, logged, with a sheet of samples."""
+def quick_evaluation(
+    predictor: Predictor, dev: Source, constants: nnx.State, step: int, folder: Path, logs: Logs, *, absent: bool
+) -> tuple[float, nnx.State]:
+    """gIoU on the split that selects checkpoints, logged, with a sheet of samples; and `constants` fitted to answers
+    there: how good they are, and below which presence nothing is there. `absent`: training asks for what is not there.
+    """
+    predictor.weights = nnx.merge_state(predictor.weights, with_constants(constants, **NOT_FITTED))
     scored = score_source(predictor, dev)
     figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
     rows = panels(dev, scored, first_of_images(scored.results, SHEET_ROWS))
     save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
-    return float(np.float64(figures["all"]["giou"] or 0))
+    present = [result for result in scored.results if result.answered.truth]
+    predicted = np.array([result.predicted_iou for result in present], float)
+    fitted: dict[str, Any] = {"iou_fit": fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))}
+    if absent:
+        logits = np.array([result.presence for result in present], float)
+        fitted["presence_shift"] = fit_presence(logits, predictor.config.presence_threshold)
+    constants = with_constants(constants, **fitted)
+    predictor.weights = nnx.merge_state(predictor.weights, constants)
+    return float(np.float64(figures["all"]["giou"] or 0)), constants
 
 
 def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:

@@ -46,7 +46,7 @@ from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.runs import abstract_state, open_run, read_config
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.train import train
-from r2sm_jax.training.losses import fit_temperature
+from r2sm_jax.training.calibration import fit_temperature
 
 SPLITS = ("val", "val_phrasing", "val_hard")
 FORMS: dict[str, Callable[[str], str]] = {

@@ -11,7 +11,15 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import BATCH, WordShare, explain_words
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.train import calibrate
-from r2sm_jax.training.losses import TEMPERATURES, fit_temperature
+from r2sm_jax.training.calibration import (
+    FEWEST,
+    MISSED,
+    TEMPERATURES,
+    fit_iou,
+    fit_presence,
+    fit_temperature,
+    with_constants,
+)
 from r2sm_jax.training.step import split_model
 
 
@@ -30,6 +38,41 @@ def test_a_perfect_head_gets_the_smallest_temperature_and_a_wrong_one_the_larges
     logits, amodal = np.array([-3.0, 2.0, 5.0]), np.array([False, True, True])
     assert fit_temperature(logits, amodal) == pytest.approx(TEMPERATURES[0], rel=0.01)
     assert fit_temperature(logits, ~amodal) == pytest.approx(TEMPERATURES[1], rel=0.01)
+
+
+def test_the_scale_and_shift_that_predicted_ious_are_wrong_by_are_found():
+    rng = np.random.default_rng(0)
+    true = rng.uniform(0.05, 0.95, 500)
+    logits = np.log(true / (1 - true))
+    scale, shift = fit_iou(1 / (1 + np.exp(-(logits + 1.2) / 0.7)), true)
+    assert (scale, shift) == (pytest.approx(0.7, abs=0.02), pytest.approx(-1.2, abs=0.02))
+    assert fit_iou(true[: FEWEST - 1], true[: FEWEST - 1]) == (1, 0)
+
+
+def test_so_many_of_what_is_there_are_missed_as_is_allowed():
+    logits = np.random.default_rng(0).normal(4, 3, 2000)
+    missed = logits + fit_presence(logits, -1.0) < -1
+    assert missed.mean() == pytest.approx(MISSED, abs=0.001)
+    assert fit_presence(logits[: FEWEST - 1], -1.0) == 0
+
+
+def test_fitted_numbers_change_what_is_said_of_masks_and_empty_some(tiny_config):
+    text = tiny_config.model.text
+    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    graphdef, params, constants = split_model(tiny_config.model, 0)
+    predictor = Predictor(tiny_config.model, graphdef, nnx.merge_state(params, constants), texts)
+    image = np.full((40, 50, 3), 90, np.uint8)
+
+    def ask(**values: object):
+        predictor.weights = nnx.merge_state(params, with_constants(constants, **values))
+        predictor.set_image(image)
+        return predictor.predict(["the mug"])[0]
+
+    before, sure, gone = ask(), ask(iou_fit=(1.0, 2.0)), ask(presence_shift=-100.0)
+    raw = np.log(before.score / (1 - before.score))
+    assert sure.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
+    np.testing.assert_array_equal(sure.mask, before.mask)
+    assert not gone.mask.any() and gone.presence < 1e-3
 
 
 def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):

@@ -32,8 +32,10 @@ class Answer:
     """Probability of amodal."""
     score: float | None = None
     """Predicted IoU of `fused`."""
+    presence: float | None = None
+    """Logit that what was asked for is in the image."""
     other: RLE | None = None
-    """The fused mask of the other type. Only our own segmenter gives it."""
+    """The fused mask of the other type. Only our own segmenter gives it, and `presence`."""
 
     @property
     def decision(self) -> MaskType | None:
@@ -134,6 +136,8 @@ class QueryResult:
     """The answers with either decision; None where the system gives one mask only."""
     predicted_iou: float | None = None
     """What the system thinks that the IoU of its answer is."""
+    presence: float | None = None
+    """Logit that what was asked for is in the image."""
     boundary: Overlap | None = None
     """Overlap of the boundaries of the answer and of the requested mask."""
     keyword: MaskType = "modal"
@@ -232,6 +236,7 @@ class Scored:
                 modal=None if answer.other is None else overlaps(either[0]),
                 amodal=None if answer.other is None else overlaps(either[1]),
                 predicted_iou=answer.score,
+                presence=answer.presence,
                 boundary=boundary_overlap(fused, amodal if query.mask_type == "amodal" else modal, ignored),
                 keyword=keyword_mask_type(query.text),
                 kind=query.kind,

@@ -79,7 +79,10 @@ class R2SM(nnx.Module):
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
         self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
+        # Fitted while the weights stand still (training/calibration.py).
         self.type_temperature = Buffer(jnp.ones(()))
+        self.iou_fit = Buffer(jnp.array([1.0, 0.0]))
+        self.presence_shift = Buffer(jnp.zeros(()))
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
         channels = decoder.kernel_dim
         self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
@@ -185,16 +188,18 @@ class R2SM(nnx.Module):
         masks = self.decode(tokens, pixels, text, text_mask)
         type_logit = self.type_logit(text, text_mask, masks)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.answered, masks.canvas(pixels.fine)))
-        there = masks.presence[..., 0] > self.config.presence_threshold
+        presence = masks.presence[..., 0] + self.presence_shift[...]
+        there = presence > self.config.presence_threshold
         limit = jnp.where(there, jnp.inf, NOT_THERE)[..., None, None]
-        iou = jnp.clip(masks.iou, 0, 1)
+        scale, shift = self.iou_fit[...]
+        iou = jax.nn.sigmoid(scale * jax.scipy.special.logit(jnp.clip(masks.iou, 0.001, 0.999)) + shift)
         if self.config.head == NO_HEAD:
             amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
         return R2SMOutput(
             type_logit / self.type_temperature[...],
             jnp.minimum(modal[:, :, 0], limit),
             jnp.minimum(amodal[:, :, 0], limit),
-            masks.presence[..., 0],
+            presence,
             iou[..., 0, :],
             modal[:, :, 1:],
             amodal[:, :, 1:],

@@ -6,15 +6,13 @@ alone what each entry weighs in the mean of the batch. So a batch can be compute
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
-from scipy.optimize import minimize_scalar
 
 from r2sm_jax.config import NO_HEAD, LossConfig, MaskPair
 from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelFeatures, draw_pair
@@ -26,8 +24,6 @@ CELLS = 2
 """Slots, early masks and dense outputs are compared with the truth at a resolution this many times lower."""
 Pair = Sequence[Float[Array, "*n h w"]]
 """Modal and amodal masks."""
-TEMPERATURES = 0.2, 5.0
-"""Smallest and largest temperature of the mask type."""
 
 
 class Targets(NamedTuple):
@@ -268,20 +264,6 @@ def type_loss(
     """Cross entropy of the mask type with smoothed labels; each of the r readers learns for itself."""
     target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0)
-
-
-def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
-    """The temperature T at which sigmoid(logits / T) has the smallest cross entropy.
-
-    Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2.
-    """
-    signed = np.where(amodal, logits, -logits)
-
-    def cross_entropy(log_temperature: float) -> float:
-        return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
-
-    found: Any = minimize_scalar(cross_entropy, bounds=tuple(np.log(TEMPERATURES)), method="bounded")
-    return float(np.exp(found.x))
 
 
 # Slots: one mask for each instance that a query means.
