@@ -1,5 +1,6 @@
 """Folders of masks, one PNG an object."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,14 @@ def test_several_objects_of_an_image_with_their_classes(names, tmp_path):
 
 
 def test_masks_that_cannot_be_used_are_bad_records(tmp_path):
-    folder = pix2gestalt(tmp_path, 600)
+    folder = pix2gestalt(tmp_path, 5)
     whole, visible = folder / "whole_mask", folder / "visible_object_mask"
     (visible / "0_visible_mask.png").unlink()
     save(whole / "1_whole_mask.png", np.ones((9, 9), bool))
     save(whole / "2_whole_mask.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 5, scale=1)
     (whole / "3_whole_mask.png").write_text("no image")
     save(whole / "lost_whole_mask.png", BACK)
-    reasons = "\n".join(map(str, read_mask_folders(to_read(folder)).bad))
+    reasons = "\n".join(map(str, read_mask_folders(replace(to_read(folder), max_bad=0.9)).bad))
     for reason in ("no mask in visible_object_mask", "9 x 9, but its image is 20 x 30", "several values up to 4"):
         assert reason in reasons
     assert "3_whole_mask.png cannot be read" in reasons and "there is no image for it" in reasons
