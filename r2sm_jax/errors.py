@@ -48,8 +48,8 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
     """Writes a file as a whole or not at all: `with writing(path) as part: part.write_text(...)`.
 
     The block writes to `part`, in the same folder, which is made where it is missing. At the end of the block `part`
-    replaces `path`. `part` ends in ".part", so pass Pillow the image format. Raises InputError if the path cannot be
-    written, or `refuse_overwrite` refuses it.
+    replaces `path`. `part` ends in ".part", so pass Pillow the image format. Raises InputError if the path or a text
+    cannot be written, or `refuse_overwrite` refuses it.
     """
     refuse_overwrite(path, overwrite)
     part = path.with_name(path.name + ".part")
@@ -57,6 +57,8 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         part.replace(path)
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path}: cannot be written, since a text in it holds half of a character; {error}") from error
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{path}: cannot write there ({reason}); free disk space or give another path") from error

@@ -194,6 +194,10 @@ def test_bad_folders_are_named(tmp_path):
     (folder / "1.png").rename(folder / "first.png")
     with pytest.raises(InputError, match=r"first\.png: its name is not a query id"):
         read_predictions(folder, sizes)
+    header = b"{'descr': '<f4', 'fortran_order': False, "  # numpy's own error for one cut short is tokenize.TokenError
+    (folder / "2.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(InputError, match=r"2\.npy: no masks can be read from it"):
+        read_predictions(folder, sizes, "logits")
     np.save(folder / "2.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match=r"2\.npy: no masks can be read from it"):
         read_predictions(folder, sizes, "logits")

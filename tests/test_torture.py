@@ -8,7 +8,8 @@ import pytest
 import spoil
 import torture
 
-from r2sm_jax.errors import InputError
+from r2sm_jax.data.samples import find_image
+from r2sm_jax.errors import InputError, writing
 
 
 @pytest.fixture
@@ -76,6 +77,19 @@ def test_an_end_that_differs_is_a_failure(tally, monkeypatch):
     assert started[2:] == [("killed1", False), ("killed1", True), ("killed2", False), ("killed2", True)]
     assert tally.counts["kill: killed"] == 2 and tally.counts["kill: identical"] == 1
     assert len(tally.failures) == 1 and "loss of step 1" in tally.failures[0]
+
+
+def test_half_a_character_is_one_sentence(tmp_path):
+    """JSON can hold one, as \\ud800, and no file in UTF-8 can."""
+    refused = pytest.raises(
+        InputError, match=r"a\.json: cannot be written, since a text in it holds half of a character"
+    )
+    with refused, writing(tmp_path / "a.json") as part:
+        part.write_text("mug \ud800", encoding="utf-8")
+
+
+def test_a_file_name_that_no_file_can_have_is_the_name_of_none(tmp_path):
+    assert find_image([tmp_path], "x" * 10_000) is None
 
 
 @pytest.mark.slow

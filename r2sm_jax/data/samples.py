@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
+from os.path import isfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
@@ -385,5 +386,5 @@ def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[P
 
 
 def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
-    """The first file of that name in the folders; None where there is none."""
-    return next((folder / file_name for folder in folders if (folder / file_name).is_file()), None)
+    """The first file of that name in the folders; None where there is none, or a file cannot have that name."""
+    return next((folder / file_name for folder in folders if isfile(folder / file_name)), None)
