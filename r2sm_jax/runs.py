@@ -183,7 +183,7 @@ def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: s
     compares those of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
     if config.init and (first := read_inputs(Path(config.init))):
         check_texts(texts, first["language_model"], f"--init {config.init}")
-    if before := read_inputs(folder):
+    if config.resume and (before := read_inputs(folder)):
         check_texts(texts, before["language_model"], f"the run {folder}")
         if before["data"]["sha256"] != data_sha256:
             raise InputError(

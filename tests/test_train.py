@@ -20,6 +20,7 @@ from conftest import write_bert
 from r2sm_jax import runs, train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.exported import check_texts
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
 from r2sm_jax.train import main
@@ -214,10 +215,10 @@ def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(change
 def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
     folder = Path(shutil.copytree(bert_folder, tmp_path / "models--a--b" / "snapshots" / "12ab"))
     texts = TextStates(str(folder), layers=(1, 2), max_tokens=24)
-    assert texts.identity == json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {
-        "name": "a/b",
-        "revision": "12ab",
-    }
+    stored = json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {"revision": "12ab"}
+    assert texts.identity | {"name": stored["name"]} == stored
+    with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
+        check_texts(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
 
 
 def test_other_training_data_are_refused(changed, refused):
