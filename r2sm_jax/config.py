@@ -1,6 +1,6 @@
 """The configuration of an experiment: one tree of frozen dataclasses. flags.py parses it.
 
-This module imports only `errors`, so that code which needs a size does not load the model.
+It imports little, so that code which needs a size does not load the model.
 """
 
 import difflib
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
+from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -285,7 +286,7 @@ class LoopConfig:
     batch_size: int = 16
     """Images per step, over all devices."""
     devices: int = 0
-    """Devices that share a batch; 0 = all of this machine."""
+    """Devices that share a batch; 0 = all of this machine, or of all processes."""
     accumulate: int = 0
     """Compute a batch in so many parts, to need the memory of one. The step is the same. 0 = two unrolled parts on a
     CPU, where that is faster, and one part elsewhere."""
@@ -327,6 +328,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: LoopConfig = field(default_factory=LoopConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def check_head(name: str) -> None:
@@ -341,7 +343,7 @@ def check_head(name: str) -> None:
 SMALLEST = {
     "train.steps": 1, "train.batch_size": 1, "train.log_every": 1, "train.checkpoint_every": 1,
     "train.evaluate_every": 1, "train.devices": 0, "train.accumulate": 0, "data.queries": 1, "data.scenes": 1,
-    "data.instances": 1, "model.text.max_tokens": 3,
+    "data.instances": 1, "model.text.max_tokens": 3, "distributed.fsdp": 1,
 }  # fmt: skip
 """Fields of a `Config` -> their smallest value."""
 
@@ -367,8 +369,7 @@ def check_config(config: Config) -> Config:
 
 
 def check_sizes(model: ModelConfig) -> None:
-    """Refuses sizes of the encoder and the decoder that do not fit together. Raises InputError, which names the flag
-    and its possible values."""
+    """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
     vision, decoder = model.vision, model.decoder
     sam, published = decoder.kind == "sam", vision.init is not None or vision.name is not None
     flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"

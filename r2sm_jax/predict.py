@@ -1,7 +1,7 @@
 """`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: the mask type that a sentence asks for, and the mask.
 
 One query about one image gives `FILES`. With several images or queries, answers go into `answers.jsonl` after every
-eight images, so that a killed command can be resumed. At the end `predictions.json` is made from that file.
+eight images (journal.py), so that a killed command can be resumed. At the end `predictions.json` is made from it.
 """
 
 import glob
@@ -10,12 +10,15 @@ import json
 import os
 import sys
 import warnings
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 import tyro
 from jaxtyping import UInt8
@@ -27,8 +30,10 @@ from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import find_images, frames, open_image
 from r2sm_jax.data.samples import read_json
+from r2sm_jax.distributed import ProcessConfig, gather, is_first, of_first, running
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
 from r2sm_jax.flags import parse_flags
+from r2sm_jax.journal import Place, is_mine, journals, read_journals, stamp
 from r2sm_jax.metrics.predictions import entries_of
 from r2sm_jax.metrics.score import Answer
 from r2sm_jax.prediction import FILES
@@ -37,8 +42,7 @@ from r2sm_jax.query import MaskType
 from r2sm_jax.runs import keep_compiled, open_run
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-JOURNAL, PRODUCT = "answers.jsonl", "predictions.json"
-Known = dict[str, tuple[Any, int]]
+PRODUCT = "predictions.json"
 PART = 8  # images that are answered, and written, together; so many are lost at most when the process is killed
 
 
@@ -68,6 +72,7 @@ class PredictConfig:
     """Replace the files of an earlier prediction; several images: start anew instead of resuming."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+    distributed: ProcessConfig = field(default_factory=ProcessConfig)
 
 
 def main() -> None:
@@ -79,7 +84,10 @@ def main() -> None:
     if args.query is None and args.queries is None:
         raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
     if args.queries is not None or Path(args.image).is_dir() or is_pattern(args.image):
-        _predict_many(args)
+        with running(args.distributed):
+            _predict_many(args)
+    elif args.distributed != ProcessConfig():
+        raise InputError("--distributed: several processes divide a folder of images; leave it out for one image")
     else:
         _predict_one(args, args.query or "")
 
@@ -260,58 +268,30 @@ def predict_many(
     predictor.check((), mask_type)
     header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
               "queries": tasks.sha256, "mask_type": mask_type}  # fmt: skip
-    journal, product = out / JOURNAL, out / PRODUCT
-    try:
+    product = out / PRODUCT
+
+    def start() -> dict[str, Place]:
         out.mkdir(parents=True, exist_ok=True)
+        earlier = list(out.glob("answers*.jsonl"))
         if overwrite:
-            journal.unlink(missing_ok=True)
-        if not journal.exists():
+            for journal in earlier:
+                journal.unlink()
+        if overwrite or not earlier:
             refuse_overwrite(product, overwrite)
-        known = _read_journal(journal, header)
-        waiting = [t for t in tasks.images if known.get(str(t.path), ((), 0))[0] != _stamp(t.path)]
-        failed = _answer(predictor, waiting, journal, mask_type, len(tasks.images))
+        return read_journals(out, header)
+
+    try:
+        known = of_first(start)
+        waiting = [t for t in tasks.images if str(t.path) not in known or known[str(t.path)].stamp != stamp(t.path)]
+        mine = [task for task in waiting if is_mine(task.path)]
+        total = len(tasks.images) - len(waiting) + len(mine)
+        failed = dict(ChainMap(*gather(_answer(predictor, mine, journals(out)[jax.process_index()], mask_type, total))))
         if len(failed) == len(tasks.images):
             raise InputError(f"no image could be read; {next(iter(failed.values()))}")
-        _write_product(journal, _read_journal(journal, header), tasks.images, failed, product)
+        of_first(lambda: _write_product(read_journals(out, header), tasks.images, failed, product))
     except OSError as error:
         raise InputError(f"{out}: cannot write there ({error.strerror}); pass another --out") from None
     return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed)
-
-
-def _stamp(path: Path) -> list[int] | None:
-    """Size and time of change of an image file; None where there is no file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return [stat.st_size, stat.st_mtime_ns]
-
-
-def _read_journal(journal: Path, header: dict[str, str]) -> Known:
-    """Stamp and position of the last entry of every image. Starts the journal where there is none. Drops a line that
-    was cut short, but only from a file of ours."""
-    found: Known = {}
-    end, start = 0, json.dumps(header).encode() + b"\n"
-    with journal.open("ab+") as lines:
-        lines.seek(0)
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n") and (end or start.startswith(line)):
-                break
-            try:
-                entry = json.loads(line)
-                changed = [] if end else [key for key in header if entry.get(key) != header[key]]
-                if end:
-                    found[entry["image"]] = entry["stamp"], end
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(f"{journal}: line {number} is damaged; pass --overwrite to start anew") from None
-            if changed:
-                what = f"these answers are of other {', '.join(changed).replace('_', ' ')}"
-                raise InputError(f"{journal}: {what}; pass another --out, or --overwrite to start anew")
-            end += len(line)
-        lines.truncate(end)
-        if not end:
-            lines.write(start)
-    return found
 
 
 def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int) -> dict[str, str]:
@@ -319,11 +299,14 @@ def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_t
     predictor.texts.encode(dict.fromkeys(query.text for task in waiting for query in task.queries))
     failed: dict[str, str] = {}
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress, journal.open("a") as lines:
+    with (
+        Progress(*columns, console=Console(stderr=True), disable=not is_first()) as progress,
+        journal.open("a") as lines,
+    ):
         bar = progress.add_task("images", total=total, completed=total - len(waiting))
         for start in range(0, len(waiting), PART):
             part = waiting[start : start + PART]
-            stamps = {task: _stamp(task.path) for task in part}
+            stamps = {task: stamp(task.path) for task in part}
             images: dict[Task, np.ndarray] = {}
             for task in part:
                 try:
@@ -376,15 +359,19 @@ def to_answer(
     )
 
 
-def _write_product(journal: Path, known: Known, tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
+def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
     """Writes the predictions for all tasks but those that failed, one image in memory at a time."""
     number, separator = 0, ""
-    with journal.open("rb") as lines, writing(file) as part, part.open("w") as product:
+    with ExitStack() as files, writing(file) as part, part.open("w") as product:
+        written = {place.journal for place in known.values()}
+        opened = {journal: files.enter_context(journal.open("rb")) for journal in written}
         product.write("[")
         for task in tasks:
             answers = [()] * len(task.queries)
             if str(task.path) not in failed:
-                lines.seek(known[str(task.path)][1])
+                _, journal, offset = known[str(task.path)]
+                lines = opened[journal]
+                lines.seek(offset)
                 answers = json.loads(lines.readline())["answers"]
             for query, entries in zip(task.queries, answers, strict=True):
                 number += 1

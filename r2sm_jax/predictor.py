@@ -15,6 +15,7 @@ from scipy.special import expit
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import ImageLike, Letterbox, open_image
+from r2sm_jax.distributed import whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import PixelFeatures
@@ -106,7 +107,8 @@ class Predictor:
 
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
-        self._weights, self._leaves = weights, jax.device_put(jax.tree.leaves(weights), jax.local_devices()[0])
+        self._weights = jax.tree.map(whole, weights)
+        self._leaves = jax.device_put(jax.tree.leaves(self._weights), jax.local_devices()[0])
 
     @property
     def weights_sha256(self) -> str:

@@ -21,6 +21,7 @@ from flax.traverse_util import flatten_dict
 
 from r2sm_jax.config import Config, LoopConfig, check_sizes
 from r2sm_jax.cpu import choose_products
+from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError, load_json, writing
 from r2sm_jax.exported import check_texts, check_weights, find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import from_json, to_json
@@ -40,7 +41,7 @@ LATEST = RUNS / "latest"
 INPUTS, LOCK = "inputs.json", ".lock"
 MAY_CHANGE = (
     *("resume", "run", "train.log_every", "train.checkpoint_every", "train.evaluate_every", "train.report_samples"),
-    *("train.devices", "train.accumulate", "train.unroll"),
+    *("train.devices", "train.accumulate", "train.unroll", "distributed.fsdp"),
 )
 """Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
 
@@ -85,7 +86,8 @@ def resumed_folder(config: Config) -> Path:
 def resolve(config: Config) -> Config:
     """The configuration with real values for this machine in place of `auto` and 0, and sizes of published weights.
 
-    A run that is resumed on another machine keeps its values; only the number of devices is chosen again. Raises
+    A run that is resumed on another machine keeps its values; only the number of devices is chosen again. How the
+    processes of this call connect (`--distributed`) is not part of a resolved configuration. Raises
     InputError if the run cannot be read, published weights cannot be had, or their sizes contradict one another.
     """
     model, vision = config.model, config.model.vision
@@ -100,7 +102,7 @@ def resolve(config: Config) -> Config:
 def resolve_loop(config: Config, parent: Config | None = None) -> Config:
     """`resolve` without the sizes of published weights. `parent` is the resolved configuration of a resumed run."""
     loop = config.train
-    devices = loop.devices or jax.local_device_count()
+    devices = loop.devices or jax.device_count()
     if parent:
         used = parent.train
     else:
@@ -116,7 +118,7 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
         products=used.products if loop.products == "auto" else loop.products,
         select_on=used.select_on if loop.select_on == "auto" else loop.select_on,
     )
-    return replace(config, train=loop)
+    return replace(config, train=loop, distributed=DistributedConfig(fsdp=config.distributed.fsdp))
 
 
 def start_folder(config: Config, locks: ExitStack) -> Path:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import grain
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from flax.traverse_util import flatten_dict
 from rich.console import Console
 from rich.table import Table
 
@@ -28,9 +29,10 @@ from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.splits import WHOLE_TRAIN
+from r2sm_jax.distributed import AnyProcess, agree, gather, is_first, of_first, place, place_batch, running, shardings
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
-from r2sm_jax.flags import parse_config
+from r2sm_jax.flags import parse_config, to_json
 from r2sm_jax.metrics.iou import lisa_iou
 from r2sm_jax.metrics.pages import first_of_images, markdown, panels
 from r2sm_jax.metrics.report import collect, split_figures, write_report
@@ -98,14 +100,15 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
     say(f"{len(prepared)} training images{' prepared' if prepared.remember() else ', prepared anew at each visit'}")
 
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens, cache=data.cache_features)
+    options = {"layers": text.layers, "max_tokens": text.max_tokens, "cache": data.cache_features}
+    texts = TextStates(text.name, fsdp=config.distributed.fsdp, **options)
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = model.head in LEARNED_HEADS
     free = free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
     sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
     of_free = [s.text for s in free]
-    texts.encode(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
+    texts.encode_together(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
     say(f"{texts.truncation_summary()}, encoded")
     tokens = texts.token_quantile(sentences, FITTING)
     too_long = frozenset(sentence for sentence in sentences if texts.count_tokens(sentence) > tokens)
@@ -119,7 +122,10 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
         mirror=data.mirror, token_drop=data.token_drop, colour_jitter=data.colour_jitter, from_words=from_words,
         free=free, type_tokens=type_tokens, too_long=too_long, frozen=frozen,
     )  # fmt: skip
-    batches = training_batches(prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed)
+    batches = training_batches(
+        prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed,
+        shard=(jax.process_index(), jax.process_count()),
+    )  # fmt: skip
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     return Data(batches, texts, names, frozen, prepared.sha256(sentences))
 
@@ -146,7 +152,7 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
         lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
-        if lines:
+        if lines and is_first():
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
         return params, constants
     if read_config(Path(config.init)).model != config.model:
@@ -189,43 +195,50 @@ def _train(config: Config, locks: ExitStack) -> Path:
         print(f"{message}, {time.monotonic() - started:.0f} s", flush=True)
 
     config = resolve(config)
-    mesh = make_mesh(config.train)
-    folder = start_folder(config, locks)
+    agree(flatten_dict(to_json(config), sep="."))
+    mesh = make_mesh(config.train, config.distributed.fsdp)
+    folder = of_first(lambda: start_folder(config, locks))
     print(f"run folder {folder}", flush=True)
 
     data = prepare_data(config, say)
-    check_inputs(folder, config, data.texts, data.sha256)
+    of_first(lambda: check_inputs(folder, config, data.texts, data.sha256))
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
     split_names(config.data.source, REPORTED)  # finds that there is nothing to report now, not when training ends
 
     graphdef, params, constants = split_model(config.model, config.train.seed)
     print_parameters(params, constants, data.texts)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
+    first_state = partial(init_state, optimizer=optimizer)
+    shapes = jax.eval_shape(first_state, params)
     checkpoints = Checkpoints(folder)
     if config.resume and checkpoints.steps:
-        state, constants = checkpoints.restore(init_state(params, optimizer), constants, data.batches)
+        state, constants = checkpoints.restore(shapes, constants, data.batches)
+        state = place(mesh, state)
         print(f"resumed at step {int(state.step)}", flush=True)
     else:
         params, constants = load_initial(config, params, constants, folder)
-        state = init_state(params, optimizer)
-    state, constants, names = jax.device_put((state, constants, data.names), NamedSharding(mesh, PartitionSpec()))
-    rows = NamedSharding(mesh, PartitionSpec("data"))
+        make = jax.jit(first_state, donate_argnums=0, out_shardings=shardings(mesh, shapes))
+        state = make(place(mesh, params))
+    del params  # so that no device holds a second copy
+    constants, names = place(mesh, (constants, data.names))
     weights = nnx.merge_state(state.params, constants)
     if data.frozen is not None:
-        count = data.frozen.compute(graphdef, weights, config, sharding=rows)
+        count = data.frozen.compute(graphdef, weights, config)
         say(f"features of {count:,} images computed")
-    train_step = jit_train_step(graphdef, optimizer, config)
+    train_step = jit_train_step(graphdef, optimizer, config, state)
     predictor = Predictor(config.model, graphdef, weights, data.texts)
 
     logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
+    asked_to_stop, stopping = AnyProcess(mesh), False
     absent = config.data.source.startswith("compose:")
     images: dict[int, Any] = {}
     first = int(state.step) + 1
     for step in range(first, loop.steps + 1):
         batch = next(data.batches)
         images = {step - 1: images.get(step - 1), step: batch["index"]}
-        state, values = train_step(state, constants, jax.device_put(batch, rows), names)
-        last = step == loop.steps or stop.asked
+        state, values = train_step(state, constants, place_batch(mesh, batch), names)
+        stopping = asked_to_stop(stop.asked)
+        last = step == loop.steps or stopping
         evaluates = step % loop.evaluate_every == 0 or step == loop.steps
         saves = evaluates or last or step % loop.checkpoint_every == 0
         if (bad := logs.add(step, values, settle=saves)) is not None:
@@ -243,10 +256,11 @@ def _train(config: Config, locks: ExitStack) -> Path:
             checkpoints.save(state, constants, data.batches, giou)
         if last:
             break
+    stopping = stopping or any(gather(stop.asked))
     stop.end()
     checkpoints.close()
     logs.close()
-    if stop.asked:
+    if stopping:
         print(f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True)
     else:
         report_on_best(config, folder, predictor, started)
@@ -265,7 +279,8 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
         predictor.weights = nnx.merge_state(params, with_constants(constants, type_temperature=1.0))
         logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
-        constants = with_constants(constants, type_temperature=fit_temperature(logits, amodal))
+        temperature = of_first(lambda: fit_temperature(logits, amodal))
+        constants = with_constants(constants, type_temperature=temperature)
     predictor.weights = nnx.merge_state(params, constants)
     return constants
 
@@ -280,15 +295,16 @@ def quick_evaluation(
     scored = score_source(predictor, dev)
     figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
-    rows = panels(dev, scored, first_of_images(scored.results, SHEET_ROWS))
-    save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
+    if is_first():
+        rows = panels(dev, scored, first_of_images(scored.results, SHEET_ROWS))
+        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
     present = [result for result in scored.results if result.answered.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
     fitted: dict[str, Any] = {"iou_fit": fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))}
     if absent:
         logits = np.array([result.presence for result in present], float)
         fitted["presence_shift"] = fit_presence(logits, predictor.config.presence_threshold)
-    constants = with_constants(constants, **fitted)
+    constants = with_constants(constants, **of_first(lambda: fitted))
     predictor.weights = nnx.merge_state(predictor.weights, constants)
     return float(np.float64(figures["all"]["giou"] or 0)), constants
 
@@ -300,7 +316,8 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     sources = open_splits(data.source, REPORTED, count=loop.report_samples, **source_options(config))
     report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
-    write_report(report, evaluated, folder)
+    if is_first():
+        write_report(report, evaluated, folder)
     show(markdown(report, brief=True))
     print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
 
@@ -314,7 +331,8 @@ def main() -> None:
     if config.resume and args[0].startswith("-"):
         own = read_config(resumed_folder(config))
         config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
-    train(config)
+    with running(config.distributed):
+        train(config)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 Prints parameters, memory per device and FLOPs. XLA gives them for the compiled step (`compile().memory_analysis()`,
 `lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data is opened. The step is
-compiled for this machine, or with --devices N for a CPU that imitates N devices. A GPU's compiler fuses other
-operations, and a CPU's widens bfloat16, so the memory is only a guide. Compiling SAM-B takes minutes.
+compiled for this machine, or with --devices N for a CPU that imitates N devices (--distributed.fsdp M divides large
+weights among M of them). A GPU's compiler fuses other operations, and a CPU's widens bfloat16, so the memory is only a
+guide; weights and optimizer are exact. Compiling SAM-B takes minutes.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.batches import TYPE_SENTENCES
+from r2sm_jax.distributed import AXES, shardings
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.flags import parse_config
 from r2sm_jax.models.heads import LEARNED
@@ -68,7 +71,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     except InputError as error:
         yield "sizes of published weights", f"as configured, not checked: {error}"
         config = resolve_loop(config)
-    mesh = make_mesh(config.train)
+    mesh = make_mesh(config.train, config.distributed.fsdp)
     graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     try:
@@ -78,16 +81,18 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
         yield f"frozen: {config.model.text.name}", f"not counted: {error}"
 
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    rows = NamedSharding(mesh, PartitionSpec(AXES))
     names = {"category": jax.ShapeDtypeStruct((CATEGORIES, config.model.text.dim), jnp.float32)}
-    state, constants, names = (placed(tree, everywhere) for tree in (state, constants, names))
-    arguments = (state, constants, placed(batch_shapes(config), rows), names)
+    state, constants, names = (placed(tree, shardings(mesh, tree)) for tree in (state, constants, names))
+    yield "weights and optimizer a device", gigabytes(bytes_a_device((state, constants)))
+    batch = batch_shapes(config)
+    arguments = (state, constants, placed(batch, jax.tree.map(lambda _: rows, batch)), names)
     # The cost analysis counts the body of a loop once, so FLOPs are those of the step without accumulation.
     whole = replace(config, train=replace(config.train, accumulate=1))
-    flops = _flops(jit_train_step(graphdef, optimizer, whole).lower(*arguments))
+    flops = _flops(jit_train_step(graphdef, optimizer, whole, state).lower(*arguments))
     yield "FLOPs a step, all devices", f"{flops:.3g}"
     yield "FLOPs of the run", f"{flops * config.train.steps:.3g} in {config.train.steps:,} steps"
-    step = jit_train_step(graphdef, optimizer, config)
+    step = jit_train_step(graphdef, optimizer, config, state)
     memory = step.lower(*arguments).compile(compiler_options=KEEP_REMAT).memory_analysis()
     yield "devices", f"{mesh.size}, {config.train.batch_size // mesh.size} images each"
     yield "arguments a device (weights, optimizer, batch)", gigabytes(memory.argument_size_in_bytes)
@@ -107,9 +112,14 @@ def count(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def placed(tree: Any, sharding: NamedSharding) -> Any:
-    """The same shapes, spread over the devices."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+def bytes_a_device(tree: Any) -> int:
+    """What one device holds of shapes that have shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def placed(tree: Any, where: Any) -> Any:
+    """The same shapes, spread over the devices as `where` says for each of them."""
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, where)
 
 
 def gigabytes(size: int) -> str:

@@ -13,10 +13,11 @@ MOST_LINES, MOST_FILES, LONGEST_FILE = 15_450, 80, 400
 """What the package has today. The first two only go down: the aim is 12,500 lines in 75 files."""
 
 ROOMS = {
-    "ground": "errors query config flags cpu random_choice", "data": "data", "models": "models", "training": "training",
-    "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools", "sources": "sources",
+    "ground": "errors query config flags cpu random_choice distributed", "data": "data", "models": "models",
+    "training": "training", "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools",
+    "sources": "sources",
     "predictor": "predictor prediction", "runs": "runs exported",
-    "commands": "train evaluate predict",
+    "commands": "train evaluate predict journal",
 }  # fmt: skip
 """Room -> files and folders of the package that belong to it."""
 MAY_IMPORT = {

@@ -16,7 +16,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
-from r2sm_jax.predict import JOURNAL, PRODUCT, find_tasks, main, predict_many
+from r2sm_jax.journal import JOURNAL
+from r2sm_jax.predict import PRODUCT, find_tasks, main, predict_many
 from r2sm_jax.query import Query
 from r2sm_jax.runs import open_run
 from r2sm_jax.scenes.scenes import SceneSource

@@ -374,7 +374,7 @@ def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path
     ],
 )
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch, changes, message):
-    monkeypatch.setattr(train_module.jax, "local_device_count", lambda: 8)
+    monkeypatch.setattr(train_module.jax, "device_count", lambda: 8)
     with pytest.raises(InputError, match=message):
         make_mesh(LoopConfig(**{"devices": 8, "accumulate": 1} | changes))
 

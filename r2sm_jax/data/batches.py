@@ -301,13 +301,14 @@ def training_batches(
 ) -> grain.DatasetIterator:
     """An endless, reshuffled, resumable iterator of batches.
 
-    `shard` (i, n): the i-th of n processes, each of which reads its own part of every epoch, `batch_size` at a time.
+    `shard` (i, n): the i-th of n processes, each of which reads and gives every n-th row of a batch of `batch_size`
+    rows. What the rows hold, and the position that is saved, do not depend on n.
     """
 
     def visit(index: int, rng: np.random.Generator) -> Batch:
         return assemble(index, source.visit(index, rng), rng)
 
-    order = grain.MapDataset.range(len(source)).seed(seed).shuffle()[shard[0] :: shard[1]]
-    dataset = order.repeat().random_map(visit).batch(batch_size)
+    visits = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(visit)
+    dataset = visits[shard[0] :: shard[1]].batch(batch_size // shard[1])
     threads = min(16, os.cpu_count() or 1)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16)))

@@ -193,13 +193,24 @@ class Scored:
     drawings: dict[int, Drawing] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     """Queries without an answer; they count as answered with an empty mask."""
-    _digest: Any = field(default_factory=hashlib.sha256)
+    _hashed: list[bytes] = field(default_factory=list)
 
     @property
     def data_sha256(self) -> str:
         """Hash of the queries, requested types and true masks in their order: the same for the same data, whatever
         file they come from."""
-        return self._digest.hexdigest()
+        digest = hashlib.sha256()
+        for of_query in self._hashed:
+            digest.update(of_query)
+        return digest.hexdigest()
+
+    def merge(self, other: "Scored") -> None:
+        """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""
+        self.results += other.results
+        self.instances.units |= other.instances.units
+        self.drawings |= other.drawings
+        self.missing += other.missing
+        self._hashed += other._hashed
 
     def add(self, truth: QueryTruth, answer: Answer | None) -> None:
         """Scores the answer to one query; None counts as an empty mask."""
@@ -247,7 +258,7 @@ class Scored:
         crowd = [] if truth.ignored is None else [truth.ignored]
         self.instances.add(query.id, answer.instances, answer.scores, wanted, crowd)
         runs = [r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])]
-        self._digest.update(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""]))
+        self._hashed.append(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""]))
 
 
 def score(answered: Iterable[tuple[QueryTruth, Answer | None]]) -> Scored:

@@ -53,7 +53,12 @@ class FeatureCache:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self._flag}: {error.strerror}; give a folder that can be written to") from None
-        for path in sorted(self.folder.glob("*.safetensors")):
+        self._found: set[Path] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Finds what other processes have added. Raises InputError if a file is damaged."""
+        for path in sorted({*self.folder.glob("*.safetensors")} - self._found):
             self._find(path)
 
     def _find(self, path: Path) -> None:
@@ -61,6 +66,7 @@ class FeatureCache:
             file = safe_open(path, "numpy")
         except (SafetensorError, OSError):
             raise InputError(f"{path} is damaged; delete it, and its features are computed again") from None
+        self._found.add(path)
         for name in sorted(file.keys()):
             self._places.setdefault(name.partition("/")[0], {})[name] = file
 

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
+from r2sm_jax.distributed import gather, place_locally
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.kept_arrays import KeptArrays
@@ -24,6 +25,8 @@ from r2sm_jax.models.text import TextSizes, load_text_encoder
 from r2sm_jax.models.weights import find_model, weights_sha256
 
 BATCH_TOKENS = 2048
+SHARED = 1 << 14
+"""Sentences that a process encodes before it shares their states."""
 LENGTH_STEP = 4
 """Sentences are encoded in batches of equal padded length, a multiple of this: few shapes, little padding."""
 PADDED_STEP = 32
@@ -53,9 +56,12 @@ class TextStates:
     padding. We keep its states of the sentence and behind them that of the last padding token, which it pools.
     """
 
-    def __init__(self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache: str | None = None):
-        """`cache`: folder of states that earlier runs computed (feature_cache.py); new ones are added. Raises
-        InputError if the model cannot be had or read, or does not have these layers or so many tokens."""
+    def __init__(
+        self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache: str | None = None, fsdp: int = 1
+    ):  # fmt: skip
+        """`cache`: folder of states that earlier runs computed (feature_cache.py); new ones are added. `fsdp`: devices
+        of this machine that share the model's weights. Raises InputError if the model cannot be had or read, or does
+        not have these layers or so many tokens."""
         self.folder: Path = find_model(name, "--model.text.name")
         encoder = load_text_encoder(self.folder)
         sizes = encoder.sizes
@@ -70,7 +76,8 @@ class TextStates:
         self._full_length = sizes.max_tokens if sizes.reads_padding else 0
         self._limit = max_tokens - sizes.reads_padding
         self._words = self._limit - len(self._ending)
-        graphdef, self.weights = nnx.split(encoder)
+        graphdef, weights = nnx.split(encoder)
+        self.weights = place_locally(fsdp, weights)
 
         @partial(jax.jit, static_argnames="kind")
         def encoder_of(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
@@ -138,6 +145,16 @@ class TextStates:
             if self._cache is not None and new:
                 self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new.items())
             return len(new)
+
+    def encode_together(self, sentences: Iterable[str], *, kind: Products = "float32") -> None:
+        """As `encode`, by all processes: each encodes its share of the same sentences and gives its states to all."""
+        sentences, processes = list(dict.fromkeys(sentences)), jax.process_count()
+        for start in range(0, len(sentences), SHARED * processes):
+            mine = sentences[start + jax.process_index() : start + SHARED * processes : processes]
+            self.encode(mine, kind=kind)
+            for states, truncated in gather(({name: self._states[name] for name in mine}, self.truncated)):
+                self._states |= states
+                self.truncated |= truncated
 
     def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
         """As a call, for the few sentences of one request: batches of few shapes, padded to the token limit. The latest

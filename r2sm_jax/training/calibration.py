@@ -62,5 +62,7 @@ def with_constants(constants: nnx.State, **values: Any) -> nnx.State:
     changed = {}
     for name, value in values.items():
         before: Any = constants[name]
-        changed[name] = before.replace(jax.device_put(np.asarray(value, np.float32), before[...].sharding))
+        array = np.asarray(value, np.float32)
+        placed = jax.make_array_from_callback(array.shape, before[...].sharding, array.__getitem__)
+        changed[name] = before.replace(placed)
     return nnx.merge_state(constants, nnx.State(changed))

@@ -6,9 +6,10 @@ tells whether a file is damaged.
 """
 
 import hashlib
+import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
+from r2sm_jax.distributed import is_divided, is_first, whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.training.step import TrainState
 
@@ -35,8 +37,37 @@ def digest(arrays: Arrays) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         total.update(name.encode())
-        total.update(np.ascontiguousarray(np.asarray(arrays[name])).tobytes())
+        total.update(np.ascontiguousarray(whole(arrays[name])).tobytes())
     return total.hexdigest()
+
+
+class Position:
+    """The position in the data as orbax saves it. It is the same in all processes and for any number of them, so one
+    file holds it, with the name that grain gives it where there is one process."""
+
+    FILE = "process_0-of-1.json"
+
+    def __init__(self, batches: grain.DatasetIterator):
+        self._batches = batches
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Called by orbax, which awaits the result in the background."""
+        state = json.dumps(self._batches.get_state(), indent=4)
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            if is_first():
+                (folder / self.FILE).write_text(state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Called by orbax, which awaits the result."""
+
+        async def read() -> None:
+            self._batches.set_state(json.loads((directory / self.FILE).read_text()))
+
+        return read()
 
 
 class Checkpoints:
@@ -69,9 +100,11 @@ class Checkpoints:
         if step in self.steps:
             return
         arrays = flatten({"state": state, "constants": constants})
-        arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        content, metrics = {"arrays": arrays, "data": batches}, None if giou is None else {"giou": giou}
-        options: Any = {"metrics": metrics, "custom_metadata": {"digest": digest(arrays)}, "force": True}
+        total = digest(arrays)
+        # Parts are written where they lie. Of the others every process has a copy, and orbax lets the first write it.
+        arrays = {name: leaf if is_divided(leaf) else np.asarray(leaf) for name, leaf in arrays.items()}
+        content, metrics = {"arrays": arrays, "data": Position(batches)}, None if giou is None else {"giou": giou}
+        options: Any = {"metrics": metrics, "custom_metadata": {"digest": total}, "force": True}
         self._guard(lambda: self._orbax.save_checkpointables_async(step, content, **options))
 
     def close(self) -> None:
@@ -108,7 +141,7 @@ class Checkpoints:
                     raise ValueError("its digest does not match its arrays")
                 restored = jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in wanted])
                 if batches is not None:
-                    self._orbax.load_checkpointables(number, {"data": batches})
+                    self._orbax.load_checkpointables(number, {"data": Position(batches)})
                 return restored["state"], restored["constants"]
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

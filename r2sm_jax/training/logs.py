@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 from tensorboardX import SummaryWriter
 
 from r2sm_jax.config import Config
+from r2sm_jax.distributed import is_first
 from r2sm_jax.errors import InputError
 from r2sm_jax.training.step import Values
 
@@ -17,13 +19,13 @@ SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hi
 
 
 class Logs:
-    """Averages the losses of an interval and writes them to all three."""
+    """Averages the losses of an interval and writes them to all three, in the first process."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
         self._loop, self._queries = config.train, config.data.queries
         try:
-            self._file = (folder / "metrics.jsonl").open("a")
-            self._events = SummaryWriter(str(folder))
+            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open("a")
+            self._events = SummaryWriter(str(folder), write_to_disk=is_first())
         except OSError as error:
             raise InputError(f"{folder}: logs cannot be written ({error.strerror}); give another --run") from None
         self._interval: list[Values] = []

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from r2sm_jax.config import Config, LoopConfig, ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.batches import PreparedSource
+from r2sm_jax.distributed import AXES, gather, whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import to_json
 from r2sm_jax.models.feature_cache import FeatureCache, digest
@@ -125,25 +127,35 @@ def add_parts(function: Callable[[Any], Any], batch: Any, count: int, *, unroll:
 
 
 def jit_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, state: TrainState | None = None
 ) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
-    """`train_step` compiled for a resolved configuration; the memory of the old state is reused."""
-    return jax.jit(partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config), donate_argnums=0)
+    """`train_step` compiled for a resolved configuration. The memory of the old state is reused, and every new one
+    lies as `state` does (arrays or shapes with their shardings)."""
+    step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
+    if state is None:
+        return jax.jit(step, donate_argnums=0)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, state.step.sharding))
 
 
-def make_mesh(loop: LoopConfig) -> jax.sharding.Mesh:
-    """The devices of a resolved configuration along one `data` axis. Raises InputError if there are not so many
-    devices, or the batch does not divide evenly among devices and parts."""
+def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
+    """The devices of a resolved configuration along the axes `data` and `fsdp`, the second of length `fsdp`. Raises
+    InputError if there are not so many devices, several processes would not use all of theirs, or the batch does not
+    divide evenly among devices and parts."""
     devices, shares = loop.devices, loop.devices * loop.accumulate
-    if devices > jax.local_device_count():
-        raise InputError(f"--train.devices {devices}: this machine has {jax.local_device_count()}; give fewer")
+    if devices > jax.device_count():
+        raise InputError(f"--train.devices {devices}: this machine has {jax.device_count()}; give fewer")
+    if jax.process_count() > 1 and devices != jax.device_count():
+        raise InputError(f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0")
+    if devices % fsdp:
+        raise InputError(f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does")
     if loop.batch_size % shares:
         raise InputError(
             f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
             f"parts of --train.accumulate; give a multiple of {shares}"
         )
-    axis = jax.sharding.AxisType.Auto
-    return jax.make_mesh((devices,), ("data",), axis_types=(axis,), devices=jax.local_devices()[:devices])
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=auto, devices=jax.devices()[:devices])
 
 
 # Features of the training images by frozen weights, computed once and kept on disk (`--data.cache-features`).
@@ -162,12 +174,14 @@ class FrozenImages:
     def __call__(self, index: int) -> dict[str, np.ndarray]:
         return dict(zip(self.names, self.cache[self.keys[index]], strict=True))
 
-    def compute(
-        self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config, *, sharding: jax.sharding.Sharding
-    ) -> int:
-        """Computes the features that are not in the cache; returns of how many images. Raises InputError if the disk
-        has too little space, or a feature does not fit into float16."""
-        vision, rows = config.model.vision, config.train.batch_size
+    def compute(self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config) -> int:
+        """Computes the features that are not in the cache; returns of how many images. Every process computes its
+        share. Raises InputError if the disk has too little space, or a feature does not fit into float16."""
+        process, processes = jax.process_index(), jax.process_count()
+        vision, rows = config.model.vision, config.train.batch_size // processes
+        devices = np.array(jax.local_devices()[: config.train.devices // processes])
+        replicated, sharding = (NamedSharding(Mesh(devices, "rows"), PartitionSpec(*axis)) for axis in ((), ("rows",)))
+        weights = jax.device_put(jax.tree.map(whole, weights), replicated)
         frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
         sizes = to_json(vision) | {name: getattr(vision, name) is not None for name in ("init", "name", "backbone")}
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
@@ -180,8 +194,9 @@ class FrozenImages:
             return model.frozen_features(image, valid)
 
         def computed() -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
-            for start in range(0, len(new), rows):
-                keys = list(new)[start : start + rows]
+            mine = list(new)[process::processes]
+            for start in range(0, len(mine), rows):
+                keys = mine[start : start + rows]
                 padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
                 images = np.stack([p["image"] for p in padded]), np.stack([p["valid"] for p in padded])
                 made = features(weights, *jax.device_put(images, sharding))
@@ -194,6 +209,8 @@ class FrozenImages:
         if new:
             self.cache.make_room("images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None))
             self.cache.add(computed())
+        gather(None)
+        self.cache.refresh()
         return len(new)
 
 

@@ -1,0 +1,238 @@
+"""Several processes: tests without others, and with two and four real ones, which train tiny models on the CPU."""
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from processes import DIVIDE_SMALL_WEIGHTS, run_processes, signal_at
+from test_batches import states
+from test_train import LOGGED, arrays, at_step, losses
+
+from r2sm_jax import distributed, evaluate, predict
+from r2sm_jax.config import Config
+from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.distributed import ProcessConfig, gather, place, running, shardings
+from r2sm_jax.errors import InputError
+from r2sm_jax.flags import _flags, parse_config
+from r2sm_jax.runs import read_config, resolve
+from r2sm_jax.sources import open_source
+from r2sm_jax.train import main
+from r2sm_jax.training.step import make_mesh
+
+LAUNCHERS = Path(__file__).parents[1] / "scripts" / "launch"
+
+
+def assert_losses_equal(run: Path, expected: Path, steps: list[int]) -> None:
+    found, wanted = losses(run), losses(expected)
+    assert list(found) == steps
+    for step in steps:
+        for name in LOGGED:
+            assert found[step][name] == pytest.approx(wanted[step][name], abs=1e-5, rel=1e-5), (step, name)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"coordinator": "localhost:1", "process": 0}, r"give --distributed\.processes as well"),
+        ({"processes": 2}, r"give --distributed\.coordinator, --distributed\.process as well"),
+        (
+            {"coordinator": "localhost", "processes": 2, "process": 0},
+            r"--distributed\.coordinator localhost: give HOST:PORT",
+        ),
+        ({"coordinator": "localhost:1", "processes": 2, "process": 2}, r"--distributed\.process 2 of 2 .* from 0 to 1"),
+    ],
+)
+def test_incomplete_or_impossible_settings_are_one_sentence(flags, message, monkeypatch):
+    monkeypatch.setattr(distributed, "_initialize", lambda *_: pytest.fail("it connects"))
+    with pytest.raises(InputError, match=message), running(ProcessConfig(**flags)):
+        pass
+
+
+def test_settings_can_come_from_the_environment(monkeypatch):
+    given = {}
+    monkeypatch.setattr(distributed, "_initialize", lambda config, values: given.update(values))
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:12")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    with running(ProcessConfig(process=1)):
+        assert given == {"coordinator": "host:12", "processes": 3, "process": 1}
+    monkeypatch.setenv("JAX_PROCESS_ID", "one")
+    with pytest.raises(InputError, match="JAX_PROCESS_ID is 'one'"), running(ProcessConfig()):
+        pass
+
+
+def test_processes_of_a_launcher_do_not_start_without_one_another(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    with (
+        pytest.raises(InputError, match=r"started 2 .*SLURM_NTASKS.*add --distributed\.detect"),
+        running(ProcessConfig()),
+    ):
+        pass
+
+
+def test_how_processes_connect_is_not_part_of_a_run():
+    config = parse_config(["--distributed.coordinator", "h:1", "--distributed.process", "1", "--distributed.fsdp", "2"])
+    kept = resolve(config).distributed
+    assert (kept.coordinator, kept.process, kept.fsdp) == (None, None, 2)
+    assert resolve(Config()).distributed == Config().distributed
+
+
+# Data and arrays, without other processes.
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_batches_of_all_processes_hold_the_rows_of_one(count):
+    """With the same randomness in each row, and the same position to save."""
+    source = PreparedSource(open_source("scenes", "train", count=6, size=32), 32, 16)
+    assemble = Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True)
+
+    def rows(shard):
+        batches = training_batches(source, assemble, batch_size=4, seed=0, shard=shard)
+        found = [jax.tree.leaves(next(batches)) for _ in range(3)]
+        in_bytes = [list(zip(*[[row.tobytes() for row in x] for x in leaves], strict=True)) for leaves in found]
+        return in_bytes, batches.get_state()
+
+    one, position = rows((0, 1))
+    parts, positions = zip(*(rows((process, count)) for process in range(count)), strict=True)
+    for step, expected in enumerate(one):
+        assert sorted(row for part in parts for row in part[step]) == sorted(expected)
+    assert list(positions) == [position] * count
+
+
+def test_large_weights_are_divided_along_the_largest_axis_that_can_be():
+    mesh = jax.sharding.AbstractMesh((1, 4), distributed.AXES)
+    shapes = {
+        "large": (1030, 2048),
+        "even": (4096, 1024),
+        "odd": (1031, 1033),
+        "small": (512, 512),
+        "vector": (1 << 22,),
+    }
+    found = shardings(mesh, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()})
+    specs = {name: tuple(sharding.spec) for name, sharding in found.items()}
+    assert specs == {"large": (None, "fsdp"), "even": ("fsdp",), "odd": (), "small": (), "vector": ("fsdp",)}
+
+
+def test_one_process_needs_no_others():
+    mesh = make_mesh(resolve(Config()).train)
+    placed = place(mesh, {"a": np.arange(3)})
+    assert gather("x") == ["x"] and placed["a"].tolist() == [0, 1, 2] and mesh.axis_names == ("data", "fsdp")
+    with pytest.raises(InputError, match=r"--distributed\.fsdp 3 does not divide the 1 devices"):
+        make_mesh(resolve(Config()).train, 3)
+
+
+# Two and four processes.
+
+
+def test_two_processes_stop_together_and_one_goes_on(tiny_run, tiny_flags, tmp_path, command):
+    """The second process alone gets the signal, in step 1; all learn of it two steps later."""
+    run = tmp_path / "run"
+    flags = [*tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 1, signal.SIGTERM))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "stopped at step 3; continue with --resume" in first.out and "step" not in second.out
+    assert_losses_equal(run, tiny_run, [1, 2, 3])
+    end = command(main, "--resume", "--run", run)
+    assert end.code == 0 and "resumed at step 3" in end.out, end.err
+    assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
+
+
+def test_one_process_stops_and_two_go_on(tiny_run, tiny_flags, tmp_path, command, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_step(patch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+        assert command(main, *tiny_flags, "--run", run).code == 0
+    ended = run_processes(2, "r2sm_jax.train", "--resume", "--run", run)
+    assert [end.code for end in ended] == [0, 0], ended
+    assert "resumed at step 2" in ended[0].out and (run / "report.json").exists()
+    assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
+    assert read_config(run).train.devices == 1
+
+
+def test_a_dead_process_ends_the_others_with_a_sentence(tiny_flags, tmp_path):
+    flags = [*tiny_flags, "--run", tmp_path / "run", "--train.evaluate-every", 100]
+    first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 2, signal.SIGKILL))
+    assert second.code == -signal.SIGKILL
+    assert first.code == 2 and first.err.count("error: ") == 1 and "Traceback" not in first.err
+    assert "process 0 of 2 lost another one, whose output says why" in first.err and "--resume" in first.err
+
+
+def test_four_processes_with_divided_weights_train_as_one(tiny_run, tiny_flags, tmp_path):
+    """And one process reads the checkpoint, whose arrays they wrote in parts."""
+    run = tmp_path / "run"
+    flags = [*tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    code = DIVIDE_SMALL_WEIGHTS + signal_at(0, 1, signal.SIGTERM)
+    ended = run_processes(4, "r2sm_jax.train", *flags, "--distributed.fsdp", 2, code=code)
+    assert [end.code for end in ended] == [0] * 4, ended
+    assert_losses_equal(run, tiny_run, [1, 2, 3])
+    one, four = arrays(tiny_run, 3), arrays(run, 3)
+    assert one.keys() == four.keys()
+    for name, array in four.items():
+        np.testing.assert_allclose(array, one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_two_processes_evaluate_as_one(tiny_run, tmp_path, command):
+    """Twelve images are two parts; the files of the report are the same byte for byte."""
+    flags = [tiny_run, "--samples", 12, "--split", "val", "--out"]
+    assert command(evaluate.main, *flags, tmp_path / "one").code == 0
+    ended = run_processes(2, "r2sm_jax.evaluate", *flags, tmp_path / "two")
+    assert [end.code for end in ended] == [0, 0], ended
+    for name in ("report.json", "report.md", "queries.csv"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+
+
+def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command):
+    """And one process finds the answers of both."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(9):
+        pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
+        Image.fromarray(pixels).save(images / f"{number}.png")
+    words = [tiny_run, images, "the red mug", "--out"]
+    end = command(predict.main, *words, tmp_path / "one")
+    assert "9 images answered, 0 answered earlier" in end.out, end.err
+    first, second = run_processes(2, "r2sm_jax.predict", *words, tmp_path / "two")
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "9 images answered, 0 answered earlier, 0 not readable" in first.out and "answered" not in second.out
+    answers = [len((tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines()) for process in range(2)]
+    assert sum(answers) == 9 + 2 and min(answers) > 1
+    one, two = ((tmp_path / name / predict.PRODUCT).read_bytes() for name in ("one", "two"))
+    assert one == two
+    end = command(predict.main, *words, tmp_path / "two")
+    assert "0 images answered, 9 answered earlier" in end.out, end.err
+    assert (tmp_path / "two" / predict.PRODUCT).read_bytes() == one
+
+
+def test_one_image_is_not_divided(tiny_run, refused):
+    message = refused(predict.main, tiny_run, "a.png", "the mug", "--distributed.processes", 2)
+    assert "--distributed: several processes divide a folder of images" in message
+
+
+# Launchers.
+
+
+@pytest.mark.parametrize("script", sorted(LAUNCHERS.glob("*.sh")), ids=lambda path: path.name)
+def test_launchers_are_shell_scripts_with_flags_that_exist(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    flags = set(re.findall(r"--distributed\.[a-z-]+", script.read_text()))
+    assert flags <= set(_flags(Config)) and ("r2sm_jax.train" in script.read_text())
+
+
+def test_the_kubernetes_job_gives_every_pod_its_number():
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((LAUNCHERS / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert set(given) == set(distributed.VARIABLES.values())
+    assert int(given["JAX_NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    name = service["metadata"]["name"]
+    assert given["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{name}:") and job["metadata"]["name"] == name
