@@ -1,7 +1,4 @@
-"""The configuration of an experiment: one tree of frozen dataclasses. flags.py parses it.
-
-It imports little, so that code which needs a size does not load the model.
-"""
+"""The configuration of an experiment: one tree of frozen dataclasses, which loads no model. flags.py parses it."""
 
 import difflib
 from dataclasses import dataclass, field
