@@ -1,5 +1,5 @@
 #!/bin/bash
-# scripts/launch/mpirun.sh HOST1,HOST2 configs/r2sm_cocoa_cls.py --run /shared/runs/cocoa
+# scripts/launch/mpirun.sh HOST1,HOST2 configs/r2sm_cocoa_cls.py --run /data/runs/cocoa
 # One process a host, by Open MPI 4 or 5; JAX detects only 4, so that the numbers are passed here.
 set -e
 hosts=$1
