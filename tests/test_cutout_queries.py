@@ -12,7 +12,7 @@ from r2sm_jax.scenes.cutouts import CutoutSource, label_of
 def test_tags_and_uses_make_queries_that_do_not_name_the_object(tmp_path):
     fill_folder(tmp_path)
     files = sorted(path.name for path in tmp_path.iterdir())
-    shapes = {"disc": "sun", "plate": "meal", "ring": "wedding", "bar": "gold", "kite": "wind", "frame": "window"}
+    shapes = {"disc": "sun", "slab": "meal", "hoop": "wedding", "bar": "gold", "kite": "wind", "frame": "window"}
     index = [
         {"file": name, "label": label_of(name).split()[1], "tags": [shapes[label_of(name).split()[1]], "disc shaped"],
          "uses": [f"to make a {label_of(name).split()[0]} one"]}

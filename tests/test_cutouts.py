@@ -26,7 +26,7 @@ from r2sm_jax.scenes.scenes import annotate
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60
-SHAPES = ("disc", "plate", "ring", "bar", "kite", "frame")
+SHAPES = ("disc", "slab", "hoop", "bar", "kite", "frame")
 NAMES = [f"{colour}-{shape}" for colour in ("red", "green", "blue", "grey") for shape in SHAPES]
 
 
@@ -35,9 +35,9 @@ def picture(shape: str, colour: str = "red", width: int = 90, height: int = 80) 
     draw, (x, y) = ImageDraw.Draw(image), (width - 8, height - 8)
     if shape == "disc":
         draw.ellipse((7, 7, x, y), colour)
-    elif shape == "plate":
+    elif shape == "slab":
         draw.rectangle((7, 7, x, y), colour)
-    elif shape == "ring":
+    elif shape == "hoop":
         draw.ellipse((7, 7, x, y), outline=colour, width=width // 7)
     elif shape == "bar":
         draw.rectangle((7, height // 2 - 5, x, height // 2 + 5), colour)
@@ -223,8 +223,8 @@ def test_label_of(name: str, label: str) -> None:
 
 RECORDS = [
     {"file": "red-disc.png", "label": "Coin", "tags": ["money", "cash"], "group": "finance"},
-    {"file": "red-plate.webp", "label": "woman’s  hat", "tags": []},
-    {"file": "red-ring.png", "label": None, "group": "jewels", "licence": "none"},
+    {"file": "red-slab.webp", "label": "woman’s  hat", "tags": []},
+    {"file": "red-hoop.png", "label": None, "group": "jewels", "licence": "none"},
 ]
 
 
@@ -240,8 +240,8 @@ def test_index(tmp_path: Path, content) -> None:
     found = {c.name: (c.item.category, c.item.attributes.get("group")) for source in sources for c in source.cutouts}
     assert found == {
         "red-disc.png": ("coin", "finance"),
-        "red-plate.webp": ("woman's hat", None),
-        "red-ring.png": ("red ring", "jewels"),
+        "red-slab.webp": ("woman's hat", None),
+        "red-hoop.png": ("red hoop", "jewels"),
     }
     assert [len(source.cutouts) for source in sources] == [1, 1, 1]
     for source in sources:
@@ -254,10 +254,10 @@ def test_index(tmp_path: Path, content) -> None:
 
 
 def test_index_of_plain_labels_and_subfolders(tmp_path: Path) -> None:
-    fill_folder(tmp_path / "round", ["red-disc", "red-ring"])
-    (tmp_path / "index.json").write_text(json.dumps({"round/red-disc.png": "disc", "round/red-ring.webp": "ring"}))
+    fill_folder(tmp_path / "round", ["red-disc", "red-hoop"])
+    (tmp_path / "index.json").write_text(json.dumps({"round/red-disc.png": "disc", "round/red-hoop.webp": "hoop"}))
     labels = {c.item.category for split in ("train", "val") for c in CutoutSource(tmp_path, split, 1).cutouts}
-    assert labels == {"disc", "ring"}
+    assert labels == {"disc", "hoop"}
 
 
 def test_labels_that_could_mean_each_other_never_meet(tmp_path: Path) -> None:
@@ -327,12 +327,12 @@ def single(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> None:
-    whole = (fill_folder(folder) / "red-ring.png").read_bytes()
-    (folder / "red-ring.png").write_bytes(whole[: len(whole) // 2])
+    whole = (fill_folder(folder) / "red-hoop.png").read_bytes()
+    (folder / "red-hoop.png").write_bytes(whole[: len(whole) // 2])
 
 
 def no_image(folder: Path) -> None:
-    (fill_folder(folder) / "red-ring.png").write_text("hello")
+    (fill_folder(folder) / "red-hoop.png").write_text("hello")
 
 
 def indexed(content):
@@ -350,8 +350,8 @@ def indexed(content):
         (empty, "no .png or .webp file in the folder; put"),
         (only_opaque, "none of its 1 images is a cut-out"),
         (single, "red-disc.png is the only cut-out; add"),
-        (damaged, "red-ring.png: the image is damaged"),
-        (no_image, "red-ring.png: this is not an image; give"),
+        (damaged, "red-hoop.png: the image is damaged"),
+        (no_image, "red-hoop.png: this is not an image; give"),
         (indexed("[{"), "index.json: this is not JSON"),
         (indexed([]), "index.json: there is no list of cut-outs"),
         (indexed("3"), "index.json: there is no list of cut-outs"),

@@ -153,7 +153,7 @@ class TextStates:
             mine = sentences[start + jax.process_index() : start + SHARED * processes : processes]
             self.encode(mine, kind=kind)
             for states, truncated in gather(({name: self._states[name] for name in mine}, self.truncated)):
-                self._states |= states
+                self._states.update({name: state for name, state in states.items() if name not in self._states})
                 self.truncated |= truncated
 
     def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
