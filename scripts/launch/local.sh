@@ -1,6 +1,6 @@
 #!/bin/bash
-# scripts/launch/local.sh COUNT [CONFIG.py] [--flags]: COUNT processes on this machine, on its CPU. This was run with 2
-# and 4. One process takes all GPUs of a machine, so nobody needs this with GPUs.
+# scripts/launch/local.sh COUNT [CONFIG.py] [--flags]: COUNT processes on this machine, on its CPU. One process takes
+# all GPUs of a machine, so nobody needs this with GPUs.
 set -e
 count=$1 port=${PORT:-8476}
 shift
