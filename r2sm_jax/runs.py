@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -49,7 +49,8 @@ MAY_CHANGE = (
 def keep_compiled() -> None:
     """Lets a command find the programs that earlier ones compiled, in the user's cache folder. The environment variable
     JAX_COMPILATION_CACHE_DIR gives another folder; JAX_ENABLE_COMPILATION_CACHE=0 turns it off."""
-    if jax.config.jax_compilation_cache_dir is None:
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
 
 

@@ -172,7 +172,7 @@ class PreparedSource:
         found.update("\0".join([str(len(self)), *sentences]).encode())
         for index in np.unique(np.linspace(0, len(self) - 1, HASHED).astype(int)).tolist():
             sample = self.source[index]
-            found.update(np.ascontiguousarray(sample.image))
+            found.update(sample.image.tobytes())
             for i in sample.instances:
                 about = i.id, i.category, i.amodal is None, i.ignore, sorted(i.attributes.items())
                 found.update(repr(about).encode() + np.packbits([i.modal, i.complete]).tobytes())

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from tyro.conf import Positional
@@ -45,7 +46,7 @@ def compose(
         raise InputError("compose: --count, --size and --queries must be 1 or more, --seed 0 or more")
     for split in splits:
         refuse_overwrite(out / f"{split}.json", overwrite)
-    options = {"size": size, "seed": seed, "queries": queries}
+    options: dict[str, Any] = {"size": size, "seed": seed, "queries": queries}
     for split in splits:
         source = ComposeSource(file, split, count, images=images, **options)
         records = write_pictures(source, out, f"composed of {file.name}: {split}, {options}")

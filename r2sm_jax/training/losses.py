@@ -127,7 +127,8 @@ def _trained(
 def _asked(targets: Targets, config: LossConfig, head: str) -> tuple[Bool[Array, "b m"], Bool[Array, "b m"]]:
     """The instances of which modal and of which amodal masks may be trained: all, or those that queries ask for."""
     if not _learns_one_type(config, head):
-        return (jnp.ones_like(targets.amodal_known),) * 2
+        everything = jnp.ones_like(targets.amodal_known)
+        return everything, everything
     meant, wants = targets.members & targets.query_valid[..., None], targets.wants_amodal[..., None]
     return (meant & ~wants).any(1), (meant & wants).any(1)
 
