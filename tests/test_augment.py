@@ -67,7 +67,7 @@ def test_processes_share_every_epoch_out():
     source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
     source.remember()
     assemble = Assemble(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
-    parts = [training_batches(source, assemble, batch_size=2, seed=0, shard=(i, 3)) for i in range(3)]
+    parts = [training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)]
     for _ in range(3):  # epochs
         seen = [number for part in parts for _ in range(2) for number in next(part)["index"]]
         assert sorted(seen) == list(range(12))

@@ -282,7 +282,7 @@ def test_in_val_absent_nothing_that_is_asked_for_is_there(file: Path, tmp_path: 
     written = open_source(f"json:{tmp_path}", "val_absent")
     for one, other in ((source[k].queries, written[k].queries) for k in range(3)):
         assert [(q.text, q.mask_type, ()) for q in one] == [(q.text, q.mask_type, q.instance_ids) for q in other]
-    with pytest.raises(InputError, match=r"these data have the splits train, val, val_phrasing, val_hard, dev$"):
+    with pytest.raises(InputError, match=r"these data have the splits train, val, val_phrasing, val_hard, dev, test$"):
         open_source("scenes", "val_absent")
 
 

@@ -136,8 +136,8 @@ class QueryResult:
     """The answers with either decision; None where the system gives one mask only."""
     predicted_iou: float | None = None
     """What the system thinks that the IoU of its answer is."""
-    presence: float | None = None
-    """Logit that what was asked for is in the image."""
+    presence: float | None = field(default=None, compare=False)
+    """Logit that what was asked for is in the image; rounded differently in batches of other sizes."""
     boundary: Overlap | None = None
     """Overlap of the boundaries of the answer and of the requested mask."""
     keyword: MaskType = "modal"

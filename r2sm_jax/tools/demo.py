@@ -77,17 +77,14 @@ class RefuseAddresses:
         await send({"type": "http.response.body", "body": b"This page fetches no addresses."})
 
 
-def refuse_addresses(block: Any, error: Any) -> None:
-    """Keeps a component from fetching the address that a request gives in the place of an uploaded file; the visitor
-    gets an `error` of gradio's."""
-    keep = block.async_move_resource_to_block_cache
+def refuse_addresses(gr: Any) -> None:
+    """Keeps gradio from fetching, in this process, any address that a request gives in the place of a file; the visitor
+    gets an error. All that gradio fetches goes through this one function."""
 
-    async def keep_local(path: Any) -> Any:
-        if "://" in str(path):
-            raise error("this page fetches no addresses; upload the image", print_exception=False)
-        return await keep(path)
+    async def refuse(url: str) -> Any:
+        raise gr.Error("this page fetches no addresses; upload the image", print_exception=False)
 
-    block.async_move_resource_to_block_cache = keep_local
+    gr.processing_utils.async_ssrf_protected_get = refuse
 
 
 class Page:
@@ -114,8 +111,7 @@ class Page:
                 with gr.Column(scale=7, min_width=300):
                     self._build_answer()
             self._connect()
-        for block in page.blocks.values():
-            refuse_addresses(block, gr.Error)
+        refuse_addresses(gr)
         return page
 
     def _build_question(self) -> None:
