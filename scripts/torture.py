@@ -231,9 +231,10 @@ def main() -> None:
     options.out.mkdir(parents=True)
     tally, rng = Tally(options.out), random.Random(options.seed)
     signal.signal(signal.SIGPROF, _hung)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     spoil_files(rng, files, tally)
     spoil_images(rng, images, tally)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     tally.add("memory of files and images", "bounded" if peak < GIGABYTES else f"they took {peak:.1f} GB")
     run = kill_runs(rng, kills, tally, options.flags)
     ask_page(rng, requests, tally, run)
