@@ -77,7 +77,7 @@ def running(config: ProcessConfig) -> Iterator[None]:
     printed = sys.stdout
     try:
         if not is_first():
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, open for as long as the process prints
         yield
         jax.distributed.shutdown()
     except BaseException as error:

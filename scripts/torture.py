@@ -93,7 +93,8 @@ def outcome_of(action: Callable[[], Any]) -> str:
     except InputError:
         return "refused"
     except SystemExit as exited:
-        return {0: "read", None: "read", 2: "refused"}.get(exited.code, f"exit code {exited.code}")  # type: ignore
+        outcomes: dict[Any, str] = {0: "read", None: "read", 2: "refused"}
+        return outcomes.get(exited.code, f"exit code {exited.code}")
     except Exception:
         return traceback.format_exc()
     finally:
