@@ -38,7 +38,7 @@ def main() -> None:
     """Command line."""
     args = parse_flags(DrawConfig, sys.argv[1:], prog="python scripts/draw_photos.py")
     try:
-        from skimage import data
+        from skimage import data  # pyright: ignore[reportMissingImports]  (only this script needs scikit-image)
     except ImportError:
         raise InputError("the photos come with scikit-image; pip install scikit-image") from None
     predictor = r2sm_jax.load(args.run)
