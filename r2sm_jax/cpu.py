@@ -21,11 +21,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.extend.backend import get_backend
 from jaxtyping import Array, BFloat16, Float, Float32
 
 from r2sm_jax.config import Products
@@ -68,6 +70,11 @@ def choose_products(kept: Path) -> Products:
     return "bfloat16" if known[processor] >= WORTH else "float32"
 
 
+def on_cuda() -> bool:
+    """Whether JAX computes on NVIDIA's GPUs unless told otherwise."""
+    return jax.default_backend() == "gpu" and "cuda" in get_backend().platform_version
+
+
 def measure_bfloat16() -> float:
     """How many times as fast this machine multiplies with bfloat16 operands as with float32 ones."""
     operands = [jnp.ones(shape) for shape in MEASURED]
@@ -84,9 +91,10 @@ def measure_bfloat16() -> float:
 def products(kind: Products) -> Iterator[None]:
     """Whatever is traced within multiplies as `kind` says, whatever JAX's own default precision is.
 
-    A compiled function does not see this setting change. So enter it inside the function that is compiled.
+    A compiled function does not see this setting change. So enter it inside the function that is compiled. On
+    accelerators `bfloat16` stands for JAX's default precision: tensorfloat32 on GPUs, bfloat16 on TPUs.
     """
-    token = _bfloat16.set(kind == "bfloat16")
+    token = _bfloat16.set(kind == "bfloat16" and jax.default_backend() == "cpu")
     try:
         with jax.default_matmul_precision(PRECISIONS[kind]):
             yield
@@ -193,11 +201,14 @@ MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1
 
 
 def tune_malloc() -> None:
-    """Restarts this command with settings under which glibc keeps the memory that is freed, unless the user gave some.
+    """Restarts this command with settings under which glibc keeps the memory that is freed, unless the user gave some
+    or JAX has a plugin for an accelerator.
 
     glibc reads its settings when a process starts. So call this before any work is done.
     """
     if not sys.platform.startswith("linux") or "GLIBC_TUNABLES" in os.environ or not sys.orig_argv[1:]:
+        return
+    if entry_points(group="jax_plugins") and os.environ.get("JAX_PLATFORMS") != "cpu":
         return
     sys.stdout.flush()
     settings = {"GLIBC_TUNABLES": KEEP if GIGABYTE_PAGES.exists() else HUGE_PAGES_ONLY}

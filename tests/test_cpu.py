@@ -109,6 +109,12 @@ def test_a_measurement_compares_two_times():
     assert 0.01 < module.measure_bfloat16() < 100
 
 
+def test_accelerators_get_none_of_the_products_of_cpus(monkeypatch):
+    monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
+    with products("bfloat16"):
+        assert not are_bfloat16()
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_no_setting_of_jax_changes_an_answer(layer):
     """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
@@ -126,7 +132,7 @@ import os
 from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 tune_malloc()
 ask_for_huge_pages()
-print(os.environ["GLIBC_TUNABLES"])
+print(os.environ.get("GLIBC_TUNABLES"))
 """
 
 glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
@@ -145,6 +151,19 @@ def settings(tmp_path, environment: dict[str, str]) -> str:
 def test_a_command_restarts_with_settings_that_keep_its_memory(tmp_path):
     expected = KEEP if GIGABYTE_PAGES.exists() else "glibc.malloc.hugetlb=1"
     assert settings(tmp_path, {}) == expected
+
+
+@glibc_only
+@pytest.mark.parametrize(("platforms", "restarts"), [("", False), ("cpu", True)])
+def test_a_command_on_an_accelerator_does_not_restart(platforms, restarts, tmp_path):
+    """JAX's packages for accelerators declare a plugin; here one that only says so."""
+    info = tmp_path / "plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[jax_plugins]\nplugin = json\n")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": paths, "JAX_PLATFORMS": platforms}
+    assert (settings(tmp_path, environment) != "None") == restarts
 
 
 @glibc_only

@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ from r2sm_jax.config import (
     check_head,
 )
 from r2sm_jax.errors import InputError
-from r2sm_jax.models import heads
+from r2sm_jax.models import heads, layers
 from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.models.r2sm import NOT_THERE, R2SM, R2SMOutput, input_spec
@@ -220,6 +221,38 @@ def test_attention_by_hand_and_masked_keys_do_not_matter():
         wanted = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
         np.testing.assert_allclose(out[:, head], wanted, atol=1e-5)
     np.testing.assert_array_equal(out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask))
+
+
+@pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
+def test_the_fused_attention_of_gpus_is_the_same_function(queries):
+    """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they should."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    query, key, value = random(*queries, 2, 4, 8), random(2, 1, 2, 6, 8), random(2, 1, 2, 6, 8)
+    mask, bias = jnp.asarray(rng.random((2, 3, 1, 1, 6)) < 0.7).at[..., 0].set(True), random(2, 1, 2, 4, 6)
+    for shown, added in itertools.product((None, mask), (None, bias)):
+        wanted = layers._attend(query, key, value, shown, added)
+        found = layers._flash(query, key, value, shown, added, implementation="xla")
+        np.testing.assert_allclose(found, jnp.broadcast_to(wanted, found.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "lengths", "has_bias", "fits"),
+    [
+        ("bfloat16", 64, (5, 7), False, True),
+        ("bfloat16", 64, (5, 8), True, False),  # odd, with a bias
+        ("bfloat16", 64, (6, 8), True, True),
+        ("bfloat16", 60, (6, 8), False, False),
+        ("bfloat16", 136, (6, 8), False, False),
+        ("float32", 64, (6, 8), False, False),
+    ],
+)
+def test_where_the_fused_attention_of_gpus_applies(dtype, channels, lengths, has_bias, fits):
+    query, key = (jnp.zeros((2, n, channels), dtype) for n in lengths)
+    assert layers.fits_flash(query, key, has_bias) == fits
 
 
 def test_windows_that_do_not_divide_the_grid_are_padded():

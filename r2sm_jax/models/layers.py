@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.cpu import are_bfloat16, convolve, multiply
+from r2sm_jax.cpu import are_bfloat16, convolve, multiply, on_cuda
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -144,17 +145,53 @@ def attend(
     """Multi-head scaled dot-product attention; softmax in float32.
 
     Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends to all evenly.
-    `bias` is added to the scores [... h q s].
+    `bias` is added to the scores [... h q s]. On CUDA, 16-bit arrays go to cuDNN where it has a kernel for them.
     """
     query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))
+    mask = None if mask is None else mask[..., None, None, :]
+    if on_cuda() and fits_flash(query, key, mask is not None or bias is not None):
+        attended = jax.lax.platform_dependent(query, key, value, mask, bias, cuda=_flash, default=_attend)
+    else:
+        attended = _attend(query, key, value, mask, bias)
+    return rearrange(attended, "... h q d -> ... q (h d)")
+
+
+def _attend(query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None) -> Array:
+    """Attention of arrays [... h s d] in the operations of XLA."""
     scores = jnp.einsum("...qd,...sd->...qs", query, key) * query.shape[-1] ** -0.5
     scores = scores.astype(jnp.float32)
     if bias is not None:
         scores = scores + bias
     if mask is not None:
-        scores = jnp.where(mask[..., None, None, :], scores, -1e9)
+        scores = jnp.where(mask, scores, -1e9)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return rearrange(jnp.einsum("...qs,...sd->...qd", weights, value), "... h s d -> ... s (h d)")
+    return jnp.einsum("...qs,...sd->...qd", weights, value)
+
+
+def fits_flash(query: Float[Array, "... q d"], key: Float[Array, "... s d"], has_bias: bool) -> bool:
+    """Whether cuDNN has a kernel for these heads, also for their gradients, on all GPUs since Ampere: at most 128
+    channels, a multiple of 8, and even lengths where something is added to the scores (jax/_src/cudnn)."""
+    (q, d), s = query.shape[-2:], key.shape[-2]
+    return query.dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and not (has_bias and (q % 2 or s % 2))
+
+
+def _flash(
+    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Array:  # fmt: skip
+    """The same by `jax.nn.dot_product_attention`, which wants one leading axis and arrays of one type."""
+    leading = jnp.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+
+    def flat(x: Array) -> Array:
+        return jnp.broadcast_to(x, (*leading, *x.shape[-3:])).reshape(-1, *x.shape[-3:])
+
+    if mask is not None:
+        mask = flat(jnp.broadcast_to(mask, (*mask.shape[:-2], query.shape[-2], mask.shape[-1])))
+    if bias is not None:
+        bias = flat(bias).astype(query.dtype)
+    batch = [rearrange(flat(x), "b h s d -> b s h d") for x in (query, key, value)]
+    attended = jax.nn.dot_product_attention(*batch, bias=bias, mask=mask, implementation=implementation)
+    return rearrange(attended, "b q h d -> b h q d").reshape(*leading, *query.shape[-3:])
 
 
 # Low-rank adaptation (LoRA, Hu et al., arXiv 2106.09685) of a built model, whose own weights keep their names

@@ -1,0 +1,239 @@
+"""One check of everything that a GPU changes: `scripts/gpu_check.sh`, which calls this. Less than ten minutes.
+
+Each part runs in a process of its own, so that none holds the memory of another. Together they write one JSON:
+
+- `tests`: the tests that run on a GPU;
+- `ours`: SAM ViT-B at 1024 pixels, forward and with gradients, and a whole training step with it: images a second,
+  share of the GPU's dense bfloat16 peak (MFU, with the FLOPs that XLA counts), memory;
+- `torch`: the same encoder of `transformers`, by torch in eager mode and compiled, if torch is installed;
+- `train`: the default run.
+
+`--dry-run` does all of it on a CPU with small shapes. That shows that the check works. Its figures mean nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from estimate import CATEGORIES, batch_shapes
+from flax import nnx
+
+from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
+from r2sm_jax.errors import InputError, exit_cleanly, writing
+from r2sm_jax.flags import parse_flags
+from r2sm_jax.models.vision import SAM_VIT_B, VisionEncoder
+from r2sm_jax.runs import resolve
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.step import init_state, jit_train_step, split_model
+
+PARTS = ("tests", "ours", "torch", "train")
+TESTS = ("test_gpu", "test_losses", "test_optimizer", "test_models")
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12}
+"""Dense bfloat16 FLOPs a second, from NVIDIA's data sheets, by what a device's name holds."""
+SIZES = {False: (4, 10), True: (2, 1)}
+"""Images in a batch and repeats, of a real run and of a dry one."""
+SMALL_RUN = (
+    "--train.steps 2 --train.evaluate-every 2 --train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 "
+    "--train.batch-size 4 --data.free-sentences 64"
+)
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Runs tests, benchmarks and the default training on this machine's GPU, and writes one JSON."""
+
+    out: Path = Path("gpu_check.json")
+    dry_run: bool = False
+    """Small shapes on a CPU: shows that the check works, and measures nothing."""
+    part: Literal["tests", "ours", "torch", "train"] | None = None
+    """Only this part, in this process."""
+    run: Path = Path("runs/gpu_check")
+    """Folder of the training run; it must not exist."""
+
+
+def main() -> None:
+    """Command line."""
+    args = parse_flags(CheckConfig, sys.argv[1:], prog="scripts/gpu_check.sh")
+    if args.part:
+        parts: dict[str, Callable[[CheckConfig], Any]] = {
+            "tests": run_tests, "ours": measure_ours, "torch": measure_torch, "train": train,
+        }  # fmt: skip
+        args.out.write_text(json.dumps(parts[args.part](args)))
+        return
+    found: dict[str, Any] = {"dry_run": args.dry_run}
+    for part in PARTS:
+        started, result = time.monotonic(), args.out.with_suffix(f".{part}")
+        words = [sys.executable, __file__, "--part", part, "--out", str(result), "--run", str(args.run)]
+        environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if args.dry_run else {})
+        code = subprocess.run([*words, *(["--dry-run"] if args.dry_run else [])], env=environment).returncode
+        found[part] = json.loads(result.read_text()) if code == 0 else f"failed, exit code {code}"
+        result.unlink(missing_ok=True)
+        print(f"{part}: {found[part]}, {time.monotonic() - started:.0f} s", flush=True)
+        with writing(args.out, overwrite=True) as file:  # after each part, so that a later one loses nothing
+            file.write_text(json.dumps(found, indent=1) + "\n")
+    print("dry run on a CPU: no GPU was used, and no figure counts" if args.dry_run else f"wrote {args.out}")
+    if failed := [part for part in PARTS if isinstance(found[part], str) and found[part].startswith("failed")]:
+        raise InputError(f"{', '.join(failed)} failed; the output above says why")
+
+
+def run_tests(args: CheckConfig) -> str:
+    """The last line of pytest. Raises InputError if a test fails."""
+    names = TESTS[:1] if args.dry_run else TESTS
+    tests = [str(Path(__file__).parents[1] / "tests" / f"{name}.py") for name in names]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *tests], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"tests failed\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def measure(work: Callable[[], Any], wait: Callable[[Any], Any], repeats: int) -> dict[str, float]:
+    """Seconds of the first call, which compiles, and the median of the others."""
+    times = []
+    for _ in range(1 + repeats):
+        started = time.perf_counter()
+        wait(work())
+        times.append(time.perf_counter() - started)
+    return {"first_seconds": times[0], "seconds": median(times[1:])}
+
+
+def figures(timed: dict[str, float], images: int, flops: float, device: str, memory: int) -> dict[str, Any]:
+    """A measurement in the terms of the field. `mfu` is None for a device whose peak is not known."""
+    peak = next((peak for name, peak in PEAKS.items() if name in device), None)
+    return timed | {
+        "images": images,
+        "images_a_second": images / timed["seconds"],
+        "mfu": flops / timed["seconds"] / peak if peak else None,
+        "memory_gb": memory / 1e9,
+    }
+
+
+def vision_config(args: CheckConfig) -> VisionConfig:
+    """SAM ViT-B without published weights, or a small one of the same layout."""
+    config = replace(SAM_VIT_B, init=None)
+    if args.dry_run:
+        config = replace(config, image_size=64, dim=48, depth=2, heads=2, mlp_dim=96, window_size=2, global_blocks=(1,))
+    return config
+
+
+def measure_ours(args: CheckConfig) -> dict[str, Any]:
+    """SAM ViT-B of this package, in bfloat16."""
+    device, vision = jax.devices()[0], vision_config(args)
+    if device.platform != "gpu" and not args.dry_run:
+        raise InputError("JAX sees no GPU; install its plugin (pip install '.[cuda]') or give --dry-run")
+    images, repeats = SIZES[args.dry_run]
+
+    def figures_of(lowered: Any, work: Callable[[], Any]) -> dict[str, Any]:
+        timed = measure(work, jax.block_until_ready, repeats)
+        memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+        return figures(timed, images, flops_of(lowered), device.device_kind, memory)
+
+    graphdef, weights = nnx.split(VisionEncoder(vision, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0)))
+    pixels = jnp.zeros((images, vision.image_size, vision.image_size, 3), jnp.bfloat16)
+
+    @jax.jit
+    def forward(weights: nnx.State) -> jax.Array:
+        return nnx.merge(graphdef, weights)(pixels).tokens.astype(jnp.float32).mean()
+
+    backward = jax.jit(jax.grad(forward))
+    found: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__}
+    found["encoder"] = figures_of(forward.lower(weights), lambda: forward(weights))
+    found["encoder with gradients"] = figures_of(backward.lower(weights), lambda: backward(weights))
+
+    decoder = (
+        DecoderConfig(dim=32, heads=2, mlp_dim=64) if args.dry_run else DecoderConfig(dim=256, heads=8, mlp_dim=2048)
+    )
+    model = ModelConfig(vision, decoder=decoder, dtype="bfloat16")
+    config = resolve(Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1)))
+    graphdef, params, constants = split_model(config.model, 0)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
+    names = {"category": jnp.ones((CATEGORIES, config.model.text.dim))}
+    step = jit_train_step(graphdef, optimizer, config)
+    state = init_state(params, optimizer)
+
+    def one_step() -> Any:
+        nonlocal state
+        state, values = step(state, constants, batch, names)
+        return values
+
+    found["training step"] = figures_of(step.lower(state, constants, batch, names), one_step)
+    return found
+
+
+def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
+    """The encoder of `transformers`' SAM, in torch with bfloat16 autocast: eager, then compiled."""
+    try:
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+        from transformers.models.sam.modeling_sam import SamVisionConfig, SamVisionModel
+    except ImportError as error:
+        return f"not measured: {error}"
+    if not args.dry_run and not torch.cuda.is_available():
+        return "not measured: torch sees no GPU"
+    kind, vision = "cpu" if args.dry_run else "cuda", vision_config(args)
+    images, repeats = SIZES[args.dry_run]
+    sizes = SamVisionConfig(
+        image_size=vision.image_size, patch_size=vision.patch_size, hidden_size=vision.dim, mlp_dim=vision.mlp_dim,
+        num_hidden_layers=vision.depth, num_attention_heads=vision.heads, window_size=vision.window_size,
+        global_attn_indexes=list(vision.global_blocks), output_channels=vision.out_dim, initializer_range=0.02,
+    )  # fmt: skip
+    model = SamVisionModel(sizes)
+    torch.nn.Module.to(model, kind)
+    pixels = torch.zeros((images, 3, vision.image_size, vision.image_size), device=kind)
+    device = "cpu" if args.dry_run else torch.cuda.get_device_name()
+
+    def backward(encode: Callable[..., Any]) -> None:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast(kind, torch.bfloat16):
+            mean = encode(pixels).last_hidden_state.float().mean()
+        mean.backward()
+
+    def forward(encode: Callable[..., Any]) -> None:
+        with torch.no_grad(), torch.autocast(kind, torch.bfloat16):
+            encode(pixels)
+
+    found: dict[str, Any] = {"device": device, "torch": torch.__version__}
+    for how in ("eager",) if args.dry_run else ("eager", "compiled"):
+        encode = model if how == "eager" else torch.compile(model)
+        for name, work in {"encoder": forward, "encoder with gradients": backward}.items():
+            with FlopCounterMode(display=False) as counter:
+                work(model)
+            if not args.dry_run:
+                torch.cuda.reset_peak_memory_stats()
+            wait = (lambda _: None) if args.dry_run else (lambda _: torch.cuda.synchronize())
+            timed = measure(partial(work, encode), wait, repeats)
+            memory = 0 if args.dry_run else torch.cuda.max_memory_allocated()
+            found[f"{name}, {how}"] = figures(timed, images, counter.get_total_flops(), device, memory)
+    return found
+
+
+def train(args: CheckConfig) -> dict[str, Any]:
+    """The default run, or two steps of it."""
+    words = [sys.executable, "-m", "r2sm_jax.train", "--run", str(args.run)]
+    words += SMALL_RUN.split() if args.dry_run else []
+    started = time.monotonic()
+    if code := subprocess.run(words).returncode:
+        raise InputError(f"training failed with exit code {code}; its output is above")
+    report = json.loads((args.run / "report.json").read_text())
+    splits = {name: split["all"] for name, split in report["splits"].items()}
+    return {"minutes": (time.monotonic() - started) / 60, "giou": {name: x.get("giou") for name, x in splits.items()}}
+
+
+def flops_of(lowered: Any) -> float:
+    """What XLA counts before it optimises."""
+    analysis = lowered.cost_analysis()
+    return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)

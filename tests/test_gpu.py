@@ -1,0 +1,56 @@
+"""What only a GPU can show; skipped where JAX has none. scripts/gpu_check.sh runs these tests, too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from r2sm_jax.config import TextConfig
+from r2sm_jax.cpu import on_cuda
+from r2sm_jax.models import layers
+from r2sm_jax.models.layers import attend
+from r2sm_jax.models.r2sm import R2SM
+
+cuda_only = pytest.mark.skipif(not on_cuda(), reason="JAX has no CUDA device here")
+
+
+@cuda_only
+@pytest.mark.parametrize("extra", ["nothing", "mask", "bias"])
+def test_the_attention_of_cudnn_and_its_gradients_are_those_of_xla(extra, monkeypatch):
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(4, n, 128)), jnp.bfloat16) for n in (32, 48, 48)]
+    mask = jnp.asarray(rng.random((4, 48)) < 0.7).at[:, 0].set(True) if extra == "mask" else None
+    bias = jnp.asarray(rng.normal(size=(4, 2, 32, 48)), jnp.bfloat16) if extra == "bias" else None
+
+    def loss(arrays, bias):
+        attended = attend(*arrays, heads=2, mask=mask, bias=bias)
+        return jnp.sin(attended.astype(jnp.float32)).mean() * 1000
+
+    inputs = (arrays, bias)
+    wanted = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
+    with monkeypatch.context() as patch:
+        patch.setattr(layers, "fits_flash", lambda *_: False)
+        plain = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
+    for ours, theirs in zip(jax.tree.leaves(wanted), jax.tree.leaves(plain), strict=True):
+        scale = float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=0.03 * scale)
+
+
+@cuda_only
+def test_a_model_answers_on_the_gpu_as_on_the_cpu(tiny_config):
+    config = tiny_config.model
+    graphdef, weights = nnx.split(R2SM(config, rngs=nnx.Rngs(0)))
+    text: TextConfig = config.text
+    size, rng = config.vision.image_size, np.random.default_rng(0)
+    inputs = (
+        rng.integers(0, 255, (2, size, size, 3), np.uint8), np.ones((2, size, size), bool),
+        rng.normal(size=(2, 3, 6, len(text.layers), text.dim)).astype(np.float16), np.ones((2, 3, 6), bool),
+    )  # fmt: skip
+    answers = []
+    for device in (jax.devices("cpu")[0], jax.devices("gpu")[0]):
+        with jax.default_device(device), jax.default_matmul_precision("float32"):
+            placed = jax.device_put((weights, inputs), device)
+            answers.append(jax.jit(lambda weights, inputs: nnx.merge(graphdef, weights)(*inputs))(*placed))
+    for ours, theirs in zip(*map(jax.tree.leaves, answers), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-3)
