@@ -293,6 +293,8 @@ class LoopConfig:
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
     (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs that
     are measured to be faster with it, float32 on other CPUs, tensorfloat32 on accelerators."""
+    deterministic: bool = False
+    """On a GPU, only operations whose results are the same bits each time; slower."""
     seed: int = 0
     """Seed of the initial weights, the order of examples and augmentation."""
     log_every: int = 50

@@ -4,6 +4,7 @@ Read it top to bottom: data, model, loop, report. A run folder holds everything 
 last checkpoint. Its last parameters are bit for bit those of a run that never stopped, on the same machine and devices.
 """
 
+import os
 import signal
 import sys
 import time
@@ -331,6 +332,8 @@ def main() -> None:
     if config.resume and args[0].startswith("-"):
         own = read_config(resumed_folder(config))
         config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
+    if config.train.deterministic:  # XLA reads its flags when a device is first used
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     with running(config.distributed):
         train(config)
 

@@ -1,11 +1,17 @@
 """What only a GPU can show; skipped where JAX has none. scripts/gpu_check.sh runs these tests, too."""
 
+import json
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from r2sm_jax import train
 from r2sm_jax.config import TextConfig
 from r2sm_jax.cpu import on_cuda
 from r2sm_jax.models import layers
@@ -54,3 +60,22 @@ def test_a_model_answers_on_the_gpu_as_on_the_cpu(tiny_config):
             answers.append(jax.jit(lambda weights, inputs: nnx.merge(graphdef, weights)(*inputs))(*placed))
     for ours, theirs in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
+def test_the_flag_for_equal_bits_reaches_xla(tiny_flags, monkeypatch, command):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    seen = []
+    monkeypatch.setattr(train, "train", lambda config: seen.append(os.environ["XLA_FLAGS"]))
+    assert command(train.main, *tiny_flags, "--train.deterministic").code == 0
+    assert seen == ["--xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true"]
+
+
+@cuda_only
+def test_two_deterministic_runs_have_the_same_losses(tiny_flags, tmp_path):
+    losses = []
+    for name in ("one", "two"):
+        words = [sys.executable, "-m", "r2sm_jax.train", *map(str, tiny_flags), "--run", tmp_path / name]
+        subprocess.run([*words, "--train.deterministic"], check=True)
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        losses.append([line["train/loss"] for line in lines if "train/loss" in line])
+    assert losses[0] == losses[1] and losses[0]
