@@ -14,15 +14,15 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import LISTS, Instance, Sample, category_names, group_by_image, read_instance, read_records
+from r2sm_jax.data.samples import Dataset, Instance, Sample, group_by_image, read_records
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.query import MaskType, Query
+from r2sm_jax.query import MaskType
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
 from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
-from r2sm_jax.tools.check import check
+from r2sm_jax.tools.check import check, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
@@ -90,7 +90,7 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     elsewhere = found.name_images(files.out)
     records = found.records(f"converted from {name}: {', '.join(path.name for path in files.sources)}")
     if template.queries:
-        add_template_queries(records, template.queries, template.seed)
+        add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
     _print_notes(found)
     _print_counts(files.out, records)
@@ -143,8 +143,7 @@ def _print_notes(found: Conversion) -> None:
 
 def _print_counts(out: Path, records: dict[str, Any]) -> None:
     types = Counter(query["mask_type"] for query in records["queries"])
-    counts = ", ".join(f"{len(records[key])} {key}" for key in LISTS)
-    print(f"wrote {out}: {counts} ({types['modal']} modal, {types['amodal']} amodal)")
+    print(f"wrote {out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
 
 
 def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: int = 0, overwrite: bool = False) -> None:
@@ -165,7 +164,7 @@ def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: in
     refuse_overwrite(out, overwrite)
     records = read_records(dataset)
     before, images = len(records["queries"]), len(records["images"])
-    add_template_queries(records, queries, seed, dataset)
+    add_template_queries(dataset, records, queries, seed)
     write_json(out, records, overwrite)
     added = records["queries"][before:]
     types = Counter(query["mask_type"] for query in added)
@@ -174,18 +173,17 @@ def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: in
         print(f"{without} of {images} images got none: nothing in them can be asked for by its class")
 
 
-def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path: Path | None = None) -> None:
-    """Appends up to `count` queries about every image to the records of a checked dataset file.
+def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
+    """Appends up to `count` queries about every image to the records of the checked dataset file `path`.
 
-    `path` is the file that they are from, for messages. Raises InputError for a mask that cannot be read.
+    Raises InputError for a mask that cannot be read.
     """
-    names, by_image = category_names(records), group_by_image(records, "annotations")
+    dataset, annotations = Dataset(path, records), group_by_image(records, "annotations")
     number = max((query["id"] for query in records["queries"]), default=0)
-    for image in records["images"]:  # only one image's masks are in memory at a time
-        annotations, file = by_image[image["id"]], path or Path(image["file_name"])
-        instances = [read_instance(file, image, a, names).convert(masks.expand) for a in annotations]
+    for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
+        instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
         rng = np.random.default_rng((seed, image["id"] % 2**63))
-        forbidden = unaskable(instances, background_ids(annotations))
+        forbidden = unaskable(instances, background_ids(annotations[image["id"]]))
         for query in write_queries(describe_objects(instances), rng=rng, count=count, forbidden=forbidden):
             number += 1
             records["queries"].append(
@@ -248,21 +246,16 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
     """
     row = [Panel(sample.image, caption=_image_caption(sample))]
     by_id = {instance.id: instance for instance in sample.instances}
-    for query in _choose(sample.queries, queries, seed):
+    order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
+    first = {sample.queries[i].mask_type: i for i in reversed(order)}
+    chosen = list(dict.fromkeys([*first.values(), *order]))[:queries]
+    for query in (sample.queries[i] for i in sorted(chosen)):
         meant = [by_id[number] for number in query.instance_ids]
         shape = sample.image.shape[:2]
         visible = masks.union((instance.modal for instance in meant), shape)
         occluded = masks.union((instance.complete for instance in meant), shape) & ~visible
         row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
     return row
-
-
-def _choose(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Up to `count` queries at random, in their own order, with both mask types where there are both."""
-    order = np.random.default_rng(seed).permutation(len(queries))
-    first = {queries[i].mask_type: int(i) for i in reversed(order)}
-    chosen = [*first.values(), *(int(i) for i in order if int(i) not in first.values())][:count]
-    return [queries[i] for i in sorted(chosen)]
 
 
 def _target_caption(meant: Sequence[Instance]) -> str:
