@@ -269,10 +269,11 @@ class Dataset:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        return tuple(
-            Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), _kind(q))
-            for q in self._queries[self.images[index]["id"]]
-        )
+        found = []
+        for q in self._queries[self.images[index]["id"]]:
+            kind = dict(q.get("kind") or {}) | ({} if q.get("answer") is None else {"answer": q["answer"]})
+            found.append(Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), kind))
+        return tuple(found)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
         """The instances of image `index` with RLEs; no image is opened. Raises InputError for a damaged mask."""
@@ -323,11 +324,6 @@ def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[
 def category_names(records: Mapping[str, Any]) -> dict[int, str]:
     """The category names of a dataset file by category id, in the order of the ids."""
     return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
-
-
-def _kind(query: Mapping[str, Any]) -> dict[str, Any]:
-    kind = dict(query.get("kind") or {})
-    return kind if query.get("answer") is None else kind | {"answer": query["answer"]}
 
 
 def read_instance(

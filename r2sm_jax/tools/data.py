@@ -92,8 +92,7 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
-    _print_notes(found)
-    _print_counts(files.out, records)
+    _print_result(found, files.out, records)
     if elsewhere:
         print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
 
@@ -126,12 +125,11 @@ def r2sm(
     about = records.get("info")
     records["info"] = (about if isinstance(about, dict) else {}) | {"queries": queries.name}
     write_json(out, records, overwrite)
-    _print_notes(found)
-    _print_counts(out, records)
+    _print_result(found, out, records)
 
 
-def _print_notes(found: Conversion) -> None:
-    """Lists on stderr the records that were left out, and what else the user should know, by reason."""
+def _print_result(found: Conversion, out: Path, records: dict[str, Any]) -> None:
+    """Says what was written, and lists on stderr what was left out and what else the user should know, by reason."""
     if found.bad:
         total = found.good + len(found.bad)
         print(f"note: {len(found.bad)} of {total} records cannot be used and were left out", file=sys.stderr)
@@ -139,9 +137,6 @@ def _print_notes(found: Conversion) -> None:
         others = [note.where for note in same[1:]]
         listed = ", ".join(others[:NOTES_SHOWN]) + (", ..." if len(others) > NOTES_SHOWN else "")
         print(f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""), file=sys.stderr)
-
-
-def _print_counts(out: Path, records: dict[str, Any]) -> None:
     types = Counter(query["mask_type"] for query in records["queries"])
     print(f"wrote {out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
 
@@ -244,7 +239,9 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
 
     Queries are drawn at random, but both mask types are shown where the sample has both.
     """
-    row = [Panel(sample.image, caption=_image_caption(sample))]
+    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
+    counts = f"{len(areas)} instances, {sum(area.complete > area.modal for area in areas)} occluded"
+    row = [Panel(sample.image, caption=f"{sample.file_name}\n{counts}")]
     by_id = {instance.id: instance for instance in sample.instances}
     order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
     first = {sample.queries[i].mask_type: i for i in reversed(order)}
@@ -268,11 +265,6 @@ def _target_caption(meant: Sequence[Instance]) -> str:
         share = "amodal mask unknown"
     names = ", ".join(sorted({instance.category for instance in meant}))
     return f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
-
-
-def _image_caption(sample: Sample) -> str:
-    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
-    return f"{sample.file_name}\n{len(areas)} instances, {sum(a.complete > a.modal for a in areas)} occluded"
 
 
 def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:
