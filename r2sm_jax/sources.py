@@ -10,7 +10,7 @@ from r2sm_jax.config import is_procedural
 from r2sm_jax.data.samples import Dataset, Source, read_json
 from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences
+from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences as write_free_sentences
 from r2sm_jax.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
 from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.compose import ComposeSource
@@ -104,11 +104,6 @@ def same_data(spec: str, other: str) -> bool:
     """Whether two SPECs name the same data, perhaps by different paths."""
     (kind, _, path), (other_kind, _, other_path) = spec.partition(":"), other.partition(":")
     return kind == other_kind and Path(path).resolve() == Path(other_path).resolve()
-
-
-def free_sentences(count: int, *, seed: int) -> list[Sentence]:
-    """Sentences about anything, from which the mask-type head alone learns."""
-    return write_free_sentences(count, seed=seed)
 
 
 def calibration_sentences() -> list[Sentence]:

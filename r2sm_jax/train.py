@@ -49,7 +49,7 @@ from r2sm_jax.runs import (
     resumed_folder,
     start_folder,
 )
-from r2sm_jax.sources import REPORTED, calibration_sentences, free_sentences, open_source, split_names
+from r2sm_jax.sources import REPORTED, calibration_sentences, open_source, split_names, write_free_sentences
 from r2sm_jax.training.calibration import NOT_FITTED, fit_iou, fit_presence, fit_temperature, with_constants
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
@@ -106,7 +106,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     if text.dim != texts.dim:
         raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
     from_words = model.head in LEARNED_HEADS
-    free = free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
+    free = write_free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
     sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
     of_free = [s.text for s in free]
     texts.encode_together(sentences + of_free, kind="float32" if data.cache_features else config.train.products)

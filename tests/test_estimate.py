@@ -9,7 +9,7 @@ from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.runs import abstract_state
-from r2sm_jax.sources import free_sentences
+from r2sm_jax.sources import write_free_sentences
 from r2sm_jax.train import open_data
 
 ALL = "in all a device, without the language model"
@@ -33,7 +33,7 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     assemble = Assemble(
         text_states=texts, tokens=model.text.max_tokens, queries=data.queries, instances=data.instances,
         slots=model.decoder.slots, mirror=False, from_words=True,
-        free=free_sentences(data.free_sentences, seed=0),
+        free=write_free_sentences(data.free_sentences, seed=0),
     )  # fmt: skip
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size)
     batch = next(training_batches(prepared, assemble, batch_size=tiny_config.train.batch_size, seed=0))

@@ -145,7 +145,7 @@ def find_problems(records: Any) -> Iterator[Problem]:
         return
     missing = [key for key in LISTS if not isinstance(records.get(key), list)]
     for key in missing:
-        mend = partial(_set, records, key, []) if key == "queries" else None
+        mend = partial(_without_queries, records) if key == "queries" else None
         yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none", mend)
     if missing:
         return
@@ -160,31 +160,63 @@ def find_problems(records: Any) -> Iterator[Problem]:
     for key, name in LISTS.items():
         for index, record in enumerate(records[key]):
             if isinstance(record, dict) and is_id(record.get("id")):
-                for field, (wanted, valid) in FIELDS[key].items():
-                    if not valid(record.get(field), record, by_id):
+                for field, (valid, wanted) in _check_fields(key, record, by_id).items():
+                    if not valid:
                         what = f"is {reprlib.repr(record[field])}" if field in record else "is missing"
                         yield Problem(key, index, f"{name} {record['id']}", f"{field} {what}", f"give {wanted}")
 
 
-def _set(records: dict[str, Any], key: str, value: Any) -> str:
-    records[key] = value
-    return f"{key!r} set to {value!r}"
+def _without_queries(records: dict[str, Any]) -> str:
+    records["queries"] = []
+    return "'queries' set to []"
 
 
-def _refers_to(key: str) -> Callable[[Any, Record, ById], bool]:
-    return lambda value, _, by_id: is_id(value) and value in by_id[key]
+def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool, str]]:
+    """Whether each field of a record of the list `key` is valid, and what it must hold, in words for the user."""
+
+    def refers(field: str, to: str) -> bool:
+        return is_id(record.get(field)) and record[field] in by_id[to]
+
+    if key == "images":
+        name, height, width = (record.get(field) for field in ("file_name", "height", "width"))
+        fits = is_id(width) and width > 0 and (not is_id(height) or height * width <= masks.MAX_PIXELS)
+        return {
+            "file_name": (is_text(name) and not leads_outside(name), "a path inside the image folder"),
+            "height": (is_id(height) and height > 0, "the image's height in pixels"),
+            "width": (fits, f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all"),
+        }
+    if key == "categories":
+        return {"name": (is_text(record.get("name")), "a name")}
+    of_image = refers("image_id", "images")
+    fields = {"image_id": (of_image, "the id of an image in this file")}
+    if key == "annotations":
+        image = by_id["images"][record["image_id"]] if of_image else None
+        whole, visible, words = (record.get(field) for field in (*MASKS, "attributes"))
+        stated = any(mask is not None for mask in (whole, visible))
+        strings = isinstance(words or {}, dict) and all(isinstance(word, str) for word in (words or {}).values())
+        return fields | {
+            "category_id": (refers("category_id", "categories"), "the id of a category in this file"),
+            "segmentation": (
+                stated and _is_mask(whole, image),
+                "an RLE of the image's size or a list of polygons, or null where there is a visible_mask",
+            ),
+            "visible_mask": (_is_mask(visible, image), "an RLE of the image's size, a list of polygons, or null"),
+            "attributes": (strings, "an object of strings, or leave it out"),
+        }
+    ids, text, mask_type = record.get("instance_ids"), record.get("text"), record.get("mask_type")
+    targets = [by_id["annotations"].get(i, {}) if is_id(i) else {} for i in ids] if isinstance(ids, list) else [{}]
+    same = all("id" in target and target.get("image_id") == record.get("image_id") for target in targets)
+    return fields | {
+        "text": (is_text(text), "a sentence"),
+        "mask_type": (mask_type in ("modal", "amodal"), '"modal" or "amodal"'),
+        "instance_ids": (same, "the ids of annotations of the same image, [] where nothing is meant"),
+        "kind": (isinstance(record.get("kind") or {}, dict), "an object, or leave it out"),
+    }
 
 
-def _fits_in_memory(width: Any, image: Record, _: ById) -> bool:
-    height = image.get("height")
-    return is_id(width) and width > 0 and (not is_id(height) or height * width <= masks.MAX_PIXELS)
-
-
-def _is_mask(mask: Any, annotation: Record, by_id: ById) -> bool:
+def _is_mask(mask: Any, image: Record | None) -> bool:
     if not isinstance(mask, dict):
         return mask is None or (isinstance(mask, list) and bool(mask))
-    image_id = annotation.get("image_id")
-    image = by_id["images"].get(image_id) if is_id(image_id) else None
     try:
         size = masks.rle_size(mask)
     except ValueError:
@@ -192,63 +224,26 @@ def _is_mask(mask: Any, annotation: Record, by_id: ById) -> bool:
     return image is None or size == (image.get("height"), image.get("width"))
 
 
-def _are_targets(numbers: Any, query: Record, by_id: ById) -> bool:
-    if not isinstance(numbers, list):
-        return False
-    targets = [by_id["annotations"].get(number) if is_id(number) else None for number in numbers]
-    return all(target is not None and target.get("image_id") == query.get("image_id") for target in targets)
-
-
-# What each field of a record must hold, in words for the user and as a test of (value, record, all records).
-FIELDS: dict[str, dict[str, tuple[str, Callable[[Any, Record, ById], bool]]]] = {
-    "images": {
-        "file_name": ("a path inside the image folder", lambda name, *_: is_text(name) and not leads_outside(name)),
-        "height": ("the image's height in pixels", lambda height, *_: is_id(height) and height > 0),
-        "width": (f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all", _fits_in_memory),
-    },
-    "annotations": {
-        "image_id": ("the id of an image in this file", _refers_to("images")),
-        "category_id": ("the id of a category in this file", _refers_to("categories")),
-        "segmentation": (
-            "an RLE of the image's size or a list of polygons, or null where there is a visible_mask",
-            lambda mask, a, by_id: _is_mask(mask, a, by_id) and any(a.get(key) is not None for key in MASKS),
-        ),
-        "visible_mask": ("an RLE of the image's size, a list of polygons, or null", _is_mask),
-        "attributes": (
-            "an object of strings, or leave it out",
-            lambda words, *_: isinstance(words or {}, dict) and all(isinstance(w, str) for w in (words or {}).values()),
-        ),
-    },
-    "categories": {"name": ("a name", lambda name, *_: is_text(name))},
-    "queries": {
-        "image_id": ("the id of an image in this file", _refers_to("images")),
-        "text": ("a sentence", lambda text, *_: is_text(text)),
-        "mask_type": ('"modal" or "amodal"', lambda mask_type, *_: mask_type in ("modal", "amodal")),
-        "instance_ids": ("the ids of annotations of the same image, [] where nothing is meant", _are_targets),
-        "kind": ("an object, or leave it out", lambda kind, *_: isinstance(kind or {}, dict)),
-    },
-}
-
-
 class Dataset:
     """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
 
     `path` and `sha256` name the file that it came from, `images` are its records of images. `vocabulary` holds the
     values of every attribute, and the category names in the order of their ids. `records` must be checked
-    (`check_records`).
+    (`check_records`). Images are looked for as in `image_folders`.
     """
 
-    def __init__(self, path: Path, sha256: str, records: Mapping[str, Any], image_dirs: tuple[Path, ...]) -> None:
-        self.path, self.sha256 = path, sha256
+    def __init__(
+        self, path: Path, records: Mapping[str, Any], images_dir: str | PathLike[str] | None = None, sha256: str = ""
+    ) -> None:
+        self.path, self.sha256, self._image_dirs = path, sha256, image_folders(path, images_dir)
         self._names = category_names(records)
         words: dict[str, set[str]] = {}
         for annotation in records["annotations"]:
             for name, word in (annotation.get("attributes") or {}).items():
                 words.setdefault(name, set()).add(word)
-        self.vocabulary: dict[str, tuple[str, ...]] = {"category": tuple(self._names.values())}
-        self.vocabulary |= {name: tuple(sorted(words[name])) for name in sorted(words)}
+        sorted_words = {name: tuple(sorted(words[name])) for name in sorted(words)}
+        self.vocabulary: dict[str, tuple[str, ...]] = {"category": tuple(self._names.values())} | sorted_words
         self.images: Sequence[Mapping[str, Any]] = records["images"]
-        self._image_dirs = image_dirs
         self._annotations = group_by_image(records, "annotations")
         self._queries = group_by_image(records, "queries")
 
@@ -274,10 +269,11 @@ class Dataset:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        return tuple(
-            Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), _kind(q))
-            for q in self._queries[self.images[index]["id"]]
-        )
+        found = []
+        for q in self._queries[self.images[index]["id"]]:
+            kind = dict(q.get("kind") or {}) | ({} if q.get("answer") is None else {"answer": q["answer"]})
+            found.append(Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), kind))
+        return tuple(found)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
         """The instances of image `index` with RLEs; no image is opened. Raises InputError for a damaged mask."""
@@ -330,11 +326,6 @@ def category_names(records: Mapping[str, Any]) -> dict[int, str]:
     return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
 
 
-def _kind(query: Mapping[str, Any]) -> dict[str, Any]:
-    kind = dict(query.get("kind") or {})
-    return kind if query.get("answer") is None else kind | {"answer": query["answer"]}
-
-
 def read_instance(
     path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]
 ) -> Instance:
@@ -368,8 +359,7 @@ def read_json(
     for anything that is not right; for a missing first image only if images are needed.
     """
     path = Path(path)
-    records = read_records(path)
-    dataset = Dataset(path, hashlib.sha256(path.read_bytes()).hexdigest(), records, image_folders(path, images_dir))
+    dataset = Dataset(path, read_records(path), images_dir, hashlib.sha256(path.read_bytes()).hexdigest())
     if need_images and len(dataset):
         dataset.image_path(0)  # finds a wrong folder now, not only when training reaches the first image
     return dataset

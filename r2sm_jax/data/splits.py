@@ -23,14 +23,10 @@ def hold_out(names: Iterable[Key], share: float, key: Callable[[Key], str] = str
 
     A hash of `key` alone decides, so that adding others moves hardly any to the other side.
     """
-    places = {name: _hash_share(key(name)) for name in names}
+    hashes = {name: hashlib.sha256(key(name).encode()).digest() for name in names}
+    places = {name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()}  # even in [0, 1)
     count = sum(place < share for place in places.values())
     return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
-
-
-def _hash_share(text: str) -> float:
-    """A fixed number in [0, 1) for a text; those of many texts are evenly spread."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
 
 
 def divide(names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[Key], str] = str) -> dict[str, set[Key]]:

@@ -145,25 +145,10 @@ class TfdsSource:
 
 def _encode(sample: Sample, path: Path) -> dict[str, Any]:
     """A sample as a record of `FEATURES`; `path` is its image."""
-    instances = [
-        {
-            "id": instance.id,
-            "category": instance.category,
-            "modal": masks.encode(instance.modal)["counts"],
-            "amodal": "" if instance.amodal is None else masks.encode(instance.amodal)["counts"],
-            "attributes": json.dumps(dict(instance.attributes)),
-            "ignore": instance.ignore,
-        }
-        for instance in sample.instances
-    ]
+    counts = [instance.convert(lambda mask: masks.encode(mask)["counts"]) for instance in sample.instances]
+    instances = [vars(i) | {"amodal": i.amodal or "", "attributes": json.dumps(dict(i.attributes))} for i in counts]
     queries = [
-        {
-            "id": query.id,
-            "text": query.text,
-            "mask_type": query.mask_type,
-            "instance_ids": json.dumps(list(query.instance_ids)),
-            "kind": json.dumps(dict(query.kind)),
-        }
+        vars(query) | {"instance_ids": json.dumps(query.instance_ids), "kind": json.dumps(dict(query.kind))}
         for query in sample.queries
     ]
     record = {"image": BytesIO(path.read_bytes()), "image_id": sample.image_id, "file_name": sample.file_name}
@@ -173,26 +158,17 @@ def _encode(sample: Sample, path: Path) -> dict[str, Any]:
 def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entries of a sequence, which TFDS gives as one array for each field."""
     for values in zip(*columns.values(), strict=True):
-        yield {key: v.decode() if isinstance(v, bytes) else v for key, v in zip(columns, values, strict=True)}
+        yield {key: v.decode() if isinstance(v, bytes) else v.item() for key, v in zip(columns, values, strict=True)}
 
 
 def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
-    def mask(counts: str) -> masks.Mask:
-        return masks.decode({"size": list(size), "counts": counts})
-
-    amodal = mask(row["amodal"]) if row["amodal"] else None
-    attributes = json.loads(row["attributes"])
-    return Instance(int(row["id"]), row["category"], mask(row["modal"]), amodal, attributes, bool(row["ignore"]))
+    counts = Instance(**{**row, "amodal": row["amodal"] or None, "attributes": json.loads(row["attributes"])})
+    return counts.convert(lambda counts: masks.decode({"size": list(size), "counts": counts}))
 
 
 def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:
-    return tuple(
-        Query(
-            id=int(row["id"]),
-            text=row["text"],
-            mask_type=MASK_TYPES[int(row["mask_type"])],
-            instance_ids=tuple(json.loads(row["instance_ids"])),
-            kind=json.loads(row["kind"]),
-        )
-        for row in _rows(record["queries"])
-    )
+    found = []
+    for row in _rows(record["queries"]):
+        row |= {"mask_type": MASK_TYPES[row["mask_type"]], "kind": json.loads(row["kind"])}
+        found.append(Query(**row | {"instance_ids": tuple(json.loads(row["instance_ids"]))}))
+    return tuple(found)

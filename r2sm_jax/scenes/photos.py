@@ -16,7 +16,7 @@ from PIL import Image, ImageFilter
 from scipy import ndimage
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, check_records, image_folders
+from r2sm_jax.data.samples import Dataset, Instance, check_records
 from r2sm_jax.data.splits import hold_out
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.queries.nouns import display_name
@@ -75,7 +75,7 @@ class Photos:
                 if isinstance(annotation, dict) and annotation.get("iscrowd"):
                     annotation["ignore"] = True
         check_records(self.path, records)
-        self.dataset = Dataset(self.path, "", records, image_folders(self.path, images))
+        self.dataset = Dataset(self.path, records, images)
         self._complete: dict[int, list[bool]] = {}
 
     def split(self, split: str) -> list[int]:

@@ -19,17 +19,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.samples import (
-    LISTS,
-    MASKS,
-    Dataset,
-    Problem,
-    find_image,
-    find_problems,
-    image_folders,
-    is_id,
-    read_records,
-)
+from r2sm_jax.data.samples import LISTS, MASKS, Problem, find_image, find_problems, image_folders, is_id, read_json
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.tools.conversion import mask_fields, write_json
 
@@ -65,7 +55,7 @@ def check(
         for step in steps:
             print(f"repaired {step}", file=sys.stderr)
         write_json(fix, records, overwrite)
-        print(f"wrote {fix}: {_summary(records)}, {len(steps)} repairs")
+        print(f"wrote {fix}: {counts_of(records)}, {len(steps)} repairs")
     elif problems:
         raise InputError(f"{file}: {len(problems)} problems; --fix OUT writes a repaired copy")
     leaks = find_leaks(fix or file, against, images, against_images) if against else []
@@ -74,7 +64,7 @@ def check(
     if leaks:
         raise InputError(f"{file}: {len(leaks)} images shared with {against}; take them out of one of the two")
     if fix is None:
-        print(f"{file}: nothing wrong with {_summary(records)}")
+        print(f"{file}: nothing wrong with {counts_of(records)}")
 
 
 def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
@@ -82,7 +72,8 @@ def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
     return track(items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
-def _summary(records: Records) -> str:
+def counts_of(records: Records) -> str:
+    """How long the lists of a dataset file are, in words."""
     return ", ".join(f"{len(records[key])} {key}" for key in LISTS)
 
 
@@ -130,9 +121,8 @@ def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path
 
 def _fingerprints(path: Path, images_dir: Path | None) -> tuple[dict[int, str], dict[str, str]]:
     """The file names of the images of a dataset file, by id and by the hash of their pixels."""
-    records, hashes = read_records(path), {}
-    names = {image["id"]: image["file_name"] for image in records["images"]}
-    dataset = Dataset(path, "", records, image_folders(path, images_dir))
+    dataset, hashes = read_json(path, images_dir, need_images=False), {}
+    names = {image["id"]: image["file_name"] for image in dataset.images}
     for index, name in enumerate(names.values()):
         image = open_image(dataset.image_path(index))
         hashes[hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()] = name

@@ -78,58 +78,60 @@ def read_coco_like(files: Files, preset: Preset, options: MaskOptions = MaskOpti
     own = {"amodal": options.amodal_field, "modal": options.visible_field}
     preset = replace(preset, **{key: (name,) for key, name in own.items() if name is not None})
     padded_dir = files.out.with_name(files.out.stem + "_padded")
-    reader = _Reader(Conversion(files.images, files.max_bad), preset, options.oversize, padded_dir)
-    for file in reader.found.read_folders(files.sources, "annotations of this format"):
+    reader = _Reader(files.images, files.max_bad, preset=preset, oversize=options.oversize, padded_dir=padded_dir)
+    for file in reader.read_folders(files.sources, "annotations of this format"):
         if preset.regions:
             reader.read_cocoa(file, in_folder=file.path not in files.sources)
         else:
             reader.read_coco(file)
-    reader.check_all(", ".join(map(str, files.sources)))
-    return reader.found.finish()
+    sources, objects = ", ".join(map(str, files.sources)), reader.annotations
+    if reader.region_fields and preset.modal != PRESETS["cocoa"].modal:
+        reader.check_fields(sources, reader.region_fields)
+    if objects and not any(record["occlude_rate"] for record in objects):
+        what = f"no pixel of the {len(objects)} objects is hidden; check the names of the fields"
+        reader.notes.append(Note(sources, what))
+    return reader.finish()
 
 
-@dataclass(frozen=True)
-class _Reader:
-    found: Conversion
+@dataclass(kw_only=True)
+class _Reader(Conversion):
     preset: Preset
     oversize: str
     padded_dir: Path
-    fields: set[str] = field(default_factory=set)
-    """Names of fields of COCOA's regions."""
+    region_fields: set[str] = field(default_factory=set)
 
     def read_coco(self, file: Entry) -> None:
-        images = self.found.by_id(file, "images", "image")
+        images = self.by_id(file, "images", "image")
         categories = {int(n): Entry(file.path, "", {"name": name}) for n, name in self.preset.categories.items()}
         if file.get("categories") or not categories:
-            categories = self.found.by_id(file, "categories", "category")
+            categories = self.by_id(file, "categories", "category")
         annotations: dict[int, list[Entry]] = {image_id: [] for image_id in images}
         listed = file.entries("annotations", "annotation") if file.get("annotations") is not None else []
         if listed:
-            self._check_fields(str(file), _fields(listed))
+            self.check_fields(str(file), _fields(listed))
         else:
-            self.found.note(file, "it has no annotations; its images are kept")
+            self.note(file, "it has no annotations; its images are kept")
         for entry in listed:
             try:
                 name = entry.refer("category_id", categories).need("name", str)
                 entry.refer("image_id", annotations).append(replace(entry, value=entry.value | {"name": name}))
             except RecordError as error:
-                self.found.bad.append(error.note)
-        shift = max(self.found.images) + 1 - min(images) if self.found.images.keys() & images.keys() else 0
+                self.bad.append(error.note)
+        shift = max(self.images) + 1 - min(images) if self.images.keys() & images.keys() else 0
         if shift:
-            self.found.note(file, f"its image ids collide with those before; {shift} was added to each")
+            self.note(file, f"its image ids collide with those before; {shift} was added to each")
         for image_id, image in images.items():
             number = None
-            with self.found.record():
-                number = self.found.add_image(image, [image.text("file_name")], image_id + shift, self._size(image))
+            with self.record():
+                number = self.add_image(image, [image.text("file_name")], image_id + shift, self._stated_size(image))
             if number is None:
-                why = self.found.bad[-1].sentence
-                self.found.bad.extend(Note(str(annotation), why) for annotation in annotations[image_id])
+                why = self.bad[-1].sentence
+                self.bad.extend(Note(str(annotation), why) for annotation in annotations[image_id])
             else:
                 self._read_image(image, number, annotations[image_id])
 
-    def _check_fields(self, source: str, fields: set[str]) -> None:
-        """Raises InputError where none of the fields of annotations holds a complete mask, or none a visible one: all
-        objects would count as fully visible."""
+    def check_fields(self, source: str, fields: set[str]) -> None:
+        """Raises InputError where no field holds a complete mask, or none a visible one: all would be fully visible."""
         visible = f"--visible-field, {self.preset.amodal[-1]} if every object is fully visible"
         for keys, flag in ((self.preset.amodal, "--amodal-field"), (self.preset.modal, visible)):
             if not fields.intersection(keys):
@@ -141,51 +143,31 @@ class _Reader:
         if not records or not all(isinstance(record.get("regions"), list) for record in records):
             if not in_folder:
                 raise file.error("there is no list of 'regions'", "give an original COCOA annotation")
-            self.found.note(file, "left out, it has no COCOA regions")
+            self.note(file, "left out, it has no COCOA regions")
             return
-        images = self.found.by_id(file, "images", "image") if file.get("images") is not None else {}
+        images = self.by_id(file, "images", "image") if file.get("images") is not None else {}
         for record in records:
-            with self.found.record():
-                image_id = record.need("image_id", int)
-                if image_id in self.found.images:
-                    self.found.note(record, f"left out, image {image_id} has been read before")
+            with self.record():
+                image_id, url = record.need("image_id", int), record.get("url")
+                if image_id in self.images:
+                    self.note(record, f"left out, image {image_id} has been read before")
                     continue
-                self._add_cocoa_image(record, image_id, images.get(image_id))
+                names = [PurePosixPath(url).name] if is_text(url) else []
+                if (image := images.get(image_id)) is not None:
+                    self.add_image(image, [image.text("file_name"), *names], image_id, self._stated_size(image))
+                else:  # a file with one annotation has the name of its image
+                    self.add_image(record, [*([] if record.place else names_of_image(record.path)), *names], image_id)
                 regions = [_as_annotation(region, i) for i, region in enumerate(record.entries("regions"), start=1)]
-                self.fields.update(_fields(regions))
+                self.region_fields.update(_fields(regions))
                 self._read_image(record, image_id, regions)
 
-    def _add_cocoa_image(self, record: Entry, image_id: int, image: Entry | None) -> None:
-        """Adds the image of an annotator's regions: the one that the file lists or the url names, or, in a file with
-        one annotation, the one with the file's own name."""
-        url = record.get("url")
-        names = [PurePosixPath(url).name] if is_text(url) else []
-        if image is not None:
-            self.found.add_image(image, [image.text("file_name"), *names], image_id, self._size(image))
-        else:
-            self.found.add_image(record, [*([] if record.place else names_of_image(record.path)), *names], image_id)
-
-    def check_all(self, sources: str) -> None:
-        """Tells the user where no object of the `sources` has a hidden pixel. Raises InputError where no region of
-        COCOA has a field that the user named."""
-        if self.preset.regions and self.fields and self.preset.modal != PRESETS["cocoa"].modal:
-            self._check_fields(sources, self.fields)
-        records = self.found.annotations
-        if records and not any(record["occlude_rate"] for record in records):
-            what = f"no pixel of the {len(records)} objects is hidden; check the names of the fields"
-            self.found.notes.append(Note(sources, what))
-
-    def _size(self, image: Entry) -> Size | None:
-        """The size that a file states for an image; None where it states none, and where the image file counts, since
-        masks may be larger."""
-        if self.oversize != "refuse" and self.found.images_dir is not None:
-            return None
-        return None if image.get("height") is image.get("width") is None else image.size()
+    def _stated_size(self, image: Entry) -> Size | None:
+        """The size that a file states for an image; None where the image file counts, since masks may be larger."""
+        from_image = self.oversize != "refuse" and self.images_dir is not None
+        return None if from_image or image.get("height") is image.get("width") is None else image.size()
 
     def _read_image(self, image: Entry, number: int, annotations: Sequence[Entry]) -> None:
-        """Adds the annotations of an image."""
-        size = self.found.size(number)
-        keys = (*self.preset.amodal, *self.preset.modal)
+        size, keys = self.size(number), (*self.preset.amodal, *self.preset.modal)
         stated = [_own_size(annotation.get(key), size) or size for annotation in annotations for key in keys]
         height, width = (max(sides) for sides in zip(size, *stated, strict=True))
         full = replace(image, value={"height": height, "width": width}).size()
@@ -196,13 +178,13 @@ class _Reader:
             self._pad_image(number, full)
         added: list[dict[str, Any]] = []
         for annotation in annotations:
-            with self.found.record():
+            with self.record():
                 added.append(self._add(annotation, number, size))
         self._compare_order(image, added)
 
     def _pad_image(self, number: int, size: Size) -> None:
         """Replaces an image by a PNG copy of this size, black below and to the right of the image."""
-        record, source = self.found.images[number], self.found.image_paths.get(number)
+        record, source = self.images[number], self.image_paths.get(number)
         if source is None:
             raise InputError("--oversize pad: the images are needed; give their folder with --images DIR")
         image = open_image(source)
@@ -212,43 +194,39 @@ class _Reader:
         with writing(target) as part:
             Image.fromarray(padded).save(part, format="PNG")
         record["height"], record["width"] = size
-        self.found.image_paths[number] = target
+        self.image_paths[number] = target
 
     def _add(self, annotation: Entry, image_id: int, unpadded: Size) -> dict[str, Any]:
-        """Adds an annotation of an image that had the size `unpadded`, notes what its masks and its other fields
-        disagree about, and returns the record."""
-        size = self.found.size(image_id)
-        fields = self.preset.amodal, self.preset.modal
-        amodal, modal = (self._mask(annotation, keys, size, unpadded) for keys in fields)
+        """Adds an annotation of an image that had the size `unpadded`, and returns the record."""
+        size, preset = self.size(image_id), self.preset
+        amodal, modal = (self._first_mask(annotation, keys, size, unpadded) for keys in (preset.amodal, preset.modal))
         if amodal is None:
-            wanted = " or ".join(self.preset.amodal)
-            raise annotation.error(f"it has no {wanted}", "check the format or the field names")
+            raise annotation.error(f"it has no {' or '.join(preset.amodal)}", "check the format or the field names")
         modal = amodal if modal is None else modal
         if not (amodal | modal).any():
             raise annotation.error("its mask has no pixel in the image", "correct it")
         if not modal.any():
-            self.found.note(annotation, "nothing of it is visible")
+            self.note(annotation, "nothing of it is visible")
         if outside := masks.area(modal & ~amodal):
-            self.found.note(annotation, f"{outside} visible pixels outside the amodal mask were added to it")
+            self.note(annotation, f"{outside} visible pixels outside the amodal mask were added to it")
         copied = {"source_id": "id"} | {key: key for key in self.preset.kept}
         extra = {key: annotation.get(source) for key, source in copied.items() if is_id(annotation.get(source))}
         extra |= {"ignore": True} if annotation.get("iscrowd") else {}
-        self.found.add_annotation(image_id, annotation.get("name"), modal, amodal, **extra)
-        record, stored = self.found.annotations[-1], annotation.get("occlude_rate")
+        self.add_annotation(image_id, annotation.get("name"), modal, amodal, **extra)
+        record, stored = self.annotations[-1], annotation.get("occlude_rate")
         if isinstance(stored, int | float) and abs(stored - record["occlude_rate"]) > RATE_TOLERANCE:
             what = f"occlude_rate {stored:.3f} is stored, but the masks give {record['occlude_rate']:.3f} (used)"
-            self.found.note(annotation, what)
+            self.note(annotation, what)
         return record
 
-    def _mask(self, annotation: Entry, keys: Sequence[str], size: Size, unpadded: Size) -> np.ndarray | None:
+    def _first_mask(self, annotation: Entry, keys: Sequence[str], size: Size, unpadded: Size) -> np.ndarray | None:
         """The part that lies in the image of the mask in the first of the fields that is present, `[H W]`."""
         key = next((key for key in keys if annotation.get(key) is not None), None)
         if key is None:
             return None
         if annotation.get(key) == [] and keys == self.preset.modal:
             return np.zeros(size, bool)  # KINS: nothing is visible
-        own = size if self.oversize == "refuse" else _own_size(annotation.get(key), unpadded) or size
-        inside = self.found.mask(annotation, key, own)[: size[0], : size[1]]
+        inside = self.mask(annotation, key, _own_size(annotation.get(key), unpadded) or size)[: size[0], : size[1]]
         return np.pad(inside, [(0, size[0] - inside.shape[0]), (0, size[1] - inside.shape[1])])
 
     def _compare_order(self, image: Entry, records: Sequence[Mapping[str, Any]]) -> None:
@@ -265,11 +243,10 @@ class _Reader:
         if wrong:
             shown = ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
             what = f"{len(wrong)} of {overlapping} overlapping pairs are seen in another order than {order} says"
-            self.found.note(image, f"{what} (annotations {shown}); masks are used")
+            self.note(image, f"{what} (annotations {shown}); masks are used")
 
 
 def _fields(entries: Sequence[Entry]) -> set[str]:
-    """The names of all fields that objects have."""
     return {key for entry in entries if isinstance(entry.value, Mapping) for key in entry.value}
 
 

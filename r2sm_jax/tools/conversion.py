@@ -8,9 +8,10 @@ raises InputError.
 
 import json
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os.path import commonpath
 from pathlib import Path
 from typing import Any
@@ -149,12 +150,7 @@ class Conversion:
             if not source.is_dir():
                 yield Entry(source, "", load_json(source, what))
             for path in sorted(source.glob("*.json")) if source.is_dir() else ():
-                try:
-                    entry = Entry(path, "", load_json(path, what))
-                except InputError as error:
-                    self.bad.append(Note(str(path), str(error).removeprefix(f"{path}: ")))
-                else:
-                    yield entry
+                yield from self._try(Entry(path, "", None), partial(load_json, path, what))
 
     def read_lists(self, sources: Sequence[Path], what: str) -> Iterator[Entry]:
         """The entries of lists in JSON files, pickles of plain data (.p), or files with a JSON object a line (.jsonl).
@@ -171,12 +167,15 @@ class Conversion:
             for number, line in enumerate(read_bytes(path).splitlines(), start=1):
                 place = Entry(path, f"line {number}", None)
                 if line.strip():
-                    try:
-                        entry = replace(place, value=parse_json(line, str(place), what))
-                    except InputError as error:
-                        self.bad.append(Note(str(place), str(error).removeprefix(f"{place}: ")))
-                    else:
-                        yield entry
+                    yield from self._try(place, partial(parse_json, line, str(place), what))
+
+    def _try(self, place: Entry, read: Callable[[], Any]) -> list[Entry]:
+        """The entry with the value that `read` gives; none, and a bad record, where that is not JSON."""
+        try:
+            return [replace(place, value=read())]
+        except InputError as error:
+            self.bad.append(Note(str(place), str(error).removeprefix(f"{place}: ")))
+            return []
 
     def by_id(self, file: Entry, key: str, name: str) -> dict[int, Entry]:
         """The objects of a list by their id. One without an id, or with that of another, is a bad record. Raises
@@ -202,36 +201,31 @@ class Conversion:
         `names` are file names that the image may have, the most likely one first; for names of COCO 2014 those of 2017
         are tried too. Without `size` the file must exist: its header gives the size. Without `image_id` the image gets
         the next number, and a file that has one already is not added again. Raises RecordError where the file is
-        missing, damaged, outside the folder or of another size, and for an `image_id` that is taken.
+        missing, damaged, outside the folder or of another size.
         """
-        folder, path = self.images_dir or (entry.path.parent if size is None else None), None
+        folder = self.images_dir or (entry.path.parent if size is None else None)
         if outside := [name for name in names if leads_outside(name)]:
             raise entry.error(f"the file name {outside[0]!r} leads out of the image folder", "give one inside it")
+        number = len(self.images) + 1 if image_id is None else image_id
+        record = {"id": number, "file_name": names[0]}
         if folder is not None:
             tried = [*names, *(re.sub(r"COCO_(train|val|test)2014_", "", name) for name in names)]
             path = next((folder / name for name in tried if find_image([folder], name)), None)
             if path is None:
                 raise entry.error(f"{' or '.join(names)} is not in {folder}", "give the folder with --images DIR")
-        if image_id is None and path in self.known:
-            return self.known[path]
-        number = len(self.images) + 1 if image_id is None else image_id
-        if number in self.images:
-            raise entry.error(f"image {number} occurs twice", "give each split its own run")
-        actual = size
-        if path is not None:
+            if image_id is None and path in self.known:
+                return self.known[path]
             try:
-                actual = image_size(path)
+                stated, size = size, image_size(path)
             except InputError as error:
                 raise entry.error(f"its image cannot be read ({error})", "give the image again") from error
-        assert actual is not None  # without a size a file was looked for
-        height, width = actual
-        if size is not None and size != actual:
-            what = f"its image is {height} x {width}, but the size in the file is {size[0]} x {size[1]}"
-            raise entry.error(what, "give the image that was annotated")
-        if path is not None:
+            if stated not in (None, size):
+                what = f"its image is {size[0]} x {size[1]}, but the size in the file is {stated[0]} x {stated[1]}"
+                raise entry.error(what, "give the image that was annotated")
+            record["file_name"] = path.relative_to(folder).as_posix()
             self.image_paths[number], self.known[path] = path, number
-        name = names[0] if folder is None or path is None else path.relative_to(folder).as_posix()
-        self.images[number] = {"id": number, "file_name": name, "height": height, "width": width}
+        assert size is not None  # without a size a file was looked for
+        self.images[number] = record | {"height": size[0], "width": size[1]}
         return number
 
     def add_annotation(

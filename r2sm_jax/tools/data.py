@@ -14,15 +14,15 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import LISTS, Instance, Sample, category_names, group_by_image, read_instance, read_records
+from r2sm_jax.data.samples import Dataset, Instance, Sample, group_by_image, read_records
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.query import MaskType, Query
+from r2sm_jax.query import MaskType
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
 from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
-from r2sm_jax.tools.check import check
+from r2sm_jax.tools.check import check, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
@@ -90,10 +90,9 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     elsewhere = found.name_images(files.out)
     records = found.records(f"converted from {name}: {', '.join(path.name for path in files.sources)}")
     if template.queries:
-        add_template_queries(records, template.queries, template.seed)
+        add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
-    _print_notes(found)
-    _print_counts(files.out, records)
+    _print_result(found, files.out, records)
     if elsewhere:
         print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
 
@@ -126,12 +125,11 @@ def r2sm(
     about = records.get("info")
     records["info"] = (about if isinstance(about, dict) else {}) | {"queries": queries.name}
     write_json(out, records, overwrite)
-    _print_notes(found)
-    _print_counts(out, records)
+    _print_result(found, out, records)
 
 
-def _print_notes(found: Conversion) -> None:
-    """Lists on stderr the records that were left out, and what else the user should know, by reason."""
+def _print_result(found: Conversion, out: Path, records: dict[str, Any]) -> None:
+    """Says what was written, and lists on stderr what was left out and what else the user should know, by reason."""
     if found.bad:
         total = found.good + len(found.bad)
         print(f"note: {len(found.bad)} of {total} records cannot be used and were left out", file=sys.stderr)
@@ -139,12 +137,8 @@ def _print_notes(found: Conversion) -> None:
         others = [note.where for note in same[1:]]
         listed = ", ".join(others[:NOTES_SHOWN]) + (", ..." if len(others) > NOTES_SHOWN else "")
         print(f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""), file=sys.stderr)
-
-
-def _print_counts(out: Path, records: dict[str, Any]) -> None:
     types = Counter(query["mask_type"] for query in records["queries"])
-    counts = ", ".join(f"{len(records[key])} {key}" for key in LISTS)
-    print(f"wrote {out}: {counts} ({types['modal']} modal, {types['amodal']} amodal)")
+    print(f"wrote {out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
 
 
 def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: int = 0, overwrite: bool = False) -> None:
@@ -165,7 +159,7 @@ def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: in
     refuse_overwrite(out, overwrite)
     records = read_records(dataset)
     before, images = len(records["queries"]), len(records["images"])
-    add_template_queries(records, queries, seed, dataset)
+    add_template_queries(dataset, records, queries, seed)
     write_json(out, records, overwrite)
     added = records["queries"][before:]
     types = Counter(query["mask_type"] for query in added)
@@ -174,18 +168,17 @@ def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: in
         print(f"{without} of {images} images got none: nothing in them can be asked for by its class")
 
 
-def add_template_queries(records: Mapping[str, Any], count: int, seed: int, path: Path | None = None) -> None:
-    """Appends up to `count` queries about every image to the records of a checked dataset file.
+def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
+    """Appends up to `count` queries about every image to the records of the checked dataset file `path`.
 
-    `path` is the file that they are from, for messages. Raises InputError for a mask that cannot be read.
+    Raises InputError for a mask that cannot be read.
     """
-    names, by_image = category_names(records), group_by_image(records, "annotations")
+    dataset, annotations = Dataset(path, records), group_by_image(records, "annotations")
     number = max((query["id"] for query in records["queries"]), default=0)
-    for image in records["images"]:  # only one image's masks are in memory at a time
-        annotations, file = by_image[image["id"]], path or Path(image["file_name"])
-        instances = [read_instance(file, image, a, names).convert(masks.expand) for a in annotations]
+    for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
+        instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
         rng = np.random.default_rng((seed, image["id"] % 2**63))
-        forbidden = unaskable(instances, background_ids(annotations))
+        forbidden = unaskable(instances, background_ids(annotations[image["id"]]))
         for query in write_queries(describe_objects(instances), rng=rng, count=count, forbidden=forbidden):
             number += 1
             records["queries"].append(
@@ -246,23 +239,20 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
 
     Queries are drawn at random, but both mask types are shown where the sample has both.
     """
-    row = [Panel(sample.image, caption=_image_caption(sample))]
+    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
+    counts = f"{len(areas)} instances, {sum(area.complete > area.modal for area in areas)} occluded"
+    row = [Panel(sample.image, caption=f"{sample.file_name}\n{counts}")]
     by_id = {instance.id: instance for instance in sample.instances}
-    for query in _choose(sample.queries, queries, seed):
+    order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
+    first = {sample.queries[i].mask_type: i for i in reversed(order)}
+    chosen = list(dict.fromkeys([*first.values(), *order]))[:queries]
+    for query in (sample.queries[i] for i in sorted(chosen)):
         meant = [by_id[number] for number in query.instance_ids]
         shape = sample.image.shape[:2]
         visible = masks.union((instance.modal for instance in meant), shape)
         occluded = masks.union((instance.complete for instance in meant), shape) & ~visible
         row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
     return row
-
-
-def _choose(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Up to `count` queries at random, in their own order, with both mask types where there are both."""
-    order = np.random.default_rng(seed).permutation(len(queries))
-    first = {queries[i].mask_type: int(i) for i in reversed(order)}
-    chosen = [*first.values(), *(int(i) for i in order if int(i) not in first.values())][:count]
-    return [queries[i] for i in sorted(chosen)]
 
 
 def _target_caption(meant: Sequence[Instance]) -> str:
@@ -275,11 +265,6 @@ def _target_caption(meant: Sequence[Instance]) -> str:
         share = "amodal mask unknown"
     names = ", ".join(sorted({instance.category for instance in meant}))
     return f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
-
-
-def _image_caption(sample: Sample) -> str:
-    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
-    return f"{sample.file_name}\n{len(areas)} instances, {sum(a.complete > a.modal for a in areas)} occluded"
 
 
 def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:

@@ -6,7 +6,6 @@ named NAME_1.png, NAME_2_red cup.png or NAME/red cup.png, where NAME is the imag
 masks of an object have the same name, but for words such as "whole" and "mask" at its end.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +54,10 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
         for key in sorted(whole | visible):
             entry = Entry(whole.get(key) or visible[key], "", {})
             with found.record():
-                name = _image_of(key, images)
+                words = key.split("_")
+                # The longest name of an image with which the mask's begins.
+                names_of = ("_".join(words[:length]) for length in range(len(words), 0, -1))
+                name = next((name for name in names_of if name in images), None)
                 if name is None:
                     raise entry.error(f"there is no image for it in {folder}", "give its name to an image")
                 if name not in numbers:
@@ -64,12 +66,12 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
                 for masks, where in ((whole, names.whole), (visible, names.visible)):
                     if key not in masks:
                         raise entry.error(f"the object has no mask in {where}", "give it both masks")
-                words = [word for word in key[len(name) :].split("_") if word and not word.isdecimal()]
+                label = " ".join(word for word in key[len(name) :].split("_") if word and not word.isdecimal())
                 size = found.size(numbers[name])
                 amodal, modal = (_read(entry, masks[key], size) for masks in (whole, visible))
                 if not amodal.any():
                     raise entry.error("its mask has no pixel", "correct it")
-                found.add_annotation(numbers[name], " ".join(words), modal, amodal)
+                found.add_annotation(numbers[name], label, modal, amodal)
     return found.finish()
 
 
@@ -87,13 +89,6 @@ def _files(folder: Path) -> dict[str, Path]:
                 raise InputError(f"{path}: it has the same name as {found[key]}; rename one of them")
             found[key] = path
     return found
-
-
-def _image_of(key: str, images: Mapping[str, Path]) -> str | None:
-    """The longest name of an image with which the name of a mask begins, up to a "_"."""
-    words = key.split("_")
-    names = ("_".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((name for name in names if name in images), None)
 
 
 def _read(entry: Entry, path: Path, size: Size) -> Mask:

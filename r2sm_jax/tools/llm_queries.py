@@ -25,15 +25,7 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import (
-    Dataset,
-    Instance,
-    category_names,
-    group_by_image,
-    image_folders,
-    read_instance,
-    read_records,
-)
+from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_json, read_records
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
@@ -42,7 +34,9 @@ from r2sm_jax.tools.conversion import write_json
 
 TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
 REASONS: dict[str, str] = TEXTS["reasons"]
+PATTERNS = {name: re.compile(text, re.VERBOSE | re.IGNORECASE) for name, text in TEXTS["patterns"].items()}
 MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
+_AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"
 SIMILAR = 0.8
 """Two questions are near-duplicates from this share on: words in common, of the words in either."""
 
@@ -82,23 +76,19 @@ def requests(
     if out.resolve() == dataset.resolve():
         raise InputError(f"--out {out}: this is the dataset file itself; give another name")
     refuse_overwrite(out, overwrite or resume)
-    records = read_records(dataset)
-    names, by_image = category_names(records), group_by_image(records, "annotations")
-    embedded = Dataset(dataset, "", records, image_folders(dataset, images)) if image == "embed" else None
-    written = dict.fromkeys(MASK_TYPES, 0)
+    data, written = read_json(dataset, images, need_images=False), Counter[str]()
     with writing(out) as part:
         kept = _keep_requests(out, part) if resume else set()
         with part.open("ab" if resume else "wb") as file:
-            for index, entry in enumerate(records["images"]):  # only one image's masks are in memory at a time
-                missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
-                annotations = [a for a in by_image[entry["id"]] if missing and _can_be_asked_for(a, "modal")]
-                instances = [read_instance(dataset, entry, a, names).convert(masks.expand) for a in annotations]
-                tables: dict[MaskType, str] = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
-                url = _data_url(embedded[index].image) if tables and embedded is not None else entry["file_name"]
+            for index, entry in enumerate(data.images):  # only one image's masks are in memory at a time
+                missing = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
+                instances = [i.convert(masks.expand) for i in data.rles_at(index) if not i.ignore] if missing else []
+                tables = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
+                url = _data_url(data.image_at(index)) if tables and image == "embed" else entry["file_name"]
                 for mask_type, table in tables.items():
                     file.write(_json_line(_request(entry, mask_type, table, url, queries, model)))
                     written[mask_type] += 1
-    counts = f"{sum(written.values())} requests ({written['modal']} modal, {written['amodal']} amodal)"
+    counts = f"{written.total()} requests ({written['modal']} modal, {written['amodal']} amodal)"
     print(f"wrote {out}: {counts}{f', {len(kept)} were there' if resume else ''}, prompts version {TEXTS['version']}")
 
 
@@ -139,11 +129,6 @@ def system_prompt(mask_type: MaskType, count: int) -> str:
 
 def _request_id(image_id: int, mask_type: MaskType) -> str:
     return f"img{image_id}-{mask_type}"
-
-
-def _can_be_asked_for(annotation: Mapping[str, Any], mask_type: MaskType) -> bool:
-    """Whether an annotation is not ignored and its mask of this type is known."""
-    return not annotation.get("ignore") and (mask_type == "modal" or annotation.get("segmentation") is not None)
 
 
 def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
@@ -222,12 +207,13 @@ def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[d
     for query in records["queries"]:
         earlier[query["image_id"], query["mask_type"]].append(_content_words(query["text"]))
     number = max((query["id"] for query in records["queries"]), default=0)
-    for where, custom_id, text, reason in _read_lines(paths):
-        if reason or custom_id not in requested:
+    for where, text, reason in _read_lines(paths):
+        if reason or where["custom_id"] not in requested:
             yield where | {"reason": reason or "unknown request", "question": "", "answer": text}
             continue
-        image_id, mask_type = place = requested[custom_id]
-        offered = {a["id"]: names[a["category_id"]] for a in by_image[image_id] if _can_be_asked_for(a, mask_type)}
+        image_id, mask_type = place = requested[where["custom_id"]]
+        known = [a for a in by_image[image_id] if mask_type == "modal" or a.get("segmentation") is not None]
+        offered = {a["id"]: names[a["category_id"]] for a in known if not a.get("ignore")}
         for found in read_answer(text):
             if reason := _fault(found, offered, earlier[place]):
                 yield where | {"reason": reason, "question": found.question, "answer": found.answer}
@@ -242,13 +228,13 @@ def _add_queries(records: dict[str, Any], paths: tuple[Path, ...]) -> Iterator[d
             )
 
 
-def _read_lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], str, str, str]]:
-    """For each line that is not blank: its place, its custom_id, its text, and why that is none ("" if it is one)."""
+def _read_lines(paths: tuple[Path, ...]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """For each line that is not blank: its place, its text, and why that is none ("" if it is one)."""
     for path in paths:
         for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
             if line.strip():
                 custom_id, text, reason = _read_line(line)
-                yield {"file": str(path), "line": number, "custom_id": custom_id}, custom_id, text, reason
+                yield {"file": str(path), "line": number, "custom_id": custom_id}, text, reason
 
 
 def _read_line(line: bytes) -> tuple[str, str, str]:
@@ -268,32 +254,6 @@ def _read_line(line: bytes) -> tuple[str, str, str]:
     return custom_id, content.encode("utf-8", "replace").decode("utf-8"), ""  # half characters cannot be written
 
 
-def _tag(pattern: str) -> re.Pattern[str]:
-    """A tag such as <Q>, </Q> or <Q1>. Repetitions are bounded, so that long rubbish is read in linear time."""
-    return re.compile(rf"<\s{{0,3}}{pattern}\s{{0,3}}\d{{0,2}}\s{{0,3}}>", re.IGNORECASE)
-
-
-_QUESTION, _ANSWER = _tag("q"), _tag("a")
-_QUESTION_END, _ANY_TAG = _tag(r"(?:/\s{0,3}q|a)"), _tag(r"/?\s{0,3}[qa]")
-_INSTANCE = re.compile(r"\binstance[\s_]{1,3}id", re.IGNORECASE)
-_ID_AND_NAME = re.compile(
-    r"instance[\s_]{1,3}id\s{0,3}(?:is|:|=)?[\s\[(\"'#*]{0,6}(-?\d{1,18})(?!\d)[\s\])\"',;:.*]{0,6}"
-    r"(?:and\s{1,3})?(?:the\s{1,3})?(?:class|label)[\s_]{1,3}name\s{0,3}(?:is|:|=)?\s*"
-    r"(?:\[([^\]\n]+)\]|([^;\n]*))",
-    re.IGNORECASE,
-)
-_AFTER_NAME = re.compile(r"\s(?:\d{1,2}[.)]|and)\s?$")
-"""The number of the next question, or the "and" before the next instance."""
-_AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"
-_NUMBERING = re.compile(r"^(?:question\s?)?(?:\(?\d{1,2}\s?[.):]\s|question\s?:\s?)", re.IGNORECASE)
-_NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
-_COORDINATES = re.compile(
-    rf"[\[(]\s?{_NUMBER}\s?[,;]\s?{_NUMBER}|{_NUMBER}\s?,\s{_NUMBER}|\b[xy]\s?[=:]\s?-?\d"
-    r"|\bcoordinates\b|\bbounding[\s-]box|\bbbox|\bpolygons?\b",
-    re.IGNORECASE,
-)
-
-
 class QuestionAndAnswer(NamedTuple):
     """As a model wrote them. `named` holds ids and class names; it is empty where the answer cannot be read."""
 
@@ -308,33 +268,27 @@ def read_answer(text: str) -> list[QuestionAndAnswer]:
     Closing tags, and the one that opens the answer, may be missing. Numbering, brackets, case and text around the tags
     do not matter. Text without any `<Q>` counts as one question that cannot be read.
     """
-    _, *parts = _QUESTION.split(text)
+    _, *parts = PATTERNS["question"].split(text)
     return [_read_one(part) for part in parts] or [QuestionAndAnswer("", text.strip(), ())]
 
 
 def _read_one(text: str) -> QuestionAndAnswer:
     """A question and its answer from the text between one `<Q>` and the next."""
-    end = _QUESTION_END.search(text) or _INSTANCE.search(text)
-    question = _ANY_TAG.sub(" ", text if end is None else text[: end.start()])
-    question = _NUMBERING.sub("", " ".join(question.split()).strip(_AROUND_QUESTION)).strip(_AROUND_QUESTION)
+    end = PATTERNS["question_end"].search(text) or PATTERNS["instance"].search(text)
+    question = PATTERNS["tag"].sub(" ", text if end is None else text[: end.start()])
+    question = " ".join(question.split()).strip(_AROUND_QUESTION)
+    question = PATTERNS["numbering"].sub("", question).strip(_AROUND_QUESTION)
     answer = "" if end is None else text[end.start() :]
-    opened = _ANSWER.search(answer) or _QUESTION_END.search(answer)
+    opened = PATTERNS["answer"].search(answer) or PATTERNS["question_end"].search(answer)
     answer = (answer if opened is None else answer[opened.end() :]).lstrip()
-    answer = _ANY_TAG.split(answer, maxsplit=1)[0].strip()
-    starts = [match.start() for match in _INSTANCE.finditer(answer)]
-    named = [_id_and_name(answer[start:end]) for start, end in pairwise([*starts, len(answer)])]
-    good = tuple(pair for pair in named if pair is not None)
-    is_readable = bool(words_of(question)) and len(good) == len(named)
-    return QuestionAndAnswer(question, answer, good if is_readable else ())
-
-
-def _id_and_name(text: str) -> tuple[int, str] | None:
-    """The id and the class name in "instance id is [3], class name is [mug];"."""
-    found = _ID_AND_NAME.match(text)
-    if found is None:
-        return None
-    name = (found[2] or _AFTER_NAME.sub("", found[3])).strip(_AROUND_NAME)
-    return (int(found[1]), name) if name else None
+    answer = PATTERNS["tag"].split(answer, maxsplit=1)[0].strip()
+    starts, named = [match.start() for match in PATTERNS["instance"].finditer(answer)], []
+    for start, end in pairwise([*starts, len(answer)]):
+        if found := PATTERNS["id_and_name"].match(answer[start:end]):
+            name = found[2] or PATTERNS["after_name"].sub("", found[3])
+            named.append((int(found[1]), name.strip(_AROUND_NAME)))
+    is_readable = words_of(question) and len(named) == len(starts) and all(name for _, name in named)
+    return QuestionAndAnswer(question, answer, tuple(named) if is_readable else ())
 
 
 def _fault(found: QuestionAndAnswer, offered: Mapping[int, str], earlier: list[frozenset[str]]) -> str:
@@ -348,7 +302,7 @@ def _fault(found: QuestionAndAnswer, offered: Mapping[int, str], earlier: list[f
         return "wrong class"
     if any(says_name(found.question, offered[number]) for number, _ in found.named):
         return "class name"
-    if _COORDINATES.search(found.question):
+    if PATTERNS["coordinates"].search(found.question):
         return "coordinates"
     if any(len(words & other) >= SIMILAR * len(words | other) for other in earlier):
         return "near-duplicate"

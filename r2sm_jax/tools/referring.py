@@ -52,7 +52,6 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
     and objects that the split uses are kept.
 
     Args:
-        files: What to read and to write.
         instances: COCO's instances.json.
         split: The split to take.
     """
@@ -101,7 +100,6 @@ def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
     so that a smaller one wins where two overlap.
 
     Args:
-        files: What to read and to write.
         explanatory: explanatory/train.json, for textual answers.
     """
     found = Conversion(files.images, files.max_bad)

@@ -21,13 +21,12 @@ from rich.markdown import Markdown
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks, sheet
-from r2sm_jax.data.samples import Dataset, Instance, read_records
-from r2sm_jax.data.splits import images_of_split
+from r2sm_jax.data.samples import Instance
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.scenes.scenes import ProceduralSource
-from r2sm_jax.sources import open_source
+from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools.check import progress
 
 
@@ -137,26 +136,18 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
 
 def count_file(path: Path, split: str = "all") -> Counts:
     """The counts of one dataset file or of one of its splits. Raises InputError for one that is missing or damaged."""
-    dataset = Dataset(path, "", read_records(path), ())
-    chosen = images_of_split(path, dataset.image_ids, split)
-    counts: Counts = Counter()
-    indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in chosen]
-    for index in progress(indices, "images"):
+    dataset, counts = load_json_split(path, split, need_images=False), Counts()
+    for index in progress(range(len(dataset)), "images"):
         instances, (height, width) = dataset.rles_at(index), dataset.size_at(index)
-        areas = [instance.convert(_rle_area) for instance in instances if not instance.ignore]
+        areas = [i.convert(lambda rle: masks.areas([rle])[0]) for i in instances if not i.ignore]
         counts["ignore_regions"] += len(instances) - len(areas)
         _count_image(counts, height * width, areas, dataset.queries_at(index))
     return counts
 
 
-def _rle_area(rle: masks.RLE) -> int:
-    return masks.areas([rle])[0]
-
-
 def count_scenes(split: str, number: int) -> Counts:
     """The counts of the first `number` procedural scenes of a split."""
-    source = open_source("scenes", split, count=number)
-    counts: Counts = Counter()
+    source, counts = open_source("scenes", split, count=number), Counts()
     for index in progress(range(number), "scenes"):
         sample = source[index]
         areas = [instance.convert(masks.area) for instance in sample.instances]
@@ -171,15 +162,15 @@ def _count_image(counts: Counts, pixels: int, areas: Iterable[Instance[int]], qu
     for area in areas:
         counts["instances"] += 1
         counts[f"instances_with_{'unknown' if area.amodal is None else 'known'}_amodal"] += 1
-        _count_bin(counts, "area_share", "modal", area.modal / pixels)
-        _count_bin(counts, "coco_size", "modal", area.modal)
         if area.amodal is not None:
             rate = (area.amodal - area.modal) / max(1, area.amodal)
             counts["occluded_instances"] += rate > 0
             counts["occluded_by_more_than_0.15"] += rate > 0.15
             _count_bin(counts, "occlusion_rate", "instances", rate)
-            _count_bin(counts, "area_share", "amodal", area.amodal / pixels)
-            _count_bin(counts, "coco_size", "amodal", area.amodal)
+        for mask_type, size in (("modal", area.modal), ("amodal", area.amodal)):
+            if size is not None:
+                _count_bin(counts, "area_share", mask_type, size / pixels)
+                _count_bin(counts, "coco_size", mask_type, size)
     for query in queries:
         mask_type, targets = query.mask_type, len(set(query.instance_ids))
         counts["all_queries"] += 1
