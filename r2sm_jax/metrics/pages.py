@@ -8,7 +8,6 @@ import base64
 import io
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -25,7 +24,8 @@ from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.score import QueryResult, Scored, truths_at
 
-_PAPER = tomllib.loads(files("r2sm_jax.metrics").joinpath("published.toml").read_text(encoding="utf-8"))
+_FOLDER = files("r2sm_jax.metrics")
+_PAPER = tomllib.loads(_FOLDER.joinpath("published.toml").read_text(encoding="utf-8"))
 
 TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
 PUBLISHED: dict[str, dict[str, list[int]]] = _PAPER["table_1"]
@@ -94,7 +94,7 @@ def selection(report: Mapping[str, Any]) -> str:
 
 def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
     """The report as Markdown; `brief` leaves out the paper's columns, other definitions and kinds of queries."""
-    template = _templates().get_template("report.md")
+    template = TEMPLATES.get_template("report.md")
     return template.render(report, brief=brief, selection=selection(report), decided=_mask_types(report))
 
 
@@ -159,7 +159,7 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, split in report["splits"].items()
         if split["predicted_iou"]["curve"]
     }
-    template = _templates().get_template("report.html")
+    template = TEMPLATES.get_template("report.html")
     return template.render(
         report, galleries=galleries, intro=intro, tables=f"## {tables}", reliability=reliability, honesty=honesty
     )
@@ -167,21 +167,7 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
 
 def page(title: str, body: str) -> str:
     """A document around a body, which is HTML."""
-    return _templates().get_template("page.html").render(title=title, body=body)
-
-
-@cache
-def _templates() -> Environment:
-    """The templates of this folder, and what they call."""
-    folder = files("r2sm_jax.metrics")
-    templates = Environment(
-        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
-        autoescape=select_autoescape(["html"]), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    templates.globals |= {"TYPES": TYPES, "TABLE_2": TABLE_2, "TABLE_3": TABLE_3, "picture": _picture}
-    templates.globals |= {f.__name__: f for f in (cells, chart, interval_of, percent, render)}
-    return templates
+    return TEMPLATES.get_template("page.html").render(title=title, body=body)
 
 
 def render(text: str) -> str:
@@ -191,7 +177,8 @@ def render(text: str) -> str:
     return made.replace("</table>", "</table></div>")
 
 
-def _picture(panel: Panel) -> str:
+def picture(panel: Panel) -> str:
+    """A panel's image with its masks as an address that holds all of it."""
     drawn = draw_panel(panel, PICTURE / max(panel.image.shape[:2]))
     buffer = io.BytesIO()
     Image.fromarray(drawn).save(buffer, "WEBP", quality=82)
@@ -212,3 +199,13 @@ def chart(curves: dict[str, list[dict[str, float]]], least: float, x: str, y: st
             axes.set_title(title, fontsize=9)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return "<svg" + buffer.getvalue().partition("<svg")[2]
+
+
+TEMPLATES = Environment(
+    loader=FunctionLoader(lambda name: _FOLDER.joinpath(name).read_text(encoding="utf-8")),
+    autoescape=select_autoescape(["html"]), undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+"""The templates of this folder, which can call these functions."""
+TEMPLATES.globals |= {"TYPES": TYPES, "TABLE_2": TABLE_2, "TABLE_3": TABLE_3}
+TEMPLATES.globals |= {f.__name__: f for f in (cells, chart, interval_of, percent, picture, render)}
