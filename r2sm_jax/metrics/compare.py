@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.metrics.iou import Ratio, interval, lisa_iou
-from r2sm_jax.metrics.pages import TYPES, percent, table
+from r2sm_jax.metrics.iou import Ratio, interval, mean_ratio, ratios
+from r2sm_jax.metrics.pages import TEMPLATES, TYPES
 from r2sm_jax.metrics.score import QueryResult
 
 NAME = "queries.csv"
@@ -44,16 +44,16 @@ def read_queries(folder: Path) -> dict[str, Table]:
     path = folder / NAME
     if not path.is_file():
         raise InputError(f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote")
-    rows: dict[str, list[dict[str, str]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for row in csv.DictReader(file, restval="missing"):
-            rows.setdefault(row.get("split", ""), []).append(row)
+        rows = list(csv.DictReader(file, restval="missing"))
     try:
-        if rows:
-            return {split: _table(found) for split, found in rows.items()}
+        splits = list(dict.fromkeys(row["split"] for row in rows))
+        tables = {split: _table([row for row in rows if row["split"] == split]) for split in splits}
     except (KeyError, ValueError, OverflowError):
-        pass
-    raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
+        tables = {}
+    if not tables:
+        raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
+    return tables
 
 
 def _table(rows: Sequence[dict[str, str]]) -> Table:
@@ -106,11 +106,11 @@ def _compare(tables: Sequence[Table]) -> dict[str, Any]:
     for kind in TYPES:
         amodal = tables[0]["amodal"]
         rows = np.ones_like(amodal) if kind == "all" else amodal == (kind == "amodal")
-        images, ratios = tables[0]["image_id"][rows], [_ratios(queries, rows) for queries in tables]
+        images, each = tables[0]["image_id"][rows], [_ratios(queries, rows) for queries in tables]
         found[kind] = {
             name: {
-                "values": [_value(r[name]) for r in ratios],
-                "differences": [_difference(images, r[name], ratios[0][name]) for r in ratios[1:]],
+                "values": [_value(r[name]) for r in each],
+                "differences": [_difference(images, r[name], each[0][name]) for r in each[1:]],
             }
             for name in FIGURES.values()
         }
@@ -118,14 +118,8 @@ def _compare(tables: Sequence[Table]) -> dict[str, Any]:
 
 
 def _ratios(queries: Table, rows: np.ndarray) -> dict[str, Ratio]:
-    """Every figure as a ratio of sums over queries; a query that a figure does not count has 0 in both."""
-    answered, hidden, outline = (queries[prefix][rows] for prefix in COUNTS)
-    values = {
-        "giou": lisa_iou(answered), "occluded_iou": lisa_iou(hidden), "boundary_iou": lisa_iou(outline),
-        "accuracy": queries["right"][rows],
-    }  # fmt: skip
-    means = {name: (np.nan_to_num(v), (~np.isnan(v)).astype(float)) for name, v in values.items()}
-    return means | {"ciou": (answered[:, 0], answered[:, 1])}
+    found = ratios(*(queries[prefix][rows] for prefix in COUNTS))
+    return found | {"accuracy": mean_ratio(queries["right"][rows])}
 
 
 def _value(ratio: Ratio) -> float | None:
@@ -145,27 +139,4 @@ def markdown(compared: dict[str, Any]) -> str:
     names = [Path(report).name for report in compared["reports"]]
     if len(set(names)) < len(names):
         names = [chr(ord("A") + i) for i in range(len(names))]
-    lines = ["# R2SM evaluations side by side", ""]
-    lines += [f"{name}: `{report}`  " for name, report in zip(names, compared["reports"], strict=True)]
-    lines += ["", f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over images. "
-              "A star: the interval leaves out 0.", ""]  # fmt: skip
-    header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    for split, kinds in compared["splits"].items():
-        rows = [
-            [f"{title}, {kind}", *map(percent, figures[key]["values"]), *map(_shown, figures[key]["differences"])]
-            for title, key in FIGURES.items()
-            for kind, figures in kinds.items()
-        ]
-        lines += [f"## {split}", "", *table(header, rows)]
-    return "\n".join(lines)
-
-
-def _shown(difference: dict[str, Any]) -> str:
-    value, bounds = difference["value"], difference["interval"]
-    if value is None:
-        return "–"
-    shown = f"{100 * value:+.2f}"
-    if bounds is None:
-        return shown
-    star = "" if bounds[0] <= 0 <= bounds[1] else " *"
-    return f"{shown} ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f}){star}"
+    return TEMPLATES.get_template("compare.md").render(compared, names=names, FIGURES=FIGURES)

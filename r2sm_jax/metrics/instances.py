@@ -39,13 +39,9 @@ class InstanceScores:
     units: dict[int, Unit] = field(default_factory=dict)
 
     def add(
-        self,
-        query_id: int,
-        detections: Sequence[RLE],
-        scores: Sequence[float],
-        truth: Sequence[RLE],
+        self, query_id: int, detections: Sequence[RLE], scores: Sequence[float], truth: Sequence[RLE],
         crowd: Sequence[RLE] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
         ignore (`crowd`). Raises ValueError for a query that was added before."""
         if query_id in self.units:

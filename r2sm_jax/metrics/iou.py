@@ -100,6 +100,24 @@ VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {
 """Definitions by name. PixelLM's `muse` needs a query's instances, see instances.py."""
 
 
+def mean_ratio(values: Float[np.ndarray, " n"]) -> Ratio:
+    """A mean over queries, without those that have no number (NaN)."""
+    return np.nan_to_num(values), (~np.isnan(values)).astype(float)
+
+
+def ratios(
+    answered: Shaped[np.ndarray, "n _c"], occluded: Shaped[np.ndarray, "n _c"], boundary: Shaped[np.ndarray, "n _c"]
+) -> dict[str, Ratio]:
+    """gIoU, cIoU, occluded and boundary IoU of queries, from columns that begin with intersection and union; rows of
+    NaN where a query has none."""
+    return {
+        "giou": mean_ratio(lisa_iou(answered)),
+        "ciou": (answered[:, 0].astype(float), answered[:, 1].astype(float)),
+        "occluded_iou": mean_ratio(lisa_iou(occluded)),
+        "boundary_iou": mean_ratio(lisa_iou(boundary)),
+    }
+
+
 def interval(images: Int[np.ndarray, " n"], ratio: Ratio, *, minus: Ratio | None = None) -> list[float] | None:
     """The 95 % percentile interval of a ratio of sums, or of its difference from `minus` on the same images.
 

@@ -14,7 +14,7 @@ from r2sm_jax.data.samples import Dataset, Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
 from r2sm_jax.metrics.instances import InstanceScores, muse
-from r2sm_jax.metrics.iou import VARIANTS, Overlap, Ratio, interval, lisa, lisa_iou
+from r2sm_jax.metrics.iou import VARIANTS, Overlap, interval, lisa, lisa_iou, ratios
 from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
 from r2sm_jax.metrics.score import QueryResult, Scored
 from r2sm_jax.query import MaskType, Sentence, keyword_mask_type
@@ -62,15 +62,7 @@ def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -
     images = np.array([result.image_id for result in results], np.int64)
     counts, hidden, outline = (collect(results, pick) for pick in (answered, occluded, boundary))
     hidden_scores, whole_scores = lisa(hidden), lisa(collect(results, complete))
-    ones, has_hidden = np.ones(len(results)), np.array([r.occluded is not None for r in results], float)
-    hidden_iou = np.zeros(len(results))
-    hidden_iou[has_hidden > 0] = lisa_iou(hidden)
-    ratios: dict[str, Ratio] = {
-        "giou": (lisa_iou(counts), ones),
-        "ciou": (counts[:, 0].astype(float), counts[:, 1].astype(float)),
-        "occluded_iou": (hidden_iou, has_hidden),
-        "boundary_iou": (lisa_iou(outline), ones),
-    }
+    hidden_of_all = np.array([r.occluded or [np.nan] * 4 for r in results], float).reshape(-1, 4)
     return {
         **lisa(counts),
         "occluded_iou": hidden_scores["giou"],
@@ -81,7 +73,7 @@ def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -
         "wrong_type_gap": wrong_type_gap(results),
         "queries": len(results),
         "occluded_queries": len(hidden),
-        "interval": {name: interval(images, ratio) for name, ratio in ratios.items()},
+        "interval": {name: interval(images, r) for name, r in ratios(counts, hidden_of_all, outline).items()},
         **(instances.figures([result.query_id for result in results]) if instances is not None else {}),
     }
 

@@ -63,6 +63,12 @@ def lexicon() -> Lexicon:
         raise InputError(f"lexicon.toml: {error}") from error
 
 
+def meaning_of(name: str) -> Meaning:
+    """The entry of a class in the lexicon, or its name alone."""
+    nouns = [name] if name else []
+    return lexicon().classes.get(name) or Meaning([name], nouns=nouns, held_out_nouns=nouns)
+
+
 def clean_name(name: str) -> str:
     """The noun in a free-text region name: lower case, no article, no stray blanks or punctuation."""
     noun = re.sub(r"[^\w\s'&/-]", " ", name.lower().replace("_", " "))

@@ -6,7 +6,7 @@ An unknown attribute, such as the colour of an object in a photo, fits every des
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from r2sm_jax.queries.nouns import Meaning, clean_name, could_mean, lexicon
+from r2sm_jax.queries.nouns import Meaning, clean_name, could_mean, lexicon, meaning_of
 
 HIDDEN = 0.05
 """Share of its complete mask from which an object counts as partly hidden."""
@@ -56,7 +56,7 @@ class Objects:
         self.by_id = {facts.id: facts for facts in objects}
         self.category = {facts.id: clean_name(facts.category) for facts in objects}
         self.in_lexicon = lexicon().classes.keys() >= set(self.category.values())
-        self.meaning = {i: lexicon().classes.get(name) or _unknown(name) for i, name in self.category.items()}
+        self.meaning = {i: meaning_of(name) for i, name in self.category.items()}
         x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
         width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
 
@@ -108,8 +108,3 @@ class Objects:
 def clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
     """Whether `a` is larger than `b` by a margin, as a whole and in what is visible."""
     return a.area > 1.4 * b.area and a.area * (1 - a.occlusion) > 1.1 * b.area * (1 - b.occlusion)
-
-
-def _unknown(name: str) -> Meaning:
-    nouns = [name] if name else []
-    return Meaning([name], nouns=nouns, held_out_nouns=nouns)

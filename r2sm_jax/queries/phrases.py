@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from r2sm_jax.queries.nouns import Meaning, clean_name, is_plural, lexicon, plural, read_toml
+from r2sm_jax.queries.nouns import Meaning, clean_name, is_plural, lexicon, meaning_of, plural, read_toml
 from r2sm_jax.queries.objects import ObjectFacts, Objects, clearly_larger
 from r2sm_jax.random_choice import pick
 
@@ -58,9 +58,8 @@ class PhraseWriter:
 
     def absent(self, category: str) -> Phrase | None:
         """The name of a class that the image does not have; None if it could mean an object that is there."""
-        category = clean_name(category)
-        meaning = lexicon().classes.get(category)
-        nouns = [noun for noun in (self._nouns(meaning) if meaning else [category]) if not self.objects.named(noun)]
+        meaning = meaning_of(clean_name(category))
+        nouns = [noun for noun in self._nouns(meaning) if not self.objects.named(noun)]
         if not nouns:
             return None
         noun = pick(self.rng, nouns)
@@ -210,7 +209,9 @@ class PhraseWriter:
         partners = [other for other in self.objects.all if other.id not in ids and related(target, other)]
         partners = [other for other in partners if (target if behind else other).partly_hidden]
         if draw < 0.2 or not partners:
-            return self._clear(target, noun, others) if others else None
+            if not others or target.occlusion != 0 or not all(other.occlusion > 0.1 for other in others):
+                return None
+            return self._singular(target, noun, after=pick(self.rng, self.words["occlusion"]["clear"]))
         other = pick(self.rng, partners)
         anchor = self.anchor(other)
         if anchor is None or any(related(one, other) for one in others):
@@ -220,11 +221,6 @@ class PhraseWriter:
         if behind and not is_plural(noun):
             relations = relations + words["behind_singular"]
         return self._singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
-
-    def _clear(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
-        if target.occlusion == 0 and all(other.occlusion > 0.1 for other in others):
-            return self._singular(target, noun, after=pick(self.rng, self.words["occlusion"]["clear"]))
-        return None
 
     def _reasoning(self, target: ObjectFacts) -> Phrase | None:
         """The use of an object, or of all objects with that use, without their class."""

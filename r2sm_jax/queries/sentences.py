@@ -28,19 +28,6 @@ TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 SentenceList = Literal["development", "test", "calibration", "r2sm_train", "val_r2sm"]
 """Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
 
-R2SM_FORMS: dict[MaskType, list[tuple[str, str]]] = {
-    "modal": [
-        *[("plain", "")] * 6, *[("restricted", "")] * 2, ("plain", "neutral follow-ups"),
-        ("plain", "restricting follow-ups"), ("hidden or whole", "restricting follow-ups"),
-    ],
-    "amodal": [
-        *[("hidden or whole", "")] * 8, ("hidden or whole", "neutral follow-ups"), ("plain", "completing follow-ups"),
-        ("plain", "hiding follow-ups"),
-    ],
-}  # fmt: skip
-"""Pairs (reason, section) which ask for a mask type. `reason`: column of r2sm_train.tsv, kind of the first sentence.
-`section` of free_sentences.txt: where a second sentence is drawn from; "" = there is none."""
-
 
 @cache
 def free_templates() -> dict[str, tuple[str, ...]]:
@@ -117,11 +104,12 @@ def _r2sm_texts(without: str) -> dict[str, list[str]]:
 def _r2sm_sentence(rng: np.random.Generator, texts: Mapping[str, list[str]]) -> Sentence:
     """A sentence of `r2sm_train`, alone or with a second sentence that may change what it asks for."""
     mask_type: MaskType = pick(rng, TYPES)
-    reason, section = pick(rng, R2SM_FORMS[mask_type])
+    form = pick(rng, free_templates()[f"{mask_type}: forms"])
+    reason, _, section = form.partition(", ")
     text = pick(rng, texts[reason])
     if section:
         text = f"{text if text[-1] in '.?!' else text + '.'} {_draw(rng, section)}"
-    return Sentence(text, mask_type, f"{mask_type}: r2sm {reason}{section and ', ' + section}")
+    return Sentence(text, mask_type, f"{mask_type}: r2sm {form}")
 
 
 def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:

@@ -22,15 +22,8 @@ from r2sm_jax.queries.nouns import display_name, lexicon
 from r2sm_jax.queries.write import ABSENT_SPLIT, SPLIT_STRIDE, SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import Query
 from r2sm_jax.random_choice import pick
-from r2sm_jax.scenes.cutouts import (
-    Cutout as FolderCutout,
-    blend,
-    read_cutouts,
-    read_picture,
-    remember,
-    rescale,
-)
-from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
+from r2sm_jax.scenes.cutouts import Cutout as FolderCutout, blend, read_cutouts, read_picture, remember, rescale
+from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, whole_mask
 from r2sm_jax.scenes.paint import Sprite, opaque
 from r2sm_jax.scenes.photos import ZOOM, Cutout, Photo, Photos, Seen, zoom
 from r2sm_jax.scenes.scenes import ProceduralSource, Scene, choose, describe_objects, unaskable
@@ -61,15 +54,9 @@ class ComposeSource(ProceduralSource):
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        split: str,
-        count: int,
-        *,
-        images: str | PathLike[str] | None = None,
-        cutouts: str | PathLike[str] | None = None,
-        **options: int,
-    ):
+        self, path: str | PathLike[str], split: str, count: int, *, images: str | PathLike[str] | None = None,
+        cutouts: str | PathLike[str] | None = None, **options: int,
+    ):  # fmt: skip
         """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file. `cutouts`
         is a folder of more objects for training.
 
@@ -107,33 +94,31 @@ class ComposeSource(ProceduralSource):
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         k = self.below[number % SPLIT_STRIDE % len(self.below)]
-        if self.split == "train":
-            photo = zoom(rng, remember(self.photos.read, round(ZOOM * self.size), KEPT_BYTES)(k), self.size)
-        else:
-            photo = remember(self.photos.read, self.size, KEPT_BYTES)(k)
+        training = self.split == "train"
+        photo = remember(self.photos.read, round(ZOOM * self.size) if training else self.size, KEPT_BYTES)(k)
+        photo = zoom(rng, photo, self.size) if training else photo
         layout = Layout((photo.image.height, photo.image.width), self._rules)
         for seen in photo.objects:
             if seen.complete and masks.area(seen.sprite.mask) >= SMALLEST * self.size**2:
                 layout.put(_put_back(seen))
         start = len(layout.placed)
         if rng.random() >= PLAIN:
-            shares = TRAIN_COUNT_SHARES if self.split == "train" else COUNT_SHARES
+            shares = TRAIN_COUNT_SHARES if training else COUNT_SHARES
             for _ in range(1 + choose(rng, shares) + (start == 0)):
                 for _ in range(ATTEMPTS):
                     if self._lay(rng, layout, photo, k):
                         break
-        canvas, over = photo.image.copy(), [placed.in_place() for placed in layout.placed[start:]]
-        blend(rng, canvas, over)
-        items = [placed.item for placed in layout.placed[start:]]
-        image, found = np.array(canvas), self._find(photo, over, items)
-        if self.split == "train":
+        over = [
+            Seen(placed.item.category, placed.in_place(), complete=placed.item.wanted != "free", ignored=False)
+            for placed in layout.placed[start:]
+        ]
+        canvas = photo.image.copy()
+        blend(rng, canvas, [seen.sprite for seen in over])
+        image, found = np.array(canvas), self._find(over, photo.objects, layout.shape)
+        if training:
             image = jitter_colours(image, JITTER, rng)
-        if self.split == "train" and rng.random() < 0.5:
-            image = image[:, ::-1]
-            found = [
-                replace(i, modal=i.modal[:, ::-1], amodal=None if i.amodal is None else i.amodal[:, ::-1])
-                for i in found
-            ]
+            if rng.random() < 0.5:
+                image, found = image[:, ::-1], [i.convert(lambda mask: mask[:, ::-1]) for i in found]
         instances = _number(found)
         return Scene(np.ascontiguousarray(image), instances, tuple(describe_objects(instances)))
 
@@ -164,7 +149,8 @@ class ComposeSource(ProceduralSource):
         if below is not None:
             extent = layout.placed[below].sprite.extent * rng.uniform(0.75, 1.3) * (0.8 + 0.4 * share)
         if self.extra and rng.random() < EXTRA:
-            item, picture, tone = *_picture_of(pick(rng, self.extra), self.size), photo.tone
+            other, tone = pick(rng, self.extra), photo.tone
+            item, picture = Item(other.item.category, {}), remember(read_picture, self.size)(other.path)
         else:
             cutout = self._choose(rng, extent / self.size)
             if cutout.photo == k:
@@ -182,7 +168,8 @@ class ComposeSource(ProceduralSource):
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         extent = float(max(picture.size))
         sprite = Sprite(picture, opaque(picture), -(picture.width // 2), -(picture.height // 2), extent)
-        if masks.area(sprite.mask) < self._rules.smallest_area or not _smaller(sprite.mask.shape, layout.shape):
+        fits = np.all(np.less(sprite.mask.shape, layout.shape))
+        if not fits or masks.area(sprite.mask) < self._rules.smallest_area:
             return False
         free = below is None
         place = layout.find_free(rng, sprite) if free else layout.find_over(rng, sprite, below, share)
@@ -198,32 +185,18 @@ class ComposeSource(ProceduralSource):
         drawn = rng.uniform(self._weights[low], self._weights[high])
         return self.cutouts[min(int(np.searchsorted(self._weights, drawn, "right")) - 1, high - 1)]
 
-    def _find(self, photo: Photo, over: list[Sprite], items: list[Item]) -> list[Instance]:
-        """The objects of the picture."""
-        shape = photo.image.height, photo.image.width
-        covered, found = np.zeros(shape, bool), list[Instance]()
-
-        def add(sprite: Sprite, category: str, complete: bool, ignored: bool) -> np.ndarray:
-            there, here = overlap(sprite, shape)
-            whole = np.zeros(shape, bool)
-            whole[there] = sprite.mask[here]
+    def _find(self, over: Sequence[Seen], below: Sequence[Seen], shape: tuple[int, int]) -> list[Instance]:
+        """The objects of the picture: those laid over the photo, the rearmost first, and its own."""
+        covered, found = np.zeros(shape, bool), []
+        for number, seen in enumerate((*reversed(over), *below)):
+            whole = whole_mask(seen.sprite, shape)
             modal = whole & ~covered
             tiny = masks.area(modal) < max(TINY * self.size**2, (1 - MOST) * masks.area(whole))
-            found.append(Instance(0, category, modal, whole if complete else None, {}, ignored or tiny))
-            return whole
-
-        for sprite, item in zip(reversed(over), reversed(items), strict=True):
-            covered |= add(sprite, item.category, complete=item.wanted != "free", ignored=False)
-        for seen in photo.objects:
-            add(seen.sprite, seen.category, seen.complete, seen.ignored)
+            amodal = whole if seen.complete else None
+            found.append(Instance(0, seen.category, modal, amodal, {}, seen.ignored or tiny))
+            if number < len(over):
+                covered |= whole
         return found
-
-
-def _picture_of(cutout: FolderCutout, side: int) -> tuple[Item, Image.Image]:
-    """A cut-out of the folder, as a class with nothing but a name, and its picture (mode RGBA)."""
-    picture = remember(read_picture, side)(cutout.path)
-    assert picture is not None  # for the type checker: those without an object were left out
-    return Item(cutout.item.category, {}), picture
 
 
 def _other_things(cutouts: Sequence[FolderCutout], classes: Sequence[str]) -> list[FolderCutout]:
@@ -244,9 +217,5 @@ def _put_back(seen: Seen) -> Placed:
     """An object of a photo in its place, as something that may be hidden."""
     sprite = seen.sprite
     x, y = sprite.x + sprite.mask.shape[1] // 2, sprite.y + sprite.mask.shape[0] // 2
-    moved = Sprite(sprite.image, sprite.mask, sprite.x - x, sprite.y - y, sprite.extent)
+    moved = replace(sprite, x=sprite.x - x, y=sprite.y - y)
     return Placed(Item(seen.category, {}, "hidden"), moved, x, y)
-
-
-def _smaller(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all(a < b for a, b in zip(shape, other, strict=True))

@@ -27,7 +27,7 @@ from r2sm_jax.queries.nouns import clean_name
 from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
 from r2sm_jax.scenes.paint import Sprite, cast_shadow, draw_backdrop, opaque
-from r2sm_jax.scenes.scenes import FEWEST, ProceduralSource, Scene, annotate, choose_copies, choose_count
+from r2sm_jax.scenes.scenes import COUNT_SHARES, FEWEST, ProceduralSource, Scene, annotate, choose, choose_copies
 
 LEAST, MOST = 0.05, 0.8  # hidden share of an object that is not free
 SMALLEST, LARGEST = 0.26, 0.6  # longer side of an object, in sides of the picture
@@ -62,14 +62,9 @@ class CutoutSource(ProceduralSource):
     """
 
     def __init__(
-        self,
-        folder: str | PathLike[str],
-        split: str,
-        count: int,
-        *,
-        backgrounds: str | PathLike[str] | None = None,
+        self, folder: str | PathLike[str], split: str, count: int, *, backgrounds: str | PathLike[str] | None = None,
         **options: int,
-    ):
+    ):  # fmt: skip
         """`count` scenes, over photos of the folder `backgrounds` if given. `options` are those of `ProceduralSource`.
 
         Raises InputError for an unknown split, and for a folder, an index or an image that cannot be used.
@@ -113,7 +108,7 @@ class CutoutSource(ProceduralSource):
 
     def _choose(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
         """Objects for a scene, the rearmost first; no label could mean the object of another label."""
-        count = choose_count(rng)
+        count = FEWEST + choose(rng, COUNT_SHARES)
         chosen: list[Cutout] = []
         for k in rng.choice(len(self.cutouts), min(len(self.cutouts), 4 * count), replace=False).tolist():
             if len(chosen) < count and not any(self.cutouts[k].confusable(other) for other in chosen):

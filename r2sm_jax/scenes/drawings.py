@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -101,39 +101,10 @@ def stroke(*points: Point, width: float, taper: float = 1.0) -> np.ndarray:
     return np.concatenate([line + side, (line - side)[::-1]])
 
 
-def star(radii: Point) -> np.ndarray:
-    """A star of five points; `radii` are those of its points and of its notches."""
-    angle = np.arange(10) * np.pi / 5 - np.pi / 2
-    return np.stack([np.cos(angle), np.sin(angle)], 1) * np.where(np.arange(10) % 2, radii[1], radii[0])[:, None]
-
-
-def belt(half: float) -> np.ndarray:
-    """A bent belt around a ball of radius 1, its width twice `half`."""
-    t = np.linspace(-1, 1, 9)
-    edge = np.stack([t * 0.94, 0.22 * (1 - t**2)], 1)
-    return np.concatenate([edge - (0, half), (edge - (0, -half))[::-1]])
-
-
-def seam(width: float) -> np.ndarray:
-    """A bent seam on the right half of a ball of radius 1."""
-    t = np.linspace(-0.74, 0.74, 9)
-    return stroke(*np.stack([0.26 + 0.38 * (t / 0.74) ** 2, t], 1), width=width)
-
-
-SHAPES = {shape.__name__: shape for shape in (belt, box, curve, ellipse, polygon, seam, star, stroke, twofold)}
+SHAPES = {shape.__name__: shape for shape in (box, curve, ellipse, polygon, stroke, twofold)}
 CHANGES = {change.__name__: change for change in (flipped, moved, scaled, turned)}
-NAMES = {"__builtins__": {}, "cos": np.cos, "pi": np.pi, **SHAPES, **CHANGES}
-"""What a drawing can use besides the names that it defines and the random generator `rng`."""
-
-
-class Step(NamedTuple):
-    """A line, translated to Python: a value that gets a name, or (without a name) a role and a shape, which are painted
-    where the condition holds."""
-
-    value: CodeType
-    name: str = ""
-    condition: CodeType | None = None
-    both: bool = False
+NAMES = {"__builtins__": {}, "cos": np.cos, "pi": np.pi, **SHAPES, **CHANGES, **{role: role for role in ROLES}}
+"""What a drawing can use besides the names that it defines."""
 
 
 def read_drawings(text: str) -> dict[str, Drawing]:
@@ -145,13 +116,13 @@ def read_drawings(text: str) -> dict[str, Drawing]:
     category, steps, names = "no class", [], {}
     for number, line in _numbered_lines(text):
         if not line.startswith(" "):
-            category, steps, names = line, [], NAMES | {"rng": np.random.default_rng(0)}
+            category, steps, names = line, [], _names(np.random.default_rng(0), [])
             drawings[category] = partial(_draw, steps)
             continue
         try:
-            for step in _read_line(line.strip()):
-                _try_step(step, names)
-                steps.append(step)
+            for statement in _statements(line.strip()):
+                steps.append(compile(statement, "drawings.txt", "exec"))
+                exec(steps[-1], names)
         except Exception as error:  # a formula can raise whatever Python raises on wrong values
             problem = error.msg if isinstance(error, SyntaxError) else error
             raise InputError(f"drawings.txt, line {number} ({category}): {problem}; see its first lines") from error
@@ -164,45 +135,39 @@ def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
         yield text.count("\n", 0, match.start()) + 1, re.sub(r"\s*\n\s*", " ", match[0])
 
 
-def _draw(steps: Sequence[Step], rng: np.random.Generator) -> list[Part]:
-    names = NAMES | {"rng": rng}
+def _draw(steps: Sequence[CodeType], rng: np.random.Generator) -> list[Part]:
     parts: list[Part] = []
-    for value, name, condition, both in steps:
-        if name:
-            names[name] = eval(value, names)
-        elif condition is None or eval(condition, names):
-            role, shape = eval(value, names)
-            parts += [(role, shape), (role, flipped(shape))] if both else [(role, shape)]
+    names = _names(rng, parts)
+    for step in steps:
+        exec(step, names)
     return parts
 
 
-def _try_step(step: Step, names: dict[str, Any]) -> None:
-    """Computes a step whatever its condition; raises an exception where that is impossible."""
-    value = eval(step.value, names)
-    if step.name:
-        names[step.name] = value
-    elif value[0] not in ROLES or np.ndim(value[1]) != 2:
-        raise ValueError("this is not a role and a shape")
-    if step.condition:
-        eval(step.condition, names)
+def _names(rng: np.random.Generator, parts: list[Part]) -> dict[str, Any]:
+    """What the statements of a drawing can use before they define more; `paint` adds to `parts`."""
+
+    def paint(role: str, shape: np.ndarray, condition: Any, both: bool) -> None:
+        if role not in ROLES or np.ndim(shape) != 2:
+            raise ValueError("this is not a role and a shape")
+        if condition:
+            parts.extend([(role, shape), (role, flipped(shape))] if both else [(role, shape)])
+
+    return NAMES | {"rng": rng, "paint": paint}
 
 
-def _read_line(line: str) -> Iterator[Step]:
+def _statements(line: str) -> Iterator[str]:
+    """A line in Python."""
     if " = " in line:
         for definition in line.split(", "):
             name, text = definition.split(" = ")
-            yield Step(_compile(_value(text)), name)
+            yield f"{name} = {_value(text)}"
         return
-    condition = None
+    condition = "1"
     if line.startswith(("if ", "unless ")):
-        word, test, line = line.split(maxsplit=2)
-        condition = _compile(test if word == "if" else f"not {test}")
+        word, condition, line = line.split(maxsplit=2)
+        condition = condition if word == "if" else f"not {condition}"
     role, shape = line.removeprefix("both ").split(maxsplit=1)
-    yield Step(_compile(f"{_role(role)}, {_shape(shape)}"), "", condition, line.startswith("both "))
-
-
-def _compile(formula: str) -> CodeType:
-    return compile(formula, "drawings.txt", "eval")
+    yield f"paint({role}, {_shape(shape)}, {condition}, {int(line.startswith('both '))})"
 
 
 def _value(text: str) -> str:
@@ -215,7 +180,7 @@ def _value(text: str) -> str:
     if first == "chance":
         return f"rng.random() < {rest[0]}"
     if first in ROLES:
-        return f"{first!r} if rng.random() < {rest[0]} else {_role(rest[1])}"
+        return f"{first} if rng.random() < {rest[0]} else {rest[1]}"
     if ".." in text:
         return f"rng.uniform({text.replace('..', ',')})"
     return f"({_arguments([first, *rest])})" if "," in text else text
@@ -225,9 +190,8 @@ def _shape(text: str) -> str:
     """The formula for a shape with its values and settings, or for the name of one, and for what changes it."""
     name, *words = text.split()
     changes = [word.partition("=") for word in words if word.partition("=")[0] in CHANGES]
-    settings = [word for word in words if "=" in word and word.partition("=")[0] not in CHANGES]
-    values = [word for word in words if "=" not in word and word not in CHANGES]
-    formula = f"{name}({_arguments(values + settings)})" if values or settings else name
+    values = [word for word in words if word.partition("=")[0] not in CHANGES]
+    formula = f"{name}({_arguments(values)})" if values else name
     for change, _, numbers in changes:
         formula = f"{change}({formula}, {numbers})" if numbers else f"{change}({formula})"
     return formula
@@ -236,10 +200,6 @@ def _shape(text: str) -> str:
 def _arguments(words: Sequence[str]) -> str:
     """Numbers, points and settings with commas between them: `0,y r` → `(0,y),r,`."""
     return "".join(f"({word})," if "," in word else f"{word}," for word in words)
-
-
-def _role(word: str) -> str:
-    return repr(word) if word in ROLES else word
 
 
 DRAWINGS = read_drawings(files("r2sm_jax.scenes").joinpath("drawings.txt").read_text(encoding="utf-8"))

@@ -70,6 +70,14 @@ def overlap(sprite: Sprite, shape: tuple[int, int], x: int = 0, y: int = 0) -> t
     return (slice(y0, y1), slice(x0, x1)), (slice(y0 - y, y1 - y), slice(x0 - x, x1 - x))
 
 
+def whole_mask(sprite: Sprite, shape: tuple[int, int]) -> np.ndarray:
+    """The mask of a sprite in a picture of a shape, `bool [H W]`."""
+    there, here = overlap(sprite, shape)
+    whole = np.zeros(shape, bool)
+    whole[there] = sprite.mask[here]
+    return whole
+
+
 class Layout:
     """The objects so far, the rearmost first: which one is visible at each pixel, and how much of each is left."""
 
@@ -91,7 +99,7 @@ class Layout:
         self.area.append(int(np.count_nonzero(mask)))
         self.visible.append(self.area[-1])
 
-    def add(self, rng: np.random.Generator, item: Item, extent: float, make_sprite: Callable[[float], Sprite]) -> bool:
+    def add(self, rng: np.random.Generator, item: Item, extent: float, make_sprite: Callable[[float], Sprite]) -> None:
         """Places an item over an object that may be hidden, else where it covers nothing, if there is such a place.
 
         Its longer side is about `extent`, or fits the object that it hides.
@@ -103,12 +111,11 @@ class Layout:
             extent = self.placed[below].sprite.extent * rng.uniform(0.75, 1.1) * (0.85 + 0.35 * share)
         sprite = make_sprite(extent)
         if np.count_nonzero(sprite.mask) < self.rules.smallest_area:
-            return False
+            return
         over = None if below is None else self.find_over(rng, sprite, below, share)
         place = over or self.find_free(rng, sprite)
         if place:
             self.put(Placed(item, sprite, *place, on_top=over is not None))
-        return place is not None
 
     def hidden(self, k: int, lost: int = 0) -> float:
         """The hidden share of object k, once `lost` more of its pixels are covered."""

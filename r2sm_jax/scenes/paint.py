@@ -224,8 +224,7 @@ def texture(name: str, variant: int, size: int) -> np.ndarray:
         across = np.sin(u * 2 * np.pi * 16) * np.sin(v * 2 * np.pi * 16)
         return 0.3 * across + 0.3 * blobs + (0.5 * band(v * 3, 0.12) if variant % 2 else 0)
     if name == "grass":
-        blades = noise(seed + 2, (22, 60), full)
-        return 0.45 * blades + 0.5 * blobs
+        return 0.45 * noise(seed + 2, (22, 60), full) + 0.5 * blobs
     if name == "sand":
         return 0.25 * noise(seed + 3, (70, 70), full) + 0.35 * np.sin(v * 40 + 3 * blobs) * 0.6
     if name == "clouds":

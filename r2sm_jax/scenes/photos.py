@@ -6,7 +6,7 @@ may be through a cup: then nothing that is annotated can hide a part of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,7 @@ class Photos:
         small = rescale(image, side / max(image.size), reducing_gap=3.0)
         objects = []
         for instance, complete in zip(*self.masks(k), strict=True):
-            coverage = Image.fromarray(instance.modal.astype(np.uint8) * 255)
-            mask = np.asarray(coverage.resize(small.size, Image.Resampling.BOX)) >= 128
-            x0, y0, x1, y1 = masks.box(mask)
-            if x1:
-                cut = np.ascontiguousarray(mask[y0:y1, x0:x1])
-                sprite = Sprite(small.crop((x0, y0, x1, y1)), cut, x0, y0, max(cut.shape))
+            if sprite := _sprite(small, instance.modal, small.size):
                 objects.append(Seen(display_name(instance.category), sprite, complete, instance.ignore))
         return Photo(small, tuple(objects), np.asarray(small).mean((0, 1)))
 
@@ -162,26 +157,26 @@ def zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
     image = rescale(photo.image.crop((left, top, left + w, top + h)), side / max(w, h))
     scale_x, scale_y, objects = image.width / w, image.height / h, []
     for seen in photo.objects:
-        sprite = seen.sprite
-        y, x = sprite.y - top, sprite.x - left
-        inside = np.s_[max(0, -y) : max(0, h - y), max(0, -x) : max(0, w - x)]
-        part = sprite.mask[inside]
-        x0, y0 = round(max(0, x) * scale_x), round(max(0, y) * scale_y)
-        size = (
-            min(image.width - x0, round(part.shape[1] * scale_x)),
-            min(image.height - y0, round(part.shape[0] * scale_y)),
-        )
-        if not part.any() or min(size) < 1:
-            continue
-        mask = np.asarray(Image.fromarray(part.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)) >= 128
-        bx0, by0, bx1, by1 = masks.box(mask)
-        if not bx1:
-            continue
-        cut = np.ascontiguousarray(mask[by0:by1, bx0:bx1])
-        x0, y0 = x0 + bx0, y0 + by0
-        moved = Sprite(image.crop((x0, y0, x0 + cut.shape[1], y0 + cut.shape[0])), cut, x0, y0, max(cut.shape))
-        objects.append(Seen(seen.category, moved, seen.complete and part.shape == sprite.mask.shape, seen.ignored))
+        y, x = seen.sprite.y - top, seen.sprite.x - left
+        part = seen.sprite.mask[max(0, -y) : max(0, h - y), max(0, -x) : max(0, w - x)]
+        x, y = round(max(0, x) * scale_x), round(max(0, y) * scale_y)
+        wide = min(image.width - x, round(part.shape[1] * scale_x))
+        high = min(image.height - y, round(part.shape[0] * scale_y))
+        if part.any() and min(wide, high) >= 1 and (sprite := _sprite(image, part, (wide, high), x, y)):
+            complete = seen.complete and part.shape == seen.sprite.mask.shape
+            objects.append(replace(seen, sprite=sprite, complete=complete))
     return Photo(image, tuple(objects), photo.tone)
+
+
+def _sprite(image: Image.Image, mask: masks.Mask, size: tuple[int, int], x: int = 0, y: int = 0) -> Sprite | None:
+    """The part of an image under a mask that is scaled to `size` and put at (x, y); None if nothing is left of it."""
+    coverage = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)
+    scaled = np.asarray(coverage) >= 128
+    x0, y0, x1, y1 = masks.box(scaled)
+    if not x1:
+        return None
+    scaled = np.ascontiguousarray(scaled[y0:y1, x0:x1])
+    return Sprite(image.crop((x + x0, y + y0, x + x1, y + y1)), scaled, x + x0, y + y0, max(scaled.shape))
 
 
 def find_complete(seen: Sequence[masks.Mask]) -> list[bool]:

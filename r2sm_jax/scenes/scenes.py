@@ -20,7 +20,7 @@ from r2sm_jax.queries.write import ABSENT_SPLIT, QUERY_STRIDE, SPLIT_STRIDE, SPL
 from r2sm_jax.query import MaskType, Query
 from r2sm_jax.random_choice import pick
 from r2sm_jax.scenes.drawings import CATEGORIES, DRAWINGS
-from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, overlap
+from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules, whole_mask
 from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite, draw_backdrop, make_figure, paint_figure, paint_lit
 
 UNIT = 96  # layout units along a side
@@ -54,26 +54,29 @@ def annotate(canvas: Image.Image, placed: Sequence[Placed], sprites: Sequence[Sp
     """
     image, count = np.array(canvas), len(placed)
     shape = image.shape[0], image.shape[1]
-    amodal = np.zeros((count, *shape), bool)
-    for whole, sprite in zip(amodal, sprites, strict=True):
-        there, here = overlap(sprite, shape)
-        whole[there] = sprite.mask[here]
+    amodal = [whole_mask(sprite, shape) for sprite in sprites]
     ranked = sorted(range(count), key=lambda k: (placed[k].x, placed[k].y, k))
     ids = {k: rank for rank, k in enumerate(ranked, start=1)}
     instances, facts = [], []
     for k in ranked:
-        item, whole, area = placed[k].item, amodal[k], masks.area(amodal[k])
-        modal, words = whole & ~amodal[k + 1 :].any(0), item.attributes
-        hidden_by = [ids[j] for j in range(k + 1, count) if masks.area(amodal[j] & whole) >= max(4, 0.01 * area)]
-        instances.append(Instance(ids[k], item.category, modal, whole, words))
-        facts.append(
-            ObjectFacts(
-                ids[k], item.category, masks.box(whole), float(area), 1 - masks.area(modal) / area,
-                tuple(sorted(hidden_by)), words.get("colour"), words.get("pattern"), masks.box(modal),
-                item.uses, item.ideas,
-            )
-        )  # fmt: skip
+        item, whole = placed[k].item, amodal[k]
+        least = max(4, 0.01 * masks.area(whole))
+        hidden_by = [ids[j] for j in range(k + 1, count) if masks.area(amodal[j] & whole) >= least]
+        modal = whole & ~np.any(amodal[k + 1 :], axis=0)
+        instances.append(Instance(ids[k], item.category, modal, whole, item.attributes))
+        facts.append(_facts(instances[-1], item.category, sorted(hidden_by), item.uses, item.ideas))
     return Scene(image, tuple(instances), tuple(facts))
+
+
+def _facts(
+    instance: Instance, name: str, hidden_by: Iterable[int], uses: tuple[str, ...] = (), ideas: tuple[str, ...] = ()
+) -> ObjectFacts:
+    areas, words = instance.convert(masks.area), instance.attributes
+    hidden = float("nan") if areas.amodal is None else 1 - areas.modal / areas.amodal
+    return ObjectFacts(
+        instance.id, name, masks.box(instance.complete), areas.complete, hidden, tuple(hidden_by),
+        words.get("colour"), words.get("pattern"), masks.box(instance.modal), uses, ideas,
+    )  # fmt: skip
 
 
 def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
@@ -85,25 +88,12 @@ def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
     for instance in instances:
         if not instance.modal.any():
             continue
-        areas, hidden = instance.convert(masks.area), instance.complete & ~instance.modal
+        hidden = instance.complete & ~instance.modal
         x0, y0, x1, y1 = masks.box(hidden)
-        window, least = np.s_[y0:y1, x0:x1], max(1.0, HIDING_SHARE * areas.complete)
-        facts = ObjectFacts(
-            id=instance.id,
-            category=display_name(instance.category),
-            box=masks.box(instance.complete),
-            area=areas.complete,
-            occlusion=float("nan") if areas.amodal is None else 1 - areas.modal / areas.amodal,
-            hidden_by=tuple(
-                other.id
-                for other in instances
-                if other is not instance and masks.area(hidden[window] & other.modal[window]) >= least
-            ),
-            colour=instance.attributes.get("colour"),
-            pattern=instance.attributes.get("pattern"),
-            visible_box=masks.box(instance.modal),
-        )
-        found.append(facts)
+        window, least = np.s_[y0:y1, x0:x1], max(1.0, HIDING_SHARE * masks.area(instance.complete))
+        others = [other for other in instances if other is not instance]
+        hidden_by = [o.id for o in others if masks.area(hidden[window] & o.modal[window]) >= least]
+        found.append(_facts(instance, display_name(instance.category), hidden_by))
     return found
 
 
@@ -150,7 +140,7 @@ def draw_object(rng: np.random.Generator, item: Item, extent: float) -> Sprite:
 
 def choose_items(rng: np.random.Generator) -> list[Item]:
     """Objects for a scene, the rearmost first; often several of one class."""
-    count = choose_count(rng)
+    count = FEWEST + choose(rng, COUNT_SHARES)
     names = [CATEGORIES[k] for k in rng.permutation(len(CATEGORIES))[:count]]
     copies = choose_copies(rng, count, none=0.36)
     shared_colour = pick(rng, list(COLOURS)) if rng.random() < 0.2 else None
@@ -174,11 +164,6 @@ def choose_items(rng: np.random.Generator) -> list[Item]:
 def choose(rng: np.random.Generator, cumulative: np.ndarray) -> int:
     """A random position, given the cumulative shares of all of them."""
     return int(np.searchsorted(cumulative[:-1], rng.random(), "right"))
-
-
-def choose_count(rng: np.random.Generator) -> int:
-    """A random number of objects for a scene."""
-    return FEWEST + choose(rng, COUNT_SHARES)
 
 
 def choose_copies(rng: np.random.Generator, count: int, none: float) -> list[int]:
