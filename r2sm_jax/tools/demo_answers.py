@@ -4,12 +4,10 @@ An answer holds what `predict --json` prints for each mask type, so that the thr
 another run of the model.
 """
 
-import io
 import json
 import math
 import shutil
 import time
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,17 +140,13 @@ def draw(photo: Photo, answer: Answer, shown: View, instance: int = -1) -> UInt8
 def write_files(folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answer, threshold: float) -> tuple[str, str]:
     """Writes `masks.zip` (masks of the photo's own size, `picture` as overlay) and `prediction.json`; their paths."""
     entry = answer.by_type[answer.decision(threshold)]
-    text = json.dumps(entry | {"threshold": threshold}) + "\n"
     pictures = {name: np.where(masks.expand(entry[name]), 255, 0).astype(np.uint8) for name in MASKS}
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
-        for name, pixels in (pictures | {"overlay": picture}).items():
-            png = io.BytesIO()
-            Image.fromarray(pixels).save(png, "PNG")
-            archive.writestr(f"{name}.png", png.getvalue())
-        archive.writestr("prediction.json", text)
-    (folder / "prediction.json").write_text(text)
-    return str(folder / "masks.zip"), str(folder / "prediction.json")
+    inside = folder / "masks"
+    inside.mkdir(parents=True, exist_ok=True)
+    for name, pixels in (pictures | {"overlay": picture}).items():
+        Image.fromarray(pixels).save(inside / f"{name}.png")
+    (inside / "prediction.json").write_text(json.dumps(entry | {"threshold": threshold}) + "\n")
+    return shutil.make_archive(str(inside), "zip", inside), str(inside / "prediction.json")
 
 
 def remove_old_answers(folder: Path, seconds: float) -> None:
