@@ -31,6 +31,7 @@ from jax.extend.backend import get_backend
 from jaxtyping import Array, BFloat16, Float, Float32
 
 from r2sm_jax.config import Products
+from r2sm_jax.errors import InputError, writing
 
 CPUINFO = Path("/proc/cpuinfo")
 """Exists on Linux; tells one processor from another."""
@@ -62,11 +63,8 @@ def choose_products(kept: Path) -> Products:
         known = {}
     if not isinstance(known.get(processor), float):
         known[processor] = measure_bfloat16()
-        with suppress(OSError):  # it is measured again the next time
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        with suppress(InputError), writing(kept) as part:  # or else it is measured again the next time
             part.write_text(json.dumps(known))
-            part.replace(kept)
     return "bfloat16" if known[processor] >= WORTH else "float32"
 
 

@@ -33,6 +33,7 @@ SHUTDOWN_SECONDS = 600
 """The first process may write its report for so long after the others are done."""
 VARIABLES = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process": "JAX_PROCESS_ID"}
 """Environment variables that stand for flags which are not given."""
+FLAGS = ", ".join(f"--distributed.{name}" for name in VARIABLES)
 LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
 """What a launcher's processes have in their environment, and where the number of processes stands."""
 LOST = re.compile("gloo|nccl|connection|heartbeat|coordination service|barrier", re.IGNORECASE)
@@ -94,10 +95,8 @@ def _connect(config: ProcessConfig) -> bool:
             if name != "coordinator" and not value.isdigit():
                 raise InputError(f"{variable} is {value!r} in the environment; give a number there")
             given[name] = value if name == "coordinator" else int(value)
-    flags = [f"--distributed.{name}" for name, value in given.items() if value is None]
-    if config.detect:
-        _initialize(config, {name: value for name, value in given.items() if value is not None})
-    elif len(flags) == len(given):
+    missing = [f"--distributed.{name}" for name, value in given.items() if value is None]
+    if not config.detect and len(missing) == len(given):
         for mark, variable in LAUNCHERS.items():
             if mark in os.environ and int(os.environ.get(variable, 1)) > 1:
                 raise InputError(
@@ -105,15 +104,15 @@ def _connect(config: ProcessConfig) -> bool:
                     "of one another; add --distributed.detect, or start one"
                 )
         return False
-    else:
-        if flags:
-            raise InputError(f"several processes need all of {_names(VARIABLES)}; give {', '.join(flags)} as well")
+    if not config.detect:
+        if missing:
+            raise InputError(f"several processes need all of {FLAGS}; give {', '.join(missing)} as well")
         host, process, count = given["coordinator"], given["process"], given["processes"]
         if not re.fullmatch(r".+:\d+", host):
             raise InputError(f"--distributed.coordinator {host}: give HOST:PORT of the first process")
         if not 0 <= process < count:
             raise InputError(f"--distributed.process {process} of {count} processes; give one from 0 to {count - 1}")
-        _initialize(config, given)
+    _initialize(config, given)
     return jax.process_count() > 1
 
 
@@ -122,9 +121,9 @@ def _initialize(config: ProcessConfig, given: dict[str, Any]) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            given.get("coordinator"),
-            given.get("processes"),
-            given.get("process"),
+            given["coordinator"],
+            given["processes"],
+            given["process"],
             local_device_ids=list(range(config.local_devices)) or None,
             cluster_detection_method=None if config.detect else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -134,15 +133,11 @@ def _initialize(config: ProcessConfig, given: dict[str, Any]) -> None:
         where = "as --distributed.detect says" if config.detect else f"at {given['coordinator']}"
         raise InputError(
             f"the processes could not connect {where} ({_first_line(error)}); start all of them within five minutes, "
-            f"with a free port of the first one's host, or give {_names(VARIABLES)}"
+            f"with a free port of the first one's host, or give {FLAGS}"
         ) from error
     if jax.device_count() != jax.process_count() * jax.local_device_count():
         counts = f"{jax.local_device_count()} of {jax.device_count()}"
         raise InputError(f"this process has {counts} devices; give every process as many (--distributed.local-devices)")
-
-
-def _names(fields: Any) -> str:
-    return ", ".join(f"--distributed.{name}" for name in fields)
 
 
 def _first_line(error: BaseException) -> str:

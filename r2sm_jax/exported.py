@@ -34,11 +34,11 @@ SAME_NAMES = KeyTable({"**": "**"})
 
 def is_export(folder: Path) -> bool:
     """Whether a folder holds an export (a damaged one included) and not a run."""
-    config = _read_config(folder)
+    config = read_config(folder)
     return config.get("model_type") == MODEL_TYPE if config else (folder / SUMS).exists()
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a folder; empty where it is missing or damaged."""
     try:
         config = json.loads((folder / CONFIG).read_text())
@@ -80,7 +80,7 @@ def write_sums(folder: Path) -> None:
 def check_export(folder: Path) -> None:
     """Checks that this version can read an export, and all its files against their checksums. Raises InputError if a
     later version wrote it, or a file is missing or differs from its checksum."""
-    version = _read_config(folder).get("format_version", FORMAT_VERSION)
+    version = read_config(folder).get("format_version", FORMAT_VERSION)
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise InputError(
             f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to {FORMAT_VERSION}; "
@@ -102,7 +102,7 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
     """Configuration, graph, parameters, constants and step of an export. Raises InputError as `check_export`, or the
     weights do not fit the configuration."""
     check_export(folder)
-    written, path = _read_config(folder), folder / WEIGHTS
+    written, path = read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
     tensors = read_tensors(path)
     if written.get("compact"):
@@ -110,16 +110,6 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
     model = with_weights(config.model, tensors, path)
     graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     return config, graphdef, params, constants, int(written["step"])
-
-
-def open_texts(folder: Path, config: Config) -> TextStates:
-    """The language model of an export: the copy in the folder, or else the published one that it names. Raises
-    InputError if it cannot be loaded, or it is not the one that the weights were trained with."""
-    text, written = config.model.text, _read_config(folder)["language_model"]
-    name = str(folder / LANGUAGE_MODEL) if written["embedded"] else text.name
-    texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
-    check_texts(texts, written, "this export")
-    return texts
 
 
 def check_texts(texts: TextStates, trained: Mapping[str, Any], who: str) -> None:
@@ -137,7 +127,7 @@ def check_texts(texts: TextStates, trained: Mapping[str, Any], who: str) -> None
 def check_weights(folder: Path, predictor: Predictor) -> None:
     """Raises InputError if the weights of a compact export, once opened, are not those that were exported: a published
     encoder to which it refers is another one."""
-    written = _read_config(folder)
+    written = read_config(folder)
     if written.get("compact") and predictor.weights_sha256 != written["weights_sha256"]:
         raise InputError(
             f"{folder}: with the published image encoder that was found, its weights have sha256 "

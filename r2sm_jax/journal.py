@@ -23,6 +23,12 @@ class Place(NamedTuple):
     journal: Path
     offset: int
 
+    def read(self) -> list[list[dict[str, Any]]]:
+        """The entries of each query about the image."""
+        with self.journal.open("rb") as lines:
+            lines.seek(self.offset)
+            return json.loads(lines.readline())["answers"]
+
 
 def journals(out: Path) -> list[Path]:
     """The files of all processes, in their order."""

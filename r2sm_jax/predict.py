@@ -12,9 +12,8 @@ import sys
 import warnings
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -122,13 +121,13 @@ def _predict_one(args: PredictConfig, query: str) -> None:
 def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """The image, with a warning where it has several frames. `size`: height and width that it must have."""
     image = open_image(path)
-    if (count := frames(path)) > 1:
-        print(f"warning: {path}: it has {count} frames; the first one is looked at", file=sys.stderr)
+    if (found := frames(path)) > 1:
+        print(f"warning: {path}: it has {found} frames; the first one is looked at", file=sys.stderr)
     if size not in (None, image.shape[:2]):
-        (height, width), found = size, image.shape
+        (height, width), (high, wide, _) = size, image.shape
         raise InputError(
-            f"{path}: the image is {found[0]} pixels high and {found[1]} wide, but the data set says {height} and "
-            f"{width}; give the image that was annotated"
+            f"{path}: the image is {high} pixels high and {wide} wide, but the data set says {height} and {width}; "
+            "give the image that was annotated"
         )
     return image
 
@@ -137,10 +136,10 @@ def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, 
 
 
 class Question(NamedTuple):
-    """A query, with its id if it comes from a data set."""
+    """A query, with its id in the data set, or else its number."""
 
     text: str
-    id: int | None = None
+    id: int
 
 
 class Task(NamedTuple):
@@ -204,7 +203,7 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
         return _from_dataset(Path(queries), image)
     else:
         asked, content = _read_lines(Path(queries))
-    for_all = [Question(text) for name, text in asked if not name]
+    for_all = [text for name, text in asked if not name]
     found = _images(image) if for_all or not Path(image).is_dir() else []
     by_name = {file.name: file for file in found}
     by_image = {file: list(for_all) for file in found}
@@ -213,8 +212,11 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
             file = by_name.get(name, Path(image) / name)
             if not file.is_file():
                 raise InputError(f"{queries}: it asks about {name}, which is not among the images of {image}; check it")
-            by_image.setdefault(file, []).append(Question(text))
-    tasks = [Task(file, tuple(of_image)) for file, of_image in by_image.items() if of_image]
+            by_image.setdefault(file, []).append(text)
+    number = count(1)
+    tasks = [
+        Task(file, tuple(Question(text, next(number)) for text in texts)) for file, texts in by_image.items() if texts
+    ]
     return Tasks(tasks, hashlib.sha256(content).hexdigest())
 
 
@@ -361,22 +363,14 @@ def to_answer(
 
 def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
     """Writes the predictions for all tasks but those that failed, one image in memory at a time."""
-    number, separator = 0, ""
-    with ExitStack() as files, writing(file) as part, part.open("w") as product:
-        written = {place.journal for place in known.values()}
-        opened = {journal: files.enter_context(journal.open("rb")) for journal in written}
+    separator = ""
+    with writing(file) as part, part.open("w") as product:
         product.write("[")
         for task in tasks:
-            answers = [()] * len(task.queries)
-            if str(task.path) not in failed:
-                _, journal, offset = known[str(task.path)]
-                lines = opened[journal]
-                lines.seek(offset)
-                answers = json.loads(lines.readline())["answers"]
-            for query, entries in zip(task.queries, answers, strict=True):
-                number += 1
-                about = {"query_id": number if query.id is None else query.id}
-                about |= {"image": task.path.name, "query": query.text}
+            if str(task.path) in failed:
+                continue
+            for query, entries in zip(task.queries, known[str(task.path)].read(), strict=True):
+                about = {"query_id": query.id, "image": task.path.name, "query": query.text}
                 for entry in entries:
                     product.write(f"{separator}\n{json.dumps(about | entry)}")
                     separator = ","

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -96,7 +96,7 @@ class Predictor:
         def calibrated(model: R2SM, text: jax.Array, mask: jax.Array) -> jax.Array:
             return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
 
-        self._encode, self._decode = compiled(R2SM.encode_image), compiled(R2SM.answer)
+        self._encode, self._answer = compiled(R2SM.encode_image), compiled(R2SM.answer)
         self._type_logits = compiled(calibrated)
         self._image: EncodedImage | None = None
 
@@ -146,12 +146,9 @@ class Predictor:
             raise InputError("no image to look at; call set_image first")
         self.check(queries, mask_type)
         found: list[Prediction] = []
-        for part in _parts(queries, QUERY_BUCKETS[-1]):
-            (outputs,) = self._decode_rows(image.tokens, image.pixels, [part], self.texts.for_request)
-            found += [
-                self.to_prediction(QueryOutputs(query, image.box, of_query), mask_type, abstain)
-                for query, of_query in zip(part, outputs, strict=True)
-            ]
+        for part in _parts([(None, query) for query in queries], QUERY_BUCKETS[-1]):
+            decoded = self._decode(image.tokens, image.pixels, [(image.box, part)], self.texts.for_request)
+            found += [self.to_prediction(outputs, mask_type, abstain) for _, outputs in decoded]
         return found
 
     def explain(self, query: str) -> list[WordShare]:
@@ -176,11 +173,10 @@ class Predictor:
     def warm_up(self) -> None:
         """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
         self.texts.warm_up()
-        size, text = self.config.vision.image_size, self.config.text
+        size = self.config.vision.image_size
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for count in QUERY_BUCKETS:
-            states = np.zeros((count, text.max_tokens, len(text.layers), text.dim), np.float16)
-            self._decoded(image.tokens, image.pixels, states, np.ones(states.shape[:2], bool))
+            self.predict(["anything"] * count, "modal", image)
 
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
@@ -220,18 +216,23 @@ class Predictor:
             padded = _padded(batch, rows)
             frames, valid = np.stack([frame for _, frame, _ in padded]), np.stack([box.valid() for box, *_ in padded])
             tokens, pixels = self._encode(self._leaves, frames, valid)
-            queries = [[text for _, text in part] for *_, part in batch]
-            decoded = self._decode_rows(tokens, pixels, queries, texts or self.texts)
-            for (box, _, part), outputs in zip(batch, decoded, strict=True):
-                for (key, text), of_query in zip(part, outputs, strict=True):
-                    yield key, QueryOutputs(text, box, of_query)
+            yield from self._decode(tokens, pixels, [(box, part) for box, _, part in batch], texts or self.texts)
 
-    def answer(
-        self, image: UInt8[np.ndarray, "b S S 3"], valid: Bool[np.ndarray, "b S S"], texts: Sequence[Sequence[str]]
-    ) -> R2SMOutput:
-        """The outputs for the same number of queries about each of several letterboxed images."""
-        tokens, pixels = self._encode(self._leaves, image, valid)
-        return self._decoded(tokens, pixels, *self.texts([query for row in texts for query in row]))
+    def _decode(
+        self,
+        tokens: jax.Array,
+        pixels: PixelFeatures,
+        rows: Sequence[tuple[Letterbox, Sequence[tuple[T, str]]]],
+        texts: TextEncoding,
+    ) -> Iterator[tuple[T, QueryOutputs]]:
+        """The outputs for the queries of every row, about the image of that row; images beyond these are padding."""
+        width = next(count for count in QUERY_BUCKETS if count >= max(len(part) for _, part in rows))
+        queries = _padded([_padded([text for _, text in part], width) for _, part in rows], len(tokens))
+        states, mask = (x.reshape(len(tokens), width, *x.shape[1:]) for x in texts(list(chain(*queries))))
+        decoded = jax.device_get(self._answer(self._leaves, tokens, pixels, states, mask))
+        for b, (box, part) in enumerate(rows):
+            for k, (key, text) in enumerate(part):
+                yield key, QueryOutputs(text, box, R2SMOutput(*(x[b, k] for x in decoded)))
 
     def to_prediction(self, given: QueryOutputs, mask_type: str = "auto", abstain: float = 0.0) -> Prediction:
         """The answer to one query as arrays, with the instances that are probably present, the surest first."""
@@ -287,20 +288,6 @@ class Predictor:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
-
-    def _decode_rows(
-        self, tokens: jax.Array, pixels: PixelFeatures, rows: Sequence[Sequence[str]], texts: TextEncoding
-    ) -> list[list[R2SMOutput]]:
-        """The outputs for the queries `rows[i]` about image i; images beyond these are padding."""
-        width = next(count for count in QUERY_BUCKETS if count >= max(map(len, rows)))
-        padded = _padded(rows, len(tokens))
-        decoded = self._decoded(tokens, pixels, *texts([query for row in padded for query in _padded(row, width)]))
-        return [[R2SMOutput(*(x[b, k] for x in decoded)) for k in range(len(row))] for b, row in enumerate(rows)]
-
-    def _decoded(self, tokens: jax.Array, pixels: PixelFeatures, text: np.ndarray, mask: np.ndarray) -> R2SMOutput:
-        """`text` and `mask` are of the queries about the first image, then the second, ..."""
-        text, mask = (x.reshape(len(tokens), -1, *x.shape[1:]) for x in (text, mask))
-        return jax.device_get(self._decode(self._leaves, tokens, pixels, text, mask))
 
 
 def _padded(items: Sequence[T], count: int) -> list[T]:

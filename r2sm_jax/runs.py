@@ -19,11 +19,11 @@ import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
+from r2sm_jax import exported
 from r2sm_jax.config import Config, LoopConfig, check_sizes
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError, load_json, writing
-from r2sm_jax.exported import check_texts, check_weights, find_export, is_export, open_texts, read_weights
 from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.models.text_states import TextStates
@@ -69,7 +69,7 @@ class Run:
 def read_config(folder: Path) -> Config:
     """The configuration of a run folder. Raises InputError if it is not a run folder."""
     path = folder / "config.json"
-    if is_export(folder):
+    if exported.is_export(folder):
         raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
     if not path.exists():
         raise InputError(f"{folder}: no such run folder, its config.json is missing; give one that train wrote")
@@ -108,9 +108,8 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
         used = parent.train
     else:
         halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
-        parts = (2, True) if halves else (1, False)
         products = choose_products(cache_dir() / "products.json")
-        used = LoopConfig(accumulate=parts[0], unroll=parts[1], products=products, select_on="dev")
+        used = LoopConfig(accumulate=2 if halves else 1, unroll=halves, products=products, select_on="dev")
     loop = replace(
         loop,
         devices=devices,
@@ -185,9 +184,9 @@ def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: s
     """Writes the hashes of the language model, its tokenizer and the training data into the folder of a new run, and
     compares those of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
     if config.init and (first := read_inputs(Path(config.init))):
-        check_texts(texts, first["language_model"], f"--init {config.init}")
+        exported.check_texts(texts, first["language_model"], f"--init {config.init}")
     if config.resume and (before := read_inputs(folder)):
-        check_texts(texts, before["language_model"], f"the run {folder}")
+        exported.check_texts(texts, before["language_model"], f"the run {folder}")
         if before["data"]["sha256"] != data_sha256:
             raise InputError(
                 f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
@@ -228,10 +227,10 @@ class Stored(NamedTuple):
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     """Reads the weights of a run or an export, without the language model. Raises InputError if the folder is neither,
     has no usable checkpoint, or `checkpoint` is not best, latest or a step."""
-    if is_export(folder):
+    if exported.is_export(folder):
         if checkpoint != "best":
             raise InputError(f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out")
-        return Stored(*read_weights(folder))
+        return Stored(*exported.read_weights(folder))
     config = read_config(folder)
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -251,16 +250,16 @@ def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
     """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference. Raises InputError as
     `restore_weights`, or if the language model or the hub's export cannot be had, or the language model or the image
     encoder of a compact export is not the one of training."""
-    folder = find_export(folder)
+    folder = exported.find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
-    text, exported = stored.config.model.text, is_export(folder)
-    if exported:
-        texts = open_texts(folder, stored.config)
-    else:
-        texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-        check_texts(texts, read_inputs(folder).get("language_model", {}), f"the run {folder}")
+    text, of_export = stored.config.model.text, exported.is_export(folder)
+    trained = exported.read_config(folder) if of_export else read_inputs(folder)
+    trained = trained.get("language_model", {})
+    name = str(folder / exported.LANGUAGE_MODEL) if trained.get("embedded") else text.name
+    texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
+    exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
     predictor = Predictor(stored.config.model, stored.graphdef, weights, texts)
-    if exported:
-        check_weights(folder, predictor)
-    return Run(folder, stored.config, stored.step, predictor, exported)
+    if of_export:
+        exported.check_weights(folder, predictor)
+    return Run(folder, stored.config, stored.step, predictor, of_export)

@@ -24,6 +24,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 from rich.table import Table
 
+from r2sm_jax import runs
 from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
 from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
@@ -40,15 +41,6 @@ from r2sm_jax.metrics.report import collect, split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import (
-    check_inputs,
-    keep_compiled,
-    read_config,
-    resolve,
-    restore_weights,
-    resumed_folder,
-    start_folder,
-)
 from r2sm_jax.sources import REPORTED, calibration_sentences, open_source, split_names, write_free_sentences
 from r2sm_jax.training.calibration import NOT_FITTED, fit_iou, fit_presence, fit_temperature, with_constants
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
@@ -156,9 +148,9 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
         if lines and is_first():
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
         return params, constants
-    if read_config(Path(config.init)).model != config.model:
+    if runs.read_config(Path(config.init)).model != config.model:
         raise InputError(f"--init {config.init}: its model differs from the configuration; use the same --model flags")
-    stored = restore_weights(Path(config.init))
+    stored = runs.restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
     return stored.params, stored.constants
 
@@ -195,14 +187,14 @@ def _train(config: Config, locks: ExitStack) -> Path:
     def say(message: str) -> None:
         print(f"{message}, {time.monotonic() - started:.0f} s", flush=True)
 
-    config = resolve(config)
+    config = runs.resolve(config)
     agree(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
-    folder = of_first(lambda: start_folder(config, locks))
+    folder = of_first(lambda: runs.start_folder(config, locks))
     print(f"run folder {folder}", flush=True)
 
     data = prepare_data(config, say)
-    of_first(lambda: check_inputs(folder, config, data.texts, data.sha256))
+    of_first(lambda: runs.check_inputs(folder, config, data.texts, data.sha256))
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
     split_names(config.data.source, REPORTED)  # finds that there is nothing to report now, not when training ends
 
@@ -312,7 +304,7 @@ def quick_evaluation(
 
 def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:
     """Evaluates the best checkpoint on every validation split and writes the report."""
-    best, data, loop = restore_weights(folder), config.data, config.train
+    best, data, loop = runs.restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
     sources = open_splits(data.source, REPORTED, count=loop.report_samples, **source_options(config))
     report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
@@ -326,11 +318,11 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 def main() -> None:
     """Command line. Without a config file, a resumed run keeps its configuration; flags change only `MAY_CHANGE`."""
     tune_malloc()
-    keep_compiled()
+    runs.keep_compiled()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):
-        own = read_config(resumed_folder(config))
+        own = runs.read_config(runs.resumed_folder(config))
         config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
     if config.train.deterministic:  # XLA reads its flags when a device is first used
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"

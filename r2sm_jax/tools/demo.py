@@ -63,23 +63,9 @@ def import_gradio() -> Any:
     return gradio
 
 
-class RefuseAddresses:
-    """ASGI middleware: gradio's `/gradio_api/file=ADDRESS` would fetch any public address for any visitor."""
-
-    def __init__(self, app: Any):
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers 403 where the path holds an address; all else goes to the page."""
-        if scope["type"] != "http" or "://" not in scope["path"]:
-            return await self.app(scope, receive, send)
-        await send({"type": "http.response.start", "status": 403, "headers": []})
-        await send({"type": "http.response.body", "body": b"This page fetches no addresses."})
-
-
 def refuse_addresses(gr: Any) -> None:
     """Keeps gradio from fetching, in this process, any address that a request gives in the place of a file; the visitor
-    gets an error. All that gradio fetches goes through this one function."""
+    gets an error. All that gradio fetches for its components goes through this one function."""
 
     async def refuse(url: str) -> Any:
         raise gr.Error("this page fetches no addresses; upload the image", print_exception=False)
@@ -241,7 +227,13 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
     no such run, its head reads no sentence, or the address cannot be opened."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
-    from starlette.middleware import Middleware  # comes with gradio
+    from fastapi import Depends, HTTPException  # come with gradio
+    from fastapi.requests import HTTPConnection
+
+    def refuse_address(request: HTTPConnection) -> None:
+        """gradio's `/gradio_api/file=ADDRESS` would fetch any public address for any visitor."""
+        if "://" in request.scope["path"]:
+            raise HTTPException(403, "This page fetches no addresses.")
 
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
@@ -262,7 +254,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
             css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
             mcp_server=False, run_history=False, enable_monitoring=False, show_error=False,
-            app_kwargs={"middleware": [Middleware(RefuseAddresses)]},
+            app_kwargs={"dependencies": [Depends(refuse_address)]},
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None

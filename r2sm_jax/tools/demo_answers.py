@@ -4,24 +4,21 @@ An answer holds what `predict --json` prints for each mask type, so that the thr
 another run of the model.
 """
 
-import io
 import json
 import math
 import shutil
 import time
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jaxtyping import UInt8
+from jinja2 import StrictUndefined, Template
 from PIL import Image
 
 from r2sm_jax.data import masks
@@ -37,10 +34,12 @@ from r2sm_jax.scenes.scenes import SceneSource
 View = Literal["modal", "amodal", "occluded"]
 PREVIEW_SIDE = 960
 """Pixels of the longer side of every picture on the page."""
-MAX_CHARACTERS, MAX_WORDS = 100_000, 80
+MAX_CHARACTERS = 100_000
 EXAMPLES, EXAMPLE_SIDE = 5, 480
-DECISION = Template((files("r2sm_jax.tools") / "demo_decision.html").read_text())
-MEANINGS = {"modal": "the visible part", "amodal": "the complete shape, hidden parts included"}
+PARTS = (files("r2sm_jax.tools") / "demo.html").read_text()
+HTML: Any = Template(PARTS, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined).module
+decision_html, message_html = HTML.decision, HTML.message
+"""The decision about an answer at a threshold; a hint, or an InputError, in its place. Visitors' words are escaped."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +140,13 @@ def draw(photo: Photo, answer: Answer, shown: View, instance: int = -1) -> UInt8
 def write_files(folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answer, threshold: float) -> tuple[str, str]:
     """Writes `masks.zip` (masks of the photo's own size, `picture` as overlay) and `prediction.json`; their paths."""
     entry = answer.by_type[answer.decision(threshold)]
-    text = json.dumps(entry | {"threshold": threshold}) + "\n"
     pictures = {name: np.where(masks.expand(entry[name]), 255, 0).astype(np.uint8) for name in MASKS}
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / "masks.zip", "w") as archive:
-        for name, pixels in (pictures | {"overlay": picture}).items():
-            png = io.BytesIO()
-            Image.fromarray(pixels).save(png, "PNG")
-            archive.writestr(f"{name}.png", png.getvalue())
-        archive.writestr("prediction.json", text)
-    (folder / "prediction.json").write_text(text)
-    return str(folder / "masks.zip"), str(folder / "prediction.json")
+    inside = folder / "masks"
+    inside.mkdir(parents=True, exist_ok=True)
+    for name, pixels in (pictures | {"overlay": picture}).items():
+        Image.fromarray(pixels).save(inside / f"{name}.png")
+    (inside / "prediction.json").write_text(json.dumps(entry | {"threshold": threshold}) + "\n")
+    return shutil.make_archive(str(inside), "zip", inside), str(inside / "prediction.json")
 
 
 def remove_old_answers(folder: Path, seconds: float) -> None:
@@ -162,62 +157,18 @@ def remove_old_answers(folder: Path, seconds: float) -> None:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def decision_html(answer: Answer, threshold: float) -> str:
-    """The decision with its probability and the words that drove it. Everything that visitors wrote is escaped."""
-    decided, probability = answer.decision(threshold), answer.probability
-    strongest = max((1.0, *(abs(share) for _, share in answer.words)))  # a logit below 1 is not shown as strong
-    words = [
-        f'<span class="word {"for-amodal" if share > 0 else "for-modal"}" style="--share:{abs(share) / strongest:.2f}">'
-        f"{escape(_shorten(word, 40))}</span>"
-        for word, share in answer.words[:MAX_WORDS]
-    ]
-    unread = f'<p class="note">Too long; not read: “{escape(_shorten(answer.unread))}”</p>' if answer.unread else ""
-    return DECISION.substitute(
-        decided=decided,
-        verdict=decided.capitalize(),
-        meaning=MEANINGS[decided],
-        certainty=f"{probability if decided == 'amodal' else 1 - probability:.0%}",
-        probability=f"{probability:.3f}",
-        threshold=f"{threshold:.2f}",
-        fill=f"{probability:.1%}",
-        tick=f"{threshold:.1%}",
-        words=" ".join(words) + (" …" if len(answer.words) > MAX_WORDS else ""),
-        unread=unread,
-    )
-
-
 def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
     """A legend, and one line about the mask, the instances, the image and the time."""
     entry = answer.by_type[answer.decision(threshold)]
-    count, (height, width) = len(entry["instances"]), entry["size"]
-    share = _share_of_image(entry, "mask")
-    facts = [
-        f"{share:.1%} of the image" if share else "nothing was found",
-        f"predicted IoU {entry['score']:.2f}",
-        f"{count} instance{'' if count == 1 else 's'}",
-        f"{width} × {height} px",
-        f"image {1000 * photo.seconds:.0f} ms, sentence {1000 * answer.seconds:.0f} ms",
-    ]
-    legend = '<i class="visible"></i>visible <i class="hidden"></i>hidden'
-    return f'<p class="facts legend">{legend}</p><p class="facts">{" · ".join(facts)}</p>'
-
-
-def message_html(text: str | InputError) -> str:
-    """A hint or an error, shown in the place of the decision."""
-    if isinstance(text, InputError):
-        return f'<section class="decision error" role="alert"><p>{escape(str(text))}.</p></section>'
-    return f'<section class="decision hint" aria-live="polite"><p>{escape(text)}</p></section>'
+    return HTML.facts(photo, answer, entry, _share_of_image(entry, "mask"))
 
 
 def alt_text(answer: Answer, shown: View) -> str:
     """The picture in words, for visitors who do not see it."""
-    share = _share_of_image(answer.by_type["amodal"], shown)
-    return f"The {shown} mask of “{_shorten(answer.query)}” over the image: {share:.1%} of it"
+    share, most = _share_of_image(answer.by_type["amodal"], shown), 80
+    query = answer.query if len(answer.query) <= most else answer.query[: most - 1] + "…"
+    return f"The {shown} mask of “{query}” over the image: {share:.1%} of it"
 
 
 def _share_of_image(entry: dict[str, Any], name: str) -> float:
     return masks.areas([entry[name]])[0] / math.prod(entry["size"])
-
-
-def _shorten(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -18,17 +18,18 @@ import numpy as np
 import tyro
 from flax import nnx
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Template
 from safetensors.numpy import save_file
 
 import r2sm_jax
 from r2sm_jax import exported
-from r2sm_jax.config import MINILM, Config, DataConfig, ModelConfig
+from r2sm_jax.config import MINILM, Config, ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import PAD_COLOUR
 from r2sm_jax.errors import InputError
 from r2sm_jax.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.flags import parse_flags, to_json
-from r2sm_jax.metrics.pages import selection, table
+from r2sm_jax.metrics.pages import selection
 from r2sm_jax.models.decoder import PixelFeatures
 from r2sm_jax.models.layers import merge_lora
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, input_spec
@@ -41,11 +42,6 @@ from r2sm_jax.tools.verify import verify
 PLATFORMS = ("cpu", "cuda", "tpu")
 METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
 LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
-PROGRAMS = (
-    "`model.stablehlo` holds the same model as three functions that need only JAX; docs/export.md of r2sm_jax shows "
-    "how to call them.\n\n"
-)
-DRAWN_ONLY = "- It was trained on drawn or composed scenes only: expect much lower figures on photographs.\n"
 Tensors = Mapping[str, Tensor]
 """Arrays by dotted name."""
 
@@ -245,8 +241,8 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
     """
     language, name = written["language_model"], config.model.text.name
     is_published = "/" in name
-    functions = () if written.get("compact") else ("stablehlo",)
     began_as = [encoder for encoder in config.model.vision.published if encoder]
+    functions = () if written.get("compact") else ("stablehlo",)
     front = ModelCardData(
         language="en",
         license="other" if began_as else "apache-2.0",
@@ -258,18 +254,16 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         eval_results=_eval_results(report) if report else None,
     )
     card = (files("r2sm_jax.tools") / "card.md").read_text()
-    return card.format(
-        front=front.to_yaml(),
+    template = Template(card, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return template.render(
         title=title,
+        front=front.to_yaml(),
         config=config,
         written=written,
-        figures=_figures(report) if report else "There is no report about these weights.",
-        data=_describe_data(config.data),
-        limits=DRAWN_ONLY if config.data.source.startswith(("scenes", "cutouts:")) else "",
-        encoder=f", image encoder from {' and '.join(began_as)}" if began_as else "",
-        licence="that of the image encoder's publisher" if began_as else "Apache-2.0",
-        programs=PROGRAMS if functions else "",
-        place=f"`{language['folder']}/`" if language["embedded"] else "not in this folder",
+        report=report,
+        selection=selection(report) if report else "",
+        began_as=began_as,
+        language=language,
         language_model=name if is_published else "a local language model",
         language_licence=LANGUAGE_MODEL_LICENCES.get(name, "that of its publisher"),
     )
@@ -286,28 +280,6 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
         for metric, name in METRICS.items()
         if figures["all"][metric] is not None
     ]  # fmt: skip
-
-
-def _figures(report: Mapping[str, Any]) -> str:
-    rows = []
-    for split, figures in report["splits"].items():
-        both = figures["all"]
-        values = [both["giou"], figures["modal"]["giou"], figures["amodal"]["giou"], both["ciou"]]
-        values += [both["occluded_iou"], figures["mask_type"].get("accuracy")]
-        columns = ["-" if value is None else f"{value:.3f}" for value in values]
-        rows.append([f"`{split}`", str(both["queries"]), *columns, f"`{report['meta']['data_sha256'][split]}`"])
-    header = ["split", "queries", "gIoU", "modal", "amodal", "cIoU", "occluded IoU", "type accuracy", "data sha256"]
-    note = "At the images' own resolution, over all queries; the predicted mask type picks the mask."
-    return "\n".join([*table(header, rows), note, selection(report)]).rstrip()
-
-
-def _describe_data(data: DataConfig) -> str:
-    if data.source != "scenes":
-        return f"`{data.source}`. Its publisher sets its licence; state it here before you pass these weights on."
-    return (
-        f"{data.scenes:,} procedural scenes (seed {data.seed}): drawn everyday objects that hide one another, with "
-        "exact masks, and queries from a grammar. No photographs, and no sentences written by people."
-    )
 
 
 def export_functions(

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax import export
@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import expit
 
 if TYPE_CHECKING:
+    from r2sm_jax.predictor import Predictor
     from r2sm_jax.runs import Run
 
 IMAGES, QUERIES = 3, 4
@@ -54,9 +55,15 @@ def verify(run: "Run", folder: Path) -> str:
     frames = np.stack([box.image(image) for box, image in zip(boxes, images, strict=True)])
     valid = np.stack([box.valid() for box in boxes])
     sentences = [[query.text for query in sample.queries[:QUERIES]] for sample in samples]
-    expected = run.predictor.answer(frames, valid, sentences)._asdict()
 
-    def compare(name: str, answers: Mapping[str, Any], tolerance: float) -> str:
+    def answer(predictor: "Predictor") -> dict[str, np.ndarray]:
+        asked = zip(images, [[(None, text) for text in texts] for texts in sentences], strict=True)
+        outputs = [of_query.outputs for _, of_query in predictor.answer_all(asked)]
+        return {field: np.stack([getattr(o, field) for o in outputs]) for field in (*LOGITS, "type_logit")}
+
+    expected = answer(run.predictor)
+
+    def compare(name: str, answers: Mapping[str, np.ndarray], tolerance: float) -> str:
         apart = max(np.abs(expected[field] - answers[field]).max() for field in LOGITS)
         probability = np.abs(expit(expected["type_logit"]) - expit(answers["type_logit"])).max()
         pixels = sum(((expected[field] > 0) != (answers[field] > 0)).sum() for field in ("modal", "amodal"))
@@ -66,7 +73,7 @@ def verify(run: "Run", folder: Path) -> str:
         return f"  {name}: {measured}"
 
     lines = [f"verified on {IMAGES} images x {QUERIES} queries; largest differences from the run:"]
-    lines.append(compare("safetensors", loaded.answer(frames, valid, sentences)._asdict(), TOLERANCE))
+    lines.append(compare("safetensors", answer(loaded), TOLERANCE))
     all_sentences = list(chain(*sentences))
     ids, mask = loaded.texts.tokens(all_sentences)
     states = np.ascontiguousarray(loaded.texts(all_sentences)[0][:, : ids.shape[1]])
@@ -74,7 +81,7 @@ def verify(run: "Run", folder: Path) -> str:
     found = _run_stablehlo(folder, weight_files(loaded.texts.folder), given)
     for name, title, tolerance in (("given", "the run's", TOLERANCE), ("own", "its own", np.inf)):
         title = f"StableHLO without r2sm_jax, {title} token states"
-        answers = {field: found[f"{name}.{field}"] for field in (*LOGITS, "type_logit")}
+        answers = {field: found[f"{name}.{field}"].reshape(known.shape) for field, known in expected.items()}
         lines.append(compare(title, answers, tolerance))
     known = states.astype(np.float32)
     largest = (np.abs(found["states"] - known) / np.maximum(np.abs(known), 2**-4))[mask].max()
