@@ -55,11 +55,8 @@ def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tup
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint by key.
-
-    Raises:
-        InputError: the file asks for anything else, is damaged, or has another format.
-    """
+    """The tensors of a checkpoint by key. Raises InputError if the file asks for anything else, is damaged, or has
+    another format."""
     try:
         with path.open("rb") as file:
             return _read(file)
