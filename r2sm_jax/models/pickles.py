@@ -6,9 +6,10 @@ The format is the one that torch wrote before version 1.6 (`_legacy_load` in tor
 
 import pickle
 from collections import OrderedDict
+from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ TYPES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "L
 class _TensorUnpickler(pickle.Unpickler):
     """Knows three names; a pickle can call nothing else. Tensors are views of `storages`, which are filled later."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: BufferedReader):
         super().__init__(file)
         self.storages: dict[str, np.ndarray] = {}
 
@@ -64,7 +65,7 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is not a checkpoint of tensors alone in torch's older format ({error})") from None
 
 
-def _read(file: BinaryIO) -> dict[str, np.ndarray]:
+def _read(file: BufferedReader) -> dict[str, np.ndarray]:
     readers = [_TensorUnpickler(file) for _ in range(5)]
     magic, version, _, state, keys = (reader.load() for reader in readers)
     if (magic, version) != (MAGIC, 1001):

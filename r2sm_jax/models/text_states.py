@@ -242,7 +242,7 @@ class TextStates:
     def _encodings(self, sentences: Sequence[str]) -> Sequence[Encoding]:
         """What is longer than the limit is cut before the tokens that end every sentence, and in `overflowing`."""
         read = [read_part(sentence) for sentence in sentences]
-        return self.tokenizer(read, truncation=True, max_length=self._limit).encodings
+        return self.tokenizer(read, truncation=True, max_length=self._limit).encodings or []
 
     def _not_known(self, sentences: Iterable[str]) -> dict[str, list[int]]:
         """Ids of the sentences that neither memory nor cache has. Makes room in the cache for their states."""
