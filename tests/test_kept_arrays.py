@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.kept_arrays import KeptArrays
+from r2sm_jax.models.feature_cache import KeptArrays
 
 STEPS = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5), st.booleans()), max_size=30)
 

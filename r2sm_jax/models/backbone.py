@@ -113,11 +113,8 @@ class EfficientNetLite(nnx.Module):
 
 
 def read_backbone(source: Path) -> dict[str, np.ndarray]:
-    """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded.
-
-    Raises:
-        InputError: the file cannot be read, or lacks the statistics of a batch norm.
-    """
+    """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded. Raises InputError if the
+    file cannot be read, or lacks the statistics of a batch norm."""
     tensors = read_pickle(source) if source.suffix == ".pth" else read_tensors(source)
     try:
         return fold(tensors)

@@ -6,9 +6,10 @@ The format is the one that torch wrote before version 1.6 (`_legacy_load` in tor
 
 import pickle
 from collections import OrderedDict
+from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,58 +19,45 @@ MAGIC = 0x1950A86A20F9469CFC6C
 TYPES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "LongStorage": "<i8"}
 
 
-class _Storage(NamedTuple):
-    key: str
-    dtype: str
-    count: int
-
-
-class _Tensor(NamedTuple):
-    """A view of a storage that is read later. Sizes and strides are in elements."""
-
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def read(self, storages: dict[str, np.ndarray]) -> np.ndarray:
-        """A copy. Raises ValueError if it would lie outside its storage, or be larger."""
-        values = storages[self.storage.key]
-        numbers = (self.offset, *self.shape, *self.strides)
-        if len(self.shape) != len(self.strides) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError("a tensor has impossible sizes")
-        last = self.offset + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
-        if prod(self.shape) > values.size or (prod(self.shape) and last >= values.size):
-            raise ValueError("a tensor reaches beyond its storage")
-        strides = [stride * values.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(values[self.offset :], self.shape, strides).copy()
-
-
 class _TensorUnpickler(pickle.Unpickler):
-    """Knows three names; a pickle can call nothing else."""
+    """Knows three names; a pickle can call nothing else. Tensors are views of `storages`, which are filled later."""
+
+    def __init__(self, file: BufferedReader):
+        super().__init__(file)
+        self.storages: dict[str, np.ndarray] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda storage, offset, shape, strides, *_: _Tensor(storage, offset, shape, strides)
+            return _view
         if module == "torch" and name in TYPES:
             return TYPES[name]
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no tensor")
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> np.ndarray:
         kind, dtype, key, _, count, view = pid
-        if kind != "storage" or view is not None or dtype not in TYPES.values():
+        if kind != "storage" or view is not None or dtype not in TYPES.values() or type(count) is not int:
             raise pickle.UnpicklingError("it has storages of an unknown kind")
-        return _Storage(key, dtype, count)
+        return self.storages.setdefault(key, np.empty(count, dtype))
+
+
+def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
+    """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage, or be larger."""
+    if type(storage) is not np.ndarray or storage.base is not None:
+        raise ValueError("a tensor is no view of a storage")
+    numbers = (offset, *shape, *strides)
+    if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError("a tensor has impossible sizes")
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if prod(shape) > storage.size or (prod(shape) and last >= storage.size):
+        raise ValueError("a tensor reaches beyond its storage")
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, [stride * storage.itemsize for stride in strides])
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint by key.
-
-    Raises:
-        InputError: the file asks for anything else, is damaged, or has another format.
-    """
+    """The tensors of a checkpoint by key. Raises InputError if the file asks for anything else, is damaged, or has
+    another format."""
     try:
         with path.open("rb") as file:
             return _read(file)
@@ -77,19 +65,20 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is not a checkpoint of tensors alone in torch's older format ({error})") from None
 
 
-def _read(file: BinaryIO) -> dict[str, np.ndarray]:
-    magic, version, _, state, keys = (_TensorUnpickler(file).load() for _ in range(5))
+def _read(file: BufferedReader) -> dict[str, np.ndarray]:
+    readers = [_TensorUnpickler(file) for _ in range(5)]
+    magic, version, _, state, keys = (reader.load() for reader in readers)
     if (magic, version) != (MAGIC, 1001):
         raise ValueError("the magic number is another")
-    tensors = {key: value for key, value in dict.items(state) if type(key) is str and type(value) is _Tensor}
+    tensors = {key: value for key, value in dict.items(state) if type(key) is str and type(value) is np.ndarray}
     if len(tensors) < len(state):
         raise ValueError("not every entry is a tensor")
-    known = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
-    storages: dict[str, np.ndarray] = {}
+    storages = readers[3].storages
+    if sorted(keys) != sorted(storages):
+        raise ValueError("it does not have the storages of its tensors")
     for key in keys:
-        size = int(np.frombuffer(file.read(8), "<i8")[0])
-        if size != known[key].count:
+        if np.frombuffer(file.read(8), "<i8")[0] != storages[key].size:
             raise ValueError("a storage has another size than its tensors say")
-        data = file.read(size * np.dtype(known[key].dtype).itemsize)
-        storages[key] = np.frombuffer(data, known[key].dtype, size)
-    return {key: tensor.read(storages) for key, tensor in tensors.items()}
+        if file.readinto(storages[key].data) != storages[key].nbytes:
+            raise ValueError("a storage is cut short")
+    return {key: tensor.copy() for key, tensor in tensors.items()}

@@ -17,12 +17,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from r2sm_jax.config import DecoderConfig, Family, ModelConfig, PlainViTConfig, VisionConfig
+from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.backbone import block_dims, fit_dense, read_backbone
 from r2sm_jax.models.layers import ACTIVATIONS
 from r2sm_jax.models.weights import (
     BACKBONES,
+    SIZES,
     Match,
     find_model,
     key_table,
@@ -30,6 +31,7 @@ from r2sm_jax.models.weights import (
     place,
     read_published,
     read_tensors,
+    sizes_of,
 )
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
@@ -37,23 +39,7 @@ T = TypeVar("T", VisionConfig, DecoderConfig)
 INIT, NAME, BACKBONE = "--model.vision.init", "--model.vision.name", "--model.vision.backbone"
 SAM_MASKS = 4
 """Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
-SAM_SIZES = {
-    "patch_size": "patch_size", "dim": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads",
-    "mlp_dim": "mlp_dim", "window_size": "window_size", "global_blocks": "global_attn_indexes",
-    "relative_positions": "use_rel_pos", "out_dim": "output_channels",
-}  # fmt: skip
-"""Field of `VisionConfig` -> field of the published configuration."""
 SAM_ALWAYS = {"stem": "patch", "activation": "gelu"}
-SAM_DECODER_SIZES = {
-    "dim": "hidden_size", "depth": "num_hidden_layers", "heads": "num_attention_heads", "mlp_dim": "mlp_dim",
-}  # fmt: skip
-"""The same for `DecoderConfig`."""
-FAMILIES: dict[str, Family] = {
-    "dinov2": "dinov2", "dinov2_with_registers": "dinov2", "clip": "clip", "clip_vision_model": "clip",
-    "siglip": "siglip", "siglip_vision_model": "siglip",
-}  # fmt: skip
-"""`model_type` of `transformers` -> family of plain ViTs."""
-
 _find = cache(find_model)  # so that it is reported once where it was found
 
 
@@ -80,9 +66,9 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
             sizes = {"patch_size": 16, "backbone_dims": block_dims(read_backbone(source), source)}
             known = replace(known, vision=replace(known.vision, **sizes))
     if vision.init:
-        vision = _with_sizes(vision, known.vision, [*SAM_SIZES, *SAM_ALWAYS], "--model.vision")
+        vision = _with_sizes(vision, known.vision, [*SIZES["sam"], *SAM_ALWAYS], "--model.vision")
         if decoder.kind == "sam":
-            decoder = _with_sizes(decoder, known.decoder, SAM_DECODER_SIZES, "--model.decoder")
+            decoder = _with_sizes(decoder, known.decoder, SIZES["sam_decoder"], "--model.decoder")
     if vision.backbone:
         vision = _with_sizes(vision, known.vision, ["patch_size", "backbone_dims"], "--model.vision")
     return replace(model, vision=replace(vision, plain=known.vision.plain), decoder=decoder)
@@ -131,31 +117,27 @@ def sam_sizes(published: Any) -> ModelConfig:
         same &= shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
     if not same:
         raise InputError("it differs from the published SAM in more than its sizes; give that or a copy of it")
-    sizes = {field: getattr(vision, theirs) for field, theirs in SAM_SIZES.items()}
+    sizes = sizes_of(vision, "sam")
     sizes["global_blocks"] = tuple(sizes["global_blocks"])
-    of_decoder = {field: getattr(decoder, theirs) for field, theirs in SAM_DECODER_SIZES.items() if decoder}
+    of_decoder = sizes_of(decoder, "sam_decoder") if decoder else {}
     return ModelConfig(VisionConfig(**SAM_ALWAYS, **sizes), decoder=DecoderConfig(**of_decoder))
 
 
 def plain_sizes(published: Any) -> PlainViTConfig:
     """Sizes of the image encoder of a DINOv2, CLIP or SigLIP. Raises InputError if it is another architecture."""
     kind, vision = published.model_type, getattr(published, "vision_config", published)
-    if kind not in FAMILIES:
+    family = SIZES["families"].get(kind)
+    if family is None:
         hint = f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
-        raise InputError(f"{NAME} cannot load it: model_type {kind!r} is none of {', '.join(FAMILIES)}{hint}")
+        raise InputError(f"{NAME} cannot load it: model_type {kind!r} is none of {', '.join(SIZES['families'])}{hint}")
     if vision.hidden_act not in ACTIVATIONS:
         raise InputError(f"{NAME} cannot load it: activation {vision.hidden_act!r} is not known")
-    if FAMILIES[kind] == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
+    if family == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
         raise InputError(f"{NAME} loads only DINOv2 with a plain MLP and biases (small, base, large)")
     return PlainViTConfig(
-        FAMILIES[kind],
-        dim=vision.hidden_size,
-        depth=vision.num_hidden_layers,
-        heads=vision.num_attention_heads,
+        family,
+        **sizes_of(vision, "plain"),
         mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
-        patch_size=vision.patch_size,
-        activation=vision.hidden_act,
-        norm_epsilon=vision.layer_norm_eps,
         registers=getattr(vision, "num_register_tokens", 0),
     )
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Float16, Int
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import ACTIVATIONS, Linear, attend
-from r2sm_jax.models.weights import Tensor, fill, key_table, read_published, read_tensors
+from r2sm_jax.models.weights import SIZES, Tensor, fill, key_table, read_published, read_tensors, sizes_of
 
 Layout = Literal["bert", "clip_text", "llama"]
 """Also a table of keys.toml.
@@ -29,10 +29,7 @@ Layout = Literal["bert", "clip_text", "llama"]
     llama      RMSNorm before attention and gated MLP, rotary positions, fewer key than query heads, causal
                (models/llama, qwen3, modeling_rope_utils.py)
 """
-LAYOUTS: dict[str, Layout] = {
-    "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "clip": "clip_text", "clip_text_model": "clip_text",
-    "siglip": "clip_text", "siglip_text_model": "clip_text", "llama": "llama", "qwen2": "llama", "qwen3": "llama",
-}  # fmt: skip
+LAYOUTS: dict[str, Layout] = SIZES["layouts"]
 """By `model_type`."""
 
 
@@ -89,14 +86,10 @@ def text_sizes(config: Any) -> TextSizes:
         raise InputError(f"model_type {config.model_type!r} is not a language model that can be loaded; these are: "
                          f"{', '.join(LAYOUTS)}")  # fmt: skip
     config = getattr(config, "text_config", config)
-    kind, heads, rows = config.model_type, config.num_attention_heads, config.max_position_embeddings
+    kind, rows = config.model_type, config.max_position_embeddings
     if config.hidden_act not in ACTIVATIONS:
         raise InputError(f"activation {config.hidden_act!r} is not known: {', '.join(ACTIVATIONS)}")
-    sizes: dict[str, Any] = {
-        "vocab_size": config.vocab_size, "dim": config.hidden_size, "depth": config.num_hidden_layers, "heads": heads,
-        "key_heads": heads, "head_dim": config.hidden_size // heads, "mlp_dim": config.intermediate_size,
-        "max_tokens": rows, "activation": config.hidden_act,
-    }  # fmt: skip
+    sizes = sizes_of(config, "text") | {"head_dim": config.hidden_size // config.num_attention_heads}
     if layout == "llama":
         # Beyond a sliding window attention would be another one, so longer sentences are not read.
         window = getattr(config, "sliding_window", None) or rows

@@ -1,4 +1,4 @@
-"""Token states of the frozen language model, computed once per unique sentence and kept (kept_arrays.py)."""
+"""Token states of the frozen language model, computed once per unique sentence and kept (feature_cache.py)."""
 
 import json
 import re
@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
+from tokenizers import Encoding
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
 from r2sm_jax.distributed import gather, place_locally
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.feature_cache import FeatureCache, digest
-from r2sm_jax.models.kept_arrays import KeptArrays
+from r2sm_jax.models.feature_cache import FeatureCache, KeptArrays, digest
 from r2sm_jax.models.text import TextSizes, load_text_encoder
-from r2sm_jax.models.weights import find_model, weights_sha256
+from r2sm_jax.models.weights import VOCABULARIES, find_model, weights_sha256
 
 BATCH_TOKENS = 2048
 SHARED = 1 << 14
@@ -40,9 +40,6 @@ KEPT_BYTES = 128 << 20
 POLITE = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """What is not read at the start of a sentence; nor are full stops at its end. Decisions changed with either."""
 PROBE = "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the \u6771\u4eac sign?"
-VOCABULARIES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-)
 
 
 class TextStates:
@@ -72,10 +69,8 @@ class TextStates:
         if max_tokens > sizes.max_tokens:
             raise InputError(f"--model.text.max-tokens {max_tokens}: {name} reads at most {sizes.max_tokens} tokens")
         self.layers, self.dim, self.pool, self.max_tokens = layers, sizes.dim, sizes.pool, max_tokens
-        self._ending = ending(self.tokenizer)
         self._full_length = sizes.max_tokens if sizes.reads_padding else 0
         self._limit = max_tokens - sizes.reads_padding
-        self._words = self._limit - len(self._ending)
         graphdef, weights = nnx.split(encoder)
         self.weights = place_locally(fsdp, weights)
 
@@ -208,24 +203,19 @@ class TextStates:
 
     def word_of_tokens(self, sentence: str, words: Sequence[Sequence[int]]) -> Int[np.ndarray, " t"]:
         """For each token that is read, the word whose characters `start, end` hold its middle; -1 for special ones."""
-        spans, special = self._spans(sentence) or [(0, 0)], (0, 0)
-        if len(spans) > self._limit:
-            spans = [*spans[: self._words], *[special] * len(self._ending)]
-        spans = [*spans, special] if self._full_length else spans
+        spans = np.array(self._spans(sentence)[: self._limit] or [(0, 0)])
+        middles = np.where(spans[:, 0] < spans[:, 1], spans.mean(1), -1)
         found = np.full(len(spans), -1)
-        for row, (start, end) in enumerate(spans):
-            for word, (first, last) in enumerate(words):
-                if start < end and first <= (start + end) / 2 <= last:
-                    found[row] = word
-        return found
+        for word, (first, last) in enumerate(words):
+            found[(first <= middles) & (middles <= last)] = word
+        return np.append(found, -1) if self._full_length else found
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the token limit, the first of them maybe in part."""
-        spans = self._spans(sentence)
-        if len(spans) <= self._limit:
+        cut = [start for start, end in self._spans(sentence)[self._limit :] if start < end]
+        if not cut:
             return ""
-        start = spans[self._words][0]
-        start += sentence[start] == " "  # some tokens begin with the space before the word
+        start = cut[0] + (sentence[cut[0]] == " ")  # some tokens begin with the space before the word
         return sentence[sentence.rfind(" ", 0, start) + 1 :]
 
     def truncation_summary(self) -> str:
@@ -236,18 +226,23 @@ class TextStates:
         )
 
     def _spans(self, sentence: str) -> list[tuple[int, int]]:
-        """First and last character of every token, special ones included, without a limit."""
+        """First and last character of every token, (0, 0) of special ones: of those up to the limit, then of others."""
         skipped = sentence.find(read_part(sentence))
         with self._lock:
-            spans = self.tokenizer(read_part(sentence), return_offsets_mapping=True)["offset_mapping"]
-        return [(start + skipped, end + skipped) if start < end else (start, end) for start, end in spans]
+            (read,) = self._encodings([sentence])
+        spans = [span for part in (read, *read.overflowing) for span in part.offsets]
+        return [(start + skipped, end + skipped) if start < end else (0, 0) for start, end in spans]
 
     def _tokenize(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Ids up to the limit; what is longer is cut before the tokens that end every sentence."""
+        """Ids up to the limit."""
+        encodings = self._encodings(sentences)
+        self.truncated |= {s for s, encoding in zip(sentences, encodings, strict=True) if encoding.overflowing}
+        return [encoding.ids for encoding in encodings]
+
+    def _encodings(self, sentences: Sequence[str]) -> Sequence[Encoding]:
+        """What is longer than the limit is cut before the tokens that end every sentence, and in `overflowing`."""
         read = [read_part(sentence) for sentence in sentences]
-        encoded = self.tokenizer(read, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
-        self.truncated |= {s for s, ids in zip(sentences, encoded, strict=True) if len(ids) > self._limit}
-        return [ids if len(ids) <= self._limit else [*ids[: self._words], *self._ending] for ids in encoded]
+        return self.tokenizer(read, truncation=True, max_length=self._limit).encodings or []
 
     def _not_known(self, sentences: Iterable[str]) -> dict[str, list[int]]:
         """Ids of the sentences that neither memory nor cache has. Makes room in the cache for their states."""
@@ -307,6 +302,7 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
     except Exception as error:  # whatever the many tokenizers raise on a damaged file
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{folder}: its tokenizer cannot be read ({line})") from None
+    tokenizer.truncation_side = "right"
     largest = max(tokenizer.get_vocab().values())
     problems = {
         "has no tokenizer.json and cannot be converted to one; add the file": not tokenizer.is_fast,
@@ -325,11 +321,3 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of what a tokenizer does, whatever files it comes in: its tokens with their ids, and the ids of `PROBE`."""
     known = sorted(tokenizer.get_vocab().items()), tokenizer(PROBE)["input_ids"]
     return sha256(json.dumps(known).encode()).hexdigest()
-
-
-def ending(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that are put behind every sentence, cut ones too; none in most decoder-only models."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    starts = [i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare]
-    return whole[starts[-1] + len(bare) :] if starts else []

