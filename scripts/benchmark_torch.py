@@ -315,6 +315,7 @@ def measure(variants: list[str], file: Path, rounds: int) -> dict[str, dict[str,
     pipes: dict[str, Any] = {}
     figures: dict[str, dict[str, Any]] = {}
     for variant in variants:
+        print(f"{variant}: first steps", flush=True)
         pipe, other = spawn.Pipe()
         worker = spawn.Process(target=work, args=(variant, file, time.monotonic(), other), daemon=True)
         worker.start()
