@@ -30,7 +30,8 @@ from rich.table import Table
 if TYPE_CHECKING:  # processes that measure torch import neither jax nor r2sm_jax
     from r2sm_jax.config import Config
 
-SCENES, ROUNDS = 64, 10
+SCENES, FREE_SENTENCES, ROUNDS = 64, 2000, 10
+"""Enough for batches of the shapes that training has."""
 CALLS = {"step": 3, "encode 1": 12, "encode 8": 6, "query": 12}
 """What is timed, and how often in each turn of a variant. The first third of a turn only warms up."""
 NAMES = {
@@ -171,7 +172,8 @@ def _prepare(arguments: list[str], folder: Path) -> None:
     from r2sm_jax.training.step import split_model
 
     config = check_config(parse_config(arguments))
-    config = replace(config, data=replace(config.data, source="scenes", scenes=SCENES))
+    free = min(FREE_SENTENCES, config.data.free_sentences)
+    config = replace(config, data=replace(config.data, source="scenes", scenes=SCENES, free_sentences=free))
     data = prepare_data(config, lambda message: print(message, flush=True))
     batches = [next(data.batches) for _ in range(STEPS)]
     _, params, constants = split_model(config.model, config.train.seed)
@@ -315,7 +317,6 @@ def measure(variants: list[str], file: Path, rounds: int) -> dict[str, dict[str,
     pipes: dict[str, Any] = {}
     figures: dict[str, dict[str, Any]] = {}
     for variant in variants:
-        print(f"{variant}: first steps", flush=True)
         pipe, other = spawn.Pipe()
         worker = spawn.Process(target=work, args=(variant, file, time.monotonic(), other), daemon=True)
         worker.start()
@@ -326,6 +327,7 @@ def measure(variants: list[str], file: Path, rounds: int) -> dict[str, dict[str,
             print(f"{variant} does not run here; see the error above", flush=True)
             continue
         pipes[variant] = pipe
+        print(f"{variant}: first step after {figures[variant]['first']:.1f} s", flush=True)
     for name in CALLS:
         times: dict[str, list[float]] = {v: [] for v in pipes if name in figures[v]["calls"]}
         for _ in range(rounds):
@@ -334,6 +336,7 @@ def measure(variants: list[str], file: Path, rounds: int) -> dict[str, dict[str,
                 found += pipes[variant].recv()
         for variant, found in times.items():
             figures[variant][name] = median(found)
+            print(f"{variant}: {NAMES[name]} {median(found):.4g}", flush=True)
     for pipe in pipes.values():
         pipe.send(None)
     return {variant: {name: found[name] for name in NAMES if name in found} for variant, found in figures.items()}
