@@ -204,6 +204,7 @@ def _prepare(arguments: list[str], folder: Path) -> None:
 def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any]]:
     """What is timed of r2sm_jax. Images and queries are answered with float32 products, as Predictor does."""
     import jax
+    import numpy as np
     from flax import nnx
 
     from r2sm_jax import cpu
@@ -216,27 +217,25 @@ def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any
     config = from_json(Config, kept["config"], "the benchmark")
     config = replace(config, train=replace(config.train, products=products))
     graphdef, params, constants = split_model(config.model, config.train.seed)
+    leaves, structure = jax.tree.flatten(nnx.merge_state(params, constants))
+    leaves = jax.device_put([np.array(x) for x in leaves])  # training reuses the memory of the others
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     batch, names, constants = jax.device_put((kept["batch"], kept["names"], constants))
     train_step = jit_train_step(graphdef, optimizer, config)
-    first = True
 
     def step() -> None:
-        nonlocal state, first
+        nonlocal state
         state, logs = train_step(state, constants, batch, names)
         jax.block_until_ready(logs)
-        if first:
-            cpu.ask_for_huge_pages()
-        first = False
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(weights: Any, *inputs: Any) -> Any:
+        def call(leaves: list[Any], *inputs: Any) -> Any:
             with cpu.products("float32"):
-                return function(nnx.merge(graphdef, weights), *inputs)
+                return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
 
         jitted = jax.jit(call)
-        return lambda *inputs: jax.block_until_ready(jitted(nnx.merge_state(state.params, constants), *inputs))
+        return lambda *inputs: jax.block_until_ready(jitted(leaves, *inputs))
 
     encode, answer = compiled(R2SM.encode_image), compiled(R2SM.answer)
     images, valid = kept["images"]
@@ -294,14 +293,18 @@ def work(variant: str, file: Path, started: float, pipe: Any) -> None:
     calls = our_calls(kept, OURS[variant]) if variant in OURS else their_calls(kept, *THEIRS[variant])
     calls["step"]()
     first = time.monotonic() - started
+    if variant in OURS:  # as train.py does
+        from r2sm_jax.cpu import ask_for_huge_pages
+
+        ask_for_huge_pages()
     for _ in range(3):
         calls["step"]()
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if variant == "ours bfloat16":  # only training has such products
         calls = {"step": calls["step"]}
     for call in calls.values():
         call()
-    pipe.send({"calls": list(calls), "first": first, "memory": kilobytes / 1000})
+    pipe.send({"calls": list(calls), "first": first, "memory": peak / 1e6})
     while (name := pipe.recv()) is not None:
         times = []
         for _ in range(CALLS[name]):
