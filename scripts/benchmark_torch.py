@@ -189,7 +189,7 @@ def _prepare(arguments: list[str], folder: Path) -> None:
     }
     (folder / "kept.pkl").write_bytes(pickle.dumps(kept))
     table = Table("largest relative difference, float32", "found", "allowed", "")
-    differences = []
+    differences: list[Difference] = []
     for row in compare(config, batches, data.names):
         differences.append(row)
         table.add_row(
@@ -293,8 +293,8 @@ def work(variant: str, file: Path, started: float, pipe: Any) -> None:
     calls = our_calls(kept, OURS[variant]) if variant in OURS else their_calls(kept, *THEIRS[variant])
     calls["step"]()
     first = time.monotonic() - started
-    if variant in OURS:  # as train.py does
-        from r2sm_jax.cpu import ask_for_huge_pages
+    if variant in OURS:
+        from r2sm_jax.cpu import ask_for_huge_pages  # as train.py does
 
         ask_for_huge_pages()
     for _ in range(3):
@@ -388,9 +388,8 @@ def main() -> None:
         differences = json.loads((Path(folder) / "differences.json").read_text())
         variants = [*OURS, *(name for name, (_, compiled) in THEIRS.items() if not (compiled and options.no_compile))]
         figures = measure(variants, Path(folder) / "kept.pkl", options.rounds)
-    about = processor()
     Console(width=None if sys.stdout.isatty() else 160).print(make_table(figures))
-    print(", ".join(f"{name}: {value}" for name, value in about.items()))
+    print(", ".join(f"{name}: {value}" for name, value in (about := processor()).items()))
     if options.json:
         options.json.write_text(json.dumps({**about, "differences": differences, "figures": figures}, indent=1) + "\n")
 
