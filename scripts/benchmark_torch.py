@@ -389,7 +389,7 @@ def main() -> None:
         variants = [*OURS, *(name for name, (_, compiled) in THEIRS.items() if not (compiled and options.no_compile))]
         figures = measure(variants, Path(folder) / "kept.pkl", options.rounds)
     Console(width=None if sys.stdout.isatty() else 160).print(make_table(figures))
-    print(", ".join(f"{name}: {value}" for name, value in (about := processor()).items()))
+    print(about := processor())
     if options.json:
         options.json.write_text(json.dumps({**about, "differences": differences, "figures": figures}, indent=1) + "\n")
 
