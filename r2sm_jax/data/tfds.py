@@ -169,6 +169,7 @@ def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
 def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:
     found = []
     for row in _rows(record["queries"]):
-        row |= {"mask_type": MASK_TYPES[row["mask_type"]], "kind": json.loads(row["kind"])}
-        found.append(Query(**row | {"instance_ids": tuple(json.loads(row["instance_ids"]))}))
+        fields: dict[str, Any] = row | {"mask_type": MASK_TYPES[row["mask_type"]], "kind": json.loads(row["kind"])}
+        fields["instance_ids"] = tuple(json.loads(row["instance_ids"]))
+        found.append(Query(**fields))
     return tuple(found)

@@ -81,9 +81,10 @@ def requests(
         kept = _keep_requests(out, part) if resume else set()
         with part.open("ab" if resume else "wb") as file:
             for index, entry in enumerate(data.images):  # only one image's masks are in memory at a time
-                missing = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
+                missing: list[MaskType] = [t for t in MASK_TYPES if _request_id(entry["id"], t) not in kept]
                 instances = [i.convert(masks.expand) for i in data.rles_at(index) if not i.ignore] if missing else []
-                tables = {t: table for t in missing if (table := "\n".join(_rows(instances, t)))}
+                drawn: dict[MaskType, str] = {t: "\n".join(_rows(instances, t)) for t in missing}
+                tables: dict[MaskType, str] = {t: table for t, table in drawn.items() if table}
                 url = _data_url(data.image_at(index)) if tables and image == "embed" else entry["file_name"]
                 for mask_type, table in tables.items():
                     file.write(_json_line(_request(entry, mask_type, table, url, queries, model)))
