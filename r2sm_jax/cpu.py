@@ -214,13 +214,14 @@ def tune_malloc() -> None:
 
 
 def ask_for_huge_pages() -> None:
-    """Puts the memory that this process has allocated into pages of 2 MiB, if glibc keeps it.
+    """Gives back the memory that compiling took, and puts the rest into pages of 2 MiB, if glibc keeps what is freed.
 
     Call it after the first training step, when the temporaries exist.
     """
     if os.environ.get("GLIBC_TUNABLES") != KEEP:
         return
     libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, *rest = line.split()
         start, end = (int(address, 16) for address in addresses.split("-"))

@@ -120,6 +120,19 @@ def test_no_address_that_a_request_names_is_fetched(server, elsewhere):
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"data": NaN, "fn_index": []}',
+        '{"data": 1, "fn_index": "\\ud800"}',
+        '{"data": [], "fn_index": 99, "session_hash": "nobody"}',
+    ],
+)
+def test_a_body_that_no_page_sends_is_refused(server, body):
+    code, answer = status(f"{server}/gradio_api/queue/join", body.encode(), {"Content-Type": "application/json"})
+    assert code == 422 and "This page cannot read the request." in answer
+
+
 def test_no_function_of_the_page_is_offered_as_an_api(server):
     code, offered = status(f"{server}/gradio_api/info")
     assert code == 200 and json.loads(offered) == {"named_endpoints": {}, "unnamed_endpoints": {}}

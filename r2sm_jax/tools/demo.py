@@ -228,12 +228,19 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     gr = import_gradio()
     from fastapi import Depends, HTTPException  # come with gradio
+    from fastapi.exceptions import RequestValidationError
     from fastapi.requests import HTTPConnection
+    from fastapi.responses import JSONResponse
 
     def refuse_address(request: HTTPConnection) -> None:
         """gradio's `/gradio_api/file=ADDRESS` would fetch any public address for any visitor."""
         if "://" in request.scope["path"]:
             raise HTTPException(403, "This page fetches no addresses.")
+
+    def refuse_body(request: HTTPConnection, error: Exception) -> JSONResponse:
+        """FastAPI's own answer repeats the body, which fails with NaN or half a character; gradio looks up any number
+        as that of a function."""
+        return JSONResponse({"detail": "This page cannot read the request."}, 422)
 
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
@@ -254,7 +261,10 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
             css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
             mcp_server=False, run_history=False, enable_monitoring=False, show_error=False,
-            app_kwargs={"dependencies": [Depends(refuse_address)]},
+            app_kwargs={
+                "dependencies": [Depends(refuse_address)],
+                "exception_handlers": {RequestValidationError: refuse_body, KeyError: refuse_body},
+            },
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None
