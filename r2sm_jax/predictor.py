@@ -15,6 +15,7 @@ from scipy.special import expit
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import ImageLike, Letterbox, open_image
+from r2sm_jax.data.samples import is_text
 from r2sm_jax.distributed import whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
@@ -65,9 +66,11 @@ class CutQuery(UserWarning):
 
 
 def check_query(query: str) -> None:
-    """Raises InputError for a query without words."""
+    """Raises InputError for a query without words, and for one that no file in UTF-8 could hold."""
     if not query.strip():
         raise InputError("the query is empty; say what to segment, such as 'the red mug'")
+    if not is_text(query):
+        raise InputError("the query holds half of a character; write it in UTF-8")
 
 
 class Predictor:

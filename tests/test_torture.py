@@ -8,8 +8,9 @@ import pytest
 import spoil
 import torture
 
-from r2sm_jax.data.samples import find_image
+from r2sm_jax.data.samples import find_image, is_text
 from r2sm_jax.errors import InputError, writing
+from r2sm_jax.predictor import check_query
 
 
 @pytest.fixture
@@ -86,6 +87,13 @@ def test_half_a_character_is_one_sentence(tmp_path):
     )
     with refused, writing(tmp_path / "a.json") as part:
         part.write_text("mug \ud800", encoding="utf-8")
+
+
+def test_half_a_character_is_no_query(tmp_path):
+    """A shell passes bytes that are not UTF-8 so, and the page's visitors can send it; no tokenizer reads it."""
+    with pytest.raises(InputError, match="the query holds half of a character"):
+        check_query("the caf\udce9")
+    assert is_text("the café") and not is_text("the caf\udce9")
 
 
 def test_a_file_name_that_no_file_can_have_is_the_name_of_none(tmp_path):

@@ -4,6 +4,7 @@ Masks have the image's own resolution. For every instance `modal ⊆ amodal`.
 """
 
 import hashlib
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -111,8 +112,8 @@ def is_id(value: Any) -> TypeGuard[int]:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is a string that is not blank."""
-    return isinstance(value, str) and bool(value.strip())
+    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not text."""
+    return isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
 
 
 def leads_outside(name: str) -> bool:

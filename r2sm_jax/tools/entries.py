@@ -76,7 +76,7 @@ class Entry:
     def text(self, key: str) -> str:
         """A string that is not blank. Raises InputError for anything else."""
         if not is_text(text := self.need(key, str)):
-            raise self.error(f"its {key!r} is empty", "write it")
+            raise self.error(f"its {key!r} is empty or holds half of a character", "write it")
         return text
 
     def refer(self, key: str, known: Mapping[int, T], number: Any = None) -> T:
