@@ -101,7 +101,7 @@ def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, r
 
 
 def programs(predictor) -> tuple[int, int]:
-    return predictor._encode._cache_size(), predictor._decode._cache_size()
+    return predictor._encode._cache_size(), predictor._answer._cache_size()
 
 
 def test_nothing_is_compiled_for_other_sizes_of_images(predictor, tiny_run, command, tmp_path):

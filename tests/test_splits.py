@@ -15,12 +15,12 @@ from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.pages import selection
 from r2sm_jax.query import Query
-from r2sm_jax.runs import resolve_loop
+from r2sm_jax.runs import read_config, resolve_loop
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.sources import REPORTED, load_json_split, open_source, split_names
 from r2sm_jax.tools.conversion import write_json
 from r2sm_jax.tools.data import build
-from r2sm_jax.tools.export import _figures
+from r2sm_jax.tools.export import model_card
 from r2sm_jax.train import open_data
 
 
@@ -108,7 +108,10 @@ def test_reports_say_what_was_selected_on():
 def test_report_and_card_name_the_split(tiny_run):
     report = json.loads((tiny_run / "report.json").read_text())
     assert report["meta"]["selected_on"] == "dev" and report["meta"]["trained_on"] == "scenes"
-    for text in ((tiny_run / "report.md").read_text(), (tiny_run / "report.html").read_text(), _figures(report)):
+    written = {"language_model": {"embedded": False, "sha256": "0"}, "type_temperature": 1.0, "r2sm_jax_version": "1"}
+    written |= {"step": 4, "weights_sha256": "0"}
+    card = model_card("mugs", written, read_config(tiny_run), report)
+    for text in ((tiny_run / "report.md").read_text(), (tiny_run / "report.html").read_text(), card):
         assert "The checkpoint was selected on " in text
 
 
