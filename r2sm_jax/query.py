@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 MaskType = Literal["modal", "amodal"]
 """modal: the visible part; amodal: the complete shape, hidden parts included."""
+MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 
 
 @dataclass(frozen=True)

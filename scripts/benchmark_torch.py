@@ -111,7 +111,7 @@ def compare(config: "Config", batches: list[Any], names: dict[str, Any]) -> Iter
     inputs = [batches[0][name] for name in ("image", "valid", "text", "text_mask")]
     given = [torch.from_numpy(x.copy()) for x in inputs]
     forward = jax.jit(lambda weights, *inputs: nnx.merge(graphdef, weights)(*inputs))
-    model = Peer(config.model)  # type: ignore[arg-type]
+    model = Peer(config.model)  # type: ignore[arg-type]  (SimpleNamespace where jax is missing)
 
     def outputs(when: str) -> Iterator[Difference]:
         weights = nnx.merge_state(params, constants)
@@ -128,7 +128,7 @@ def compare(config: "Config", batches: list[Any], names: dict[str, Any]) -> Iter
     yield from outputs("of initial weights")
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     step, state = jit_train_step(graphdef, optimizer, config), init_state(params, optimizer)
-    trainer = Trainer(model, config)  # type: ignore[arg-type]
+    trainer = Trainer(model, config)  # type: ignore[arg-type]  (SimpleNamespace where jax is missing)
     worst: list[float] = []
     for batch in batches:
         state, expected = step(state, constants, batch, names)

@@ -89,7 +89,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     arguments = (state, constants, placed(batch, jax.tree.map(lambda _: rows, batch)), names)
     # The cost analysis counts the body of a loop once, so FLOPs are those of the step without accumulation.
     whole = replace(config, train=replace(config.train, accumulate=1))
-    flops = _flops(jit_train_step(graphdef, optimizer, whole, state).lower(*arguments))
+    flops = flops_of(jit_train_step(graphdef, optimizer, whole, state).lower(*arguments))
     yield "FLOPs a step, all devices", f"{flops:.3g}"
     yield "FLOPs of the run", f"{flops * config.train.steps:.3g} in {config.train.steps:,} steps"
     step = jit_train_step(graphdef, optimizer, config, state)
@@ -102,7 +102,8 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     yield "in all a device, without the language model", gigabytes(peak)
 
 
-def _flops(lowered: Any) -> float:
+def flops_of(lowered: Any) -> float:
+    """What XLA counts before it optimises."""
     analysis = lowered.cost_analysis()
     return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from estimate import CATEGORIES, batch_shapes
+from estimate import CATEGORIES, batch_shapes, flops_of
 from flax import nnx
 
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
@@ -37,7 +37,7 @@ from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 PARTS = ("tests", "ours", "torch", "train")
-TESTS = ("test_gpu", "test_losses", "test_optimizer", "test_models")
+TESTS = ("test_gpu", "test_attention", "test_losses", "test_optimizer", "test_models")
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12}
 """Dense bfloat16 FLOPs a second, from NVIDIA's data sheets, by what a device's name holds."""
 SIZES = {False: (4, 10), True: (2, 1)}
@@ -227,12 +227,6 @@ def train(args: CheckConfig) -> dict[str, Any]:
     report = json.loads((args.run / "report.json").read_text())
     splits = {name: split["all"] for name, split in report["splits"].items()}
     return {"minutes": (time.monotonic() - started) / 60, "giou": {name: x.get("giou") for name, x in splits.items()}}
-
-
-def flops_of(lowered: Any) -> float:
-    """What XLA counts before it optimises."""
-    analysis = lowered.cost_analysis()
-    return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class ConvStem(nn.Module):
         features = [F.relu(self.convs[0](image))]
         for conv, residuals in zip(self.convs[1:], self.residuals, strict=True):
             x = conv(features[-1])
-            for residual in residuals:  # type: ignore[attr-defined]
+            for residual in residuals:  # type: ignore[attr-defined]  (a ModuleList holds Modules to pyright)
                 x = residual(x)
             features.append(x)
         return features

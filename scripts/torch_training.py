@@ -270,7 +270,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dtype": dtype})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  (ours takes no closure)
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -306,7 +306,8 @@ class Trainer:
 
     def __init__(self, model: Peer, config: Config, *, dtype: torch.dtype = torch.float32, compiled: bool = False):
         """`dtype`: bfloat16 = autocast, and Muon's products in bfloat16."""
-        self.model, self.config, self.dtype = model.to(memory_format=torch.channels_last), config, dtype  # type: ignore
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  (torch's stubs lack it)
+        self.model, self.config, self.dtype = model, config, dtype
         self.losses = torch.compile(compute_losses, fullgraph=True) if compiled else compute_losses
         kinds: dict[str, list[nn.Parameter]] = {"muon": [], "matrix": [], "vector": []}
         for name, p in model.named_parameters():

@@ -19,10 +19,9 @@ from r2sm_jax.data.images import open_image
 from r2sm_jax.data.samples import Dataset, Instance, Sample
 from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.query import Query
+from r2sm_jax.query import MASK_TYPES, Query
 
 NAME = "r2sm_queries"
-MASK_TYPES = ("modal", "amodal")
 _INSTANCE = {
     "id": tfds.features.Scalar(np.int64),
     "category": tfds.features.Text(),

@@ -29,13 +29,12 @@ from r2sm_jax.data.samples import Instance, category_names, group_by_image, read
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
-from r2sm_jax.query import MaskType
+from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.tools.conversion import write_json
 
 TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
 REASONS: dict[str, str] = TEXTS["reasons"]
 PATTERNS = {name: re.compile(text, re.VERBOSE | re.IGNORECASE) for name, text in TEXTS["patterns"].items()}
-MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 _AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"
 SIMILAR = 0.8
 """Two questions are near-duplicates from this share on: words in common, of the words in either."""

@@ -1,0 +1,55 @@
+"""Attention by hand, and the fused one of GPUs as far as a CPU can show it; test_gpu.py has the rest."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from r2sm_jax.models import layers
+from r2sm_jax.models.layers import attend
+
+
+def test_attention_by_hand_and_masked_keys_do_not_matter():
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(n, 8)), jnp.float32) for n in (3, 5, 5))
+    mask = jnp.array([True, True, True, False, False])
+    out = attend(q, k, v, heads=2, mask=mask)
+    for head in (slice(0, 4), slice(4, 8)):
+        scores = np.exp(np.asarray(q[:, head] @ k[:3, head].T) / 2)
+        wanted = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
+        np.testing.assert_allclose(out[:, head], wanted, atol=1e-5)
+    np.testing.assert_array_equal(out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask))
+
+
+@pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
+def test_the_fused_attention_of_gpus_is_the_same_function(queries):
+    """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they should."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    query, key, value = random(*queries, 2, 4, 8), random(2, 1, 2, 6, 8), random(2, 1, 2, 6, 8)
+    mask, bias = jnp.asarray(rng.random((2, 3, 1, 1, 6)) < 0.7).at[..., 0].set(True), random(2, 1, 2, 4, 6)
+    for shown, added in itertools.product((None, mask), (None, bias)):
+        wanted = layers._attend(query, key, value, shown, added)
+        found = layers._flash(query, key, value, shown, added, implementation="xla")
+        np.testing.assert_allclose(found, jnp.broadcast_to(wanted, found.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "lengths", "has_bias", "fits"),
+    [
+        ("bfloat16", 64, (5, 7), False, True),
+        ("bfloat16", 64, (5, 8), True, False),  # odd, with a bias
+        ("bfloat16", 64, (6, 8), True, True),
+        ("bfloat16", 60, (6, 8), False, False),
+        ("bfloat16", 136, (6, 8), False, False),
+        ("float32", 64, (6, 8), False, False),
+    ],
+)
+def test_where_the_fused_attention_of_gpus_applies(dtype, channels, lengths, has_bias, fits):
+    query, key = (jnp.zeros((2, n, channels), dtype) for n in lengths)
+    assert layers.fits_flash(query, key, has_bias) == fits
