@@ -1,75 +1,28 @@
-"""The query grammar: its sentences mean exactly their targets, and held-out words stay held out."""
+"""The query grammar: its sentences mean exactly their targets."""
 
 import re
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
-
-from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import Phrasebook, phrasebook, phrasebook_of_test, read_sections
-from r2sm_jax.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
-from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
-from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
-from r2sm_jax.query import keyword_mask_type
-from r2sm_jax.scenes.drawings import CATEGORIES
-
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
-ALL_CLASSES, PATTERNS = lexicon().classes, lexicon().patterns
-CLASSES = {name: meaning for name, meaning in ALL_CLASSES.items() if name in CATEGORIES}
-"""Those of drawn scenes; all others are for photographs."""
-GROUPS = {name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()}
-SPLITS = ("train", "val", "val_phrasing", "val_hard", "test")
-PHOTO_NAMES = (
-    "cat litter box",
-    "dougnut ",
-    "Platypus",
-    "A wooden chair",
-    "scissors",
-    "otter",
-    "people",
-    "man's hat",
+from query_samples import (
+    ALL_CLASSES,
+    CLASSES,
+    COLOURS,
+    PATTERNS,
+    PHOTO_NAMES,
+    SPLITS,
+    has_words,
+    layout,
+    queries_of,
+    written,
 )
 
-
-def layout(rng: np.random.Generator, photo: tuple[str, ...] = ()) -> list[ObjectFacts]:
-    """Random overlapping things; a later one lies in front of an earlier one."""
-    names = photo or tuple(CLASSES)
-    pool = [names[int(i)] for i in rng.choice(len(names), 6)]
-    size = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))
-    start = rng.uniform(0, 192 - size)
-    boxes = np.concatenate([start, start + size], axis=1)
-    things = []
-    for i, box in enumerate(boxes):
-        overlap = np.clip(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None).prod(1)
-        overlap[: i + 1] = 0
-        area = float(size[i].prod())
-        colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
-        things.append(
-            ObjectFacts(
-                i + 1, pool[int(rng.integers(6))], tuple(map(float, box)), area,
-                min(0.9, float(overlap.sum()) / area), tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
-                None if photo else colour, None if photo else pattern,
-            )
-        )  # fmt: skip
-    return things
-
-
-def written(split, scenes=60, photo=(), seed=0, count=8):
-    rng = np.random.default_rng(seed)
-    for _ in range(scenes):
-        things = layout(rng, photo)
-        yield things, write_queries(things, rng=rng, count=count, split=split)
-
-
-def queries_of(split, scenes=100, **kwargs):
-    return [query for _, queries in written(split, scenes, **kwargs) for query in queries]
-
-
-def has_words(text: str, words: str) -> bool:
-    return re.search(rf"\b{re.escape(words.lower())}\b", text.lower()) is not None
+from r2sm_jax.queries.grammar import phrasebook, read_sections
+from r2sm_jax.queries.nouns import clean_name, plural
+from r2sm_jax.queries.objects import ObjectFacts
+from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
+from r2sm_jax.query import keyword_mask_type
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -261,127 +214,6 @@ def test_val_hard_is_all_hard_in_pairs():
         assert all(targets[ids, "modal"] == targets[ids, "amodal"] for ids, _ in targets)
 
 
-def all_wordings(book, mask_type):
-    return frozenset(text for w in book.easy[mask_type] + book.hard[mask_type] for text in w.texts)
-
-
-def held_out_wordings():
-    books = phrasebook(True), phrasebook_of_test()
-    return frozenset().union(*(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal")))
-
-
-def test_wordings_are_many_and_disjoint():
-    train, *others = phrasebook(False), phrasebook(True), phrasebook_of_test()
-    sets = [all_wordings(book, mask_type) for book in (train, *others) for mask_type in ("modal", "amodal")]
-    assert len(frozenset().union(*sets)) == sum(map(len, sets))
-    for mask_type in ("modal", "amodal"):
-        # Templates, before their choices of words.
-        assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
-        for book in others:
-            assert len(all_wordings(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
-    for name in ("commands", "questions"):
-        lists = [getattr(book, name) for book in (train, *others)]
-        assert len(set().union(*lists)) == sum(map(len, lists))
-
-
-def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
-    path = tmp_path / "wordings.txt"
-    path.write_text(
-        "# A comment\n== modal: bare\n{x}\n[Mark|Show] {x}.\n\n== amodal: complete\n~<Whole> {n}\n"
-        "== pairs\nmodal: half of {x}\namodal: all of {x}\n== commands\nGet {w}.\n== shared words\nwhole: whole|full\n"
-    )
-    book = Phrasebook(str(path))
-    assert [wording.texts for wording in book.bare] == [("{x}",), ("Mark {x}.", "Show {x}.")]
-    (whole,), (hard,) = book.easy["amodal"], book.hard["amodal"]
-    assert whole.texts == ("Whole {n}", "Full {n}") and whole.needs == {"n", "hidden"}
-    assert book.pairs == [((book.easy["modal"][-1],), (hard,))] and book.commands == ["Get {w}."]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{x}", "begin a section"),
-        ("== visible\n{x}", "expected 'modal or amodal: …'"),
-        ("== modal: bare\n[a|b {x}", "a bracket lacks its partner"),
-        ("== modal: bare\n{x}, <only> this", "'<only>' is unknown"),
-        ("== modal: bare\n{z}", "'{z}' is unknown"),
-        ("== questions\nWhere is {x}?", "'{x}' is unknown"),
-        ("== shared words\nonly", "expected 'NAME: …'"),
-        ("== pairs\nmodal: {x}", "a pair lacks its second line"),
-        ("== pairs\nmodal: {x}\nmodal: {x}", "expected 'amodal: …'"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path, content, message):
-    path = tmp_path / "wordings.txt"
-    path.write_text(content + "\n")
-    with pytest.raises(InputError, match=message) as caught:
-        Phrasebook(str(path))
-    assert str(path) in str(caught.value)
-
-
-def test_a_malformed_toml_file_is_named(tmp_path):
-    path = tmp_path / "words.toml"
-    path.write_text("size =\n")
-    with pytest.raises(InputError, match=r"words\.toml: .*line"):
-        read_toml(str(path))
-
-
-def _frames(texts):
-    """Texts without the words that name things."""
-    nouns = [n for m in (*CLASSES.values(), *GROUPS.values()) for n in (*m.nouns, *m.held_out_nouns)]
-    patterns = "plain striped dotted spotted checked checkered the"
-    names = " ".join((*COLOURS, *nouns, *map(plural, nouns), patterns))
-    vocabulary = set(re.findall(r"\w+", names.lower()))
-    return {" ".join(w for w in re.findall(r"[\w']+", text.lower()) if w not in vocabulary) for text in texts}
-
-
-def test_nothing_held_out_occurs_in_training():
-    train = [q.text for q in queries_of("train", 250)]
-    held_out = [q.text for split in ("val_phrasing", "val_hard", "test") for q in queries_of(split, 80)]
-    assert not set(train) & set(held_out)
-    assert not _frames(train) & _frames(held_out)
-    assert len(_frames(train)) > 800
-    joined = "\n".join(train).lower()
-    meanings = (*CLASSES.values(), *GROUPS.values())
-    for words in [w for m in meanings for w in (*m.held_out_nouns, *m.held_out_functions)]:
-        assert not has_words(joined, words.removeprefix("that ")), words
-    for text in held_out_wordings():
-        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
-        if len(longest.split()) > 4:
-            assert longest not in joined, text
-
-
-def test_nothing_held_out_occurs_in_the_sentences_about_anything():
-    """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
-    texts = [text for texts in free_templates().values() for text in texts]
-    texts += [row.text for row in intent_sentences("r2sm_train")]
-    texts += [sentence.text for sentence in write_free_sentences(1000, seed=0)]
-    joined = "\n".join(texts).lower()
-    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
-        nouns = [form for noun in meaning.held_out_nouns for form in (noun, plural(noun))]
-        clauses = [clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions]
-        assert not [words for words in (*nouns, *clauses) if has_words(joined, words)]
-    for text in held_out_wordings():
-        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
-        assert len(longest.split()) <= 4 or longest not in joined, text
-
-
-def test_held_out_splits_use_no_training_noun_or_function():
-    for split in ("val_phrasing", "val_hard", "test"):
-        for query in queries_of(split, 80):
-            for meaning in (*CLASSES.values(), *GROUPS.values()):
-                allowed = " ".join((*meaning.held_out_nouns, *meaning.held_out_functions))
-                for clause in meaning.functions:
-                    words = clause.split(" | ")[-1].removeprefix("that ")
-                    assert not has_words(query.text, words) or words in allowed
-            text = query.text.lower()
-            for meaning in CLASSES.values():
-                for noun in meaning.held_out_nouns:
-                    text = re.sub(rf"\b(?:{re.escape(plural(noun))}|{re.escape(noun)})\b", "X", text)
-            named = [noun for m in CLASSES.values() for noun in m.nouns if has_words(text, noun)]
-            assert not named, (query.text, named)
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_reasoning_does_not_name_the_class(split):
     seen = 0
@@ -429,42 +261,6 @@ def test_shared_names_are_not_used_alone():
         )
 
 
-def test_nouns():
-    plurals = {
-        "mug": "mugs", "butterfly": "butterflies", "wine glass": "wine glasses", "fish": "fish",
-        "box": "boxes", "piece of fruit": "pieces of fruit", "people": "people",
-        "scissors": "pairs of scissors",
-    }  # fmt: skip
-    assert {noun: plural(noun) for noun in plurals} == plurals
-    assert all(map(is_plural, ("people", "scissors", "wooden chairs")))
-    assert not any(map(is_plural, ("bus", "glass", "row of trees", "cat")))
-    assert clean_name("  A Cat_litter box. ") == "cat litter box"
-
-
-def test_names_and_functions_of_photographed_things():
-    """Held-out words never occur in training, and a query without a name does not say one."""
-    coco = tuple(ALL_CLASSES.keys() - (CLASSES.keys() - {"car", "cat", "book", "bottle"}))
-    texts = {"train": "", "val_phrasing": ""}
-    reasoning = 0
-    for split in texts:
-        for things, queries in written(split, 150, photo=tuple(sorted(coco))):
-            category = {thing.id: thing.category for thing in things}
-            texts[split] += "\n".join(query.text.lower() for query in queries) + "\n"
-            for query in (q for q in queries if q.kind["task"] == "reasoning" and not q.kind["multi"]):
-                reasoning += 1
-                clauses = [f.rpartition(" | ")[2] for m in (ALL_CLASSES[category[query.instance_ids[0]]],)
-                           for f in (*m.functions, *m.held_out_functions)]  # fmt: skip
-                for clause in clauses:
-                    for noun in ALL_CLASSES[category[query.instance_ids[0]]].nouns:
-                        assert not has_words(clause, noun), (clause, noun)
-    assert reasoning > 50
-    for name in coco:
-        for words in (*ALL_CLASSES[name].held_out_nouns, *ALL_CLASSES[name].held_out_functions):
-            assert not has_words(texts["train"], words.removeprefix("that ")), words
-        for words in ALL_CLASSES[name].functions:
-            assert not has_words(texts["val_phrasing"], words.rpartition(" | ")[2]), words
-
-
 def test_some_objects_get_modal_queries_only():
     rng, boxes = np.random.default_rng(0), [(float(x), 0.0, x + 30.0, 30.0) for x in (0, 50, 100)]
     things = [ObjectFacts(i, f"thing {i}", box, 900.0, 0.0, ()) for i, box in enumerate(boxes)]
@@ -476,13 +272,3 @@ def test_some_objects_get_modal_queries_only():
     queries = write_queries(things, rng=rng, count=8, forbidden={"modal": {2}, "amodal": {0, 1, 2}})
     assert [query.mask_type for query in queries] == ["modal"] * 8
     assert write_queries(things, rng=rng, count=8, forbidden={"modal": {0, 1, 2}, "amodal": {0, 1, 2}}) == ()
-
-
-def test_lexicon_is_whole():
-    drawn = {category for meaning in CLASSES.values() for category in meaning.classes}
-    grouped = [c for name, group in GROUPS.items() if name != "fruit" for c in group.classes if c in CLASSES]
-    assert len(drawn) == 24 and sorted(grouped) == sorted(drawn) and len(ALL_CLASSES) == 482
-    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
-        assert {*meaning.classes, *meaning.unless} <= ALL_CLASSES.keys()
-        assert meaning.held_out_functions and len(meaning.functions) > 1
-        assert all(a != b for a, b in pairwise(sorted((*meaning.nouns, *meaning.held_out_nouns))))
