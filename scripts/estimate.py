@@ -1,10 +1,11 @@
 """What a training step of a configuration needs: `python scripts/estimate.py [CONFIG.py] [--flags] [--devices N]`.
 
 Prints parameters, memory per device and FLOPs. XLA gives them for the compiled step (`compile().memory_analysis()`,
-`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data is opened. The step is
-compiled for this machine, or with --devices N for a CPU that imitates N devices (--distributed.fsdp M divides large
-weights among M of them). A GPU's compiler fuses other operations, and a CPU's widens bfloat16, so the memory is only a
-guide; weights and optimizer are exact. Compiling SAM-B takes minutes.
+`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data is opened. The step is that
+of `train.py`, with its parts of a batch and its products, compiled for this machine, or with --devices N for a CPU that
+imitates N devices (--distributed.fsdp M divides large weights among M of them). A GPU's compiler fuses other
+operations, and a CPU's widens bfloat16, so the memory is only a guide; weights and optimizer are exact. Compiling SAM-B
+takes minutes.
 """
 
 import math
@@ -26,22 +27,34 @@ from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text import abstract_text_encoder
 from r2sm_jax.models.weights import find_model
 from r2sm_jax.runs import abstract_state, resolve, resolve_loop
+from r2sm_jax.sources import open_source
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import jit_train_step, make_mesh
 
-CATEGORIES = 100
-"""Number of category names that pixels are compared with. The data defines it; it hardly changes the figures."""
+QUERY_TOKENS, TYPE_TOKENS = 26, 42
+"""What 99 % of the queries of `scenes` do not exceed, and of the sentences about anything: training pads to these."""
+VOCABULARY = {"category": 100}
+"""Group -> number of names that pixels are compared with, for data that is not opened here. Other numbers hardly change
+the figures."""
 
 KEEP_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """XLA's CPU back end removes early the barriers around what is computed again, and then computes it only once; other
 back ends keep them longer."""
 
 
+def vocabulary(config: Config) -> dict[str, int]:
+    """Group -> number of names that pixels are compared with."""
+    if config.data.source != "scenes":
+        return VOCABULARY
+    return {group: len(names) for group, names in open_source("scenes", "train", count=1).vocabulary.items()}
+
+
 def batch_shapes(config: Config) -> dict[str, Any]:
-    """Shapes of a training batch (data/batches.py, `Assemble`), with sentences of full length."""
+    """Shapes of a training batch (data/batches.py, `Assemble`)."""
     b, k, m = config.train.batch_size, config.data.queries, config.data.instances
-    size, mask, t = config.model.vision.image_size, config.model.mask_size, config.model.text.max_tokens
+    size, mask = config.model.vision.image_size, config.model.mask_size
     text, slots = config.model.text, config.model.decoder.slots
+    t, type_t = (min(tokens, text.max_tokens) for tokens in (QUERY_TOKENS, TYPE_TOKENS))
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "image": ((size, size, 3), jnp.uint8), "valid": ((size, size), jnp.bool_),
         "modal": ((m, mask, mask), jnp.uint8), "amodal": ((m, mask, mask), jnp.uint8),
@@ -53,11 +66,11 @@ def batch_shapes(config: Config) -> dict[str, Any]:
     if config.model.head in LEARNED:
         f = TYPE_SENTENCES
         shapes |= {
-            "type_text": ((f, t, len(text.layers), text.dim), jnp.float16), "type_mask": ((f, t), jnp.bool_),
-            "type_amodal": ((f,), jnp.bool_), "type_valid": ((f,), jnp.bool_),
+            "type_text": ((f, type_t, len(text.layers), text.dim), jnp.float16),
+            "type_mask": ((f, type_t), jnp.bool_), "type_amodal": ((f,), jnp.bool_), "type_valid": ((f,), jnp.bool_),
         }  # fmt: skip
     batch: dict[str, Any] = {name: jax.ShapeDtypeStruct((b, *shape), kind) for name, (shape, kind) in shapes.items()}
-    return batch | {"labels": {"category": jax.ShapeDtypeStruct((b, m), jnp.int32)}}
+    return batch | {"labels": {group: jax.ShapeDtypeStruct((b, m), jnp.int32) for group in vocabulary(config)}}
 
 
 def estimate(config: Config) -> Iterator[tuple[str, str]]:
@@ -82,7 +95,8 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
 
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     rows = NamedSharding(mesh, PartitionSpec(AXES))
-    names = {"category": jax.ShapeDtypeStruct((CATEGORIES, config.model.text.dim), jnp.float32)}
+    width = config.model.text.dim
+    names = {g: jax.ShapeDtypeStruct((size, width), jnp.float32) for g, size in vocabulary(config).items()}
     state, constants, names = (placed(tree, shardings(mesh, tree)) for tree in (state, constants, names))
     yield "weights and optimizer a device", gigabytes(bytes_a_device((state, constants)))
     batch = batch_shapes(config)

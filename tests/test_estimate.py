@@ -38,9 +38,9 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size)
     batch = next(training_batches(prepared, assemble, batch_size=tiny_config.train.batch_size, seed=0))
     found = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), batch)
-    found["labels"] = {"category": found["labels"]["category"]}
     shapes = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), script.batch_shapes(tiny_config))
     assert shapes == found
+    assert script.vocabulary(tiny_config) == {group: len(names) for group, names in source.vocabulary.items()}
 
 
 def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
