@@ -1,8 +1,5 @@
 import hashlib
-import subprocess
-import sys
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +10,16 @@ from flax import nnx
 from hypothesis import given, settings, strategies as st
 
 from r2sm_jax.config import (
-    DECODER_HEAD,
-    LEARNED_HEADS,
-    NO_HEAD,
     PLACE,
-    REFERENCE_HEADS,
     DecoderConfig,
-    LossConfig,
     ModelConfig,
     TextConfig,
     VisionConfig,
-    check_head,
 )
-from r2sm_jax.errors import InputError
-from r2sm_jax.models import heads
 from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.r2sm import NOT_THERE, R2SM, R2SMOutput, input_spec
 from r2sm_jax.models.vision import VisionEncoder, VisionFeatures
-from r2sm_jax.training.losses import type_loss
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
 DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
@@ -335,87 +323,3 @@ def test_fake_inputs_have_the_input_spec():
     spec, fake = input_spec(CONFIG, 3, 2), fake_inputs(CONFIG, 3, 2)
     assert {k: (v.shape, v.dtype) for k, v in spec.items()} == {k: (v.shape, v.dtype) for k, v in fake.items()}
     assert fake["text_mask"].any(-1).all()
-
-
-# Mask-type heads.
-
-
-def test_the_registry_has_the_heads_that_the_configuration_knows():
-    assert tuple(heads.LEARNED) == LEARNED_HEADS and tuple(heads.REFERENCES) == REFERENCE_HEADS
-
-
-def test_heads_load_neither_grammar_nor_image_libraries():
-    code = "import sys, r2sm_jax.models.heads; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"PIL", "pycocotools", "transformers", "r2sm_jax.queries", "r2sm_jax.scenes"} & set(loaded)
-
-
-@pytest.mark.parametrize("name", heads.LEARNED)
-def test_learned_heads_give_one_logit_and_ignore_padding(name):
-    head = heads.LEARNED[name](20, 2, rngs=nnx.Rngs(0))
-    inputs = fake_inputs(CONFIG, 2, 3)
-    text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
-    logit = head(text, mask)
-    assert logit.shape == (2, 3) and logit.dtype == FLOAT32 and np.unique(logit).size == 6
-    np.testing.assert_allclose(head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5)
-    np.testing.assert_allclose(heads.readings(head, text, mask).mean(0), logit, atol=1e-6)
-
-
-def test_the_readers_of_the_attention_head_start_and_learn_apart():
-    head = heads.AttentionHead(20, 2, rngs=nnx.Rngs(0))
-    inputs = fake_inputs(CONFIG, 2, 3)
-    text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
-    said = heads.readings(head, text, mask)
-    assert said.shape == (len(head.readers), 2, 3) and np.unique(said).size == said.size
-    wants = jnp.arange(6).reshape(2, 3) % 2 == 0
-
-    def gradients(head):
-        graphdef, params = nnx.split(head, nnx.Param)
-        return jax.grad(
-            lambda p: type_loss(heads.readings(nnx.merge(graphdef, p), text, mask), wants, LossConfig()).mean()
-        )(params)["readers"]
-
-    before = gradients(head)
-    head.readers[1].out.kernel[...] = -9 * head.readers[1].out.kernel[...]
-    after = gradients(head)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-7), after[0], before[0])
-    assert np.abs(after[1]["out"]["kernel"][...] - before[1]["out"]["kernel"][...]).max() > 1e-4
-
-
-def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
-    model = R2SM(replace(CONFIG, head=DECODER_HEAD), rngs=nnx.Rngs(0))
-    inputs, other = (jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1))
-    logit = model(**inputs).type_logit
-    assert logit.shape == (2, 3) and np.unique(logit).size == 6
-    assert np.abs(logit - model(**inputs | {"image": other["image"]}).type_logit).min() > 0
-    assert np.abs(logit - model(**inputs | {"text": other["text"]}).type_logit).min() > 0
-    rubbish = jnp.where(inputs["text_mask"][..., None, None], inputs["text"], jnp.float16(77))
-    np.testing.assert_allclose(model(**inputs | {"text": rubbish}).type_logit, logit, atol=1e-5)
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    grads = jax.grad(lambda p: (nnx.merge(graphdef, p, rest)(**inputs).type_logit ** 2).sum())(params)
-    for module in ("decoder_head", "decoder", "vision"):
-        assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[module])), module
-
-
-@pytest.mark.parametrize("name", [*heads.REFERENCES, NO_HEAD])
-def test_heads_that_learn_nothing_have_no_parameters(name):
-    model = nnx.eval_shape(lambda: R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0)))
-    assert model.head is None
-    out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 1, 2))
-    assert out.type_logit.shape == (1, 2)
-
-
-def test_references_read_the_sentence_or_the_truth():
-    text = "the mug, including the hidden parts"
-    answers = {name: rule(text, "modal") for name, rule in heads.REFERENCES.items()}
-    assert answers == {"keyword": "amodal", "always_modal": "modal", "always_amodal": "amodal", "oracle": "modal"}
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")]
-)
-def test_an_unknown_head_offers_the_nearest(name, hint):
-    with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):
-        check_head(name)
-    with pytest.raises(InputError, match=hint):
-        R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0))

@@ -1,27 +1,19 @@
 import json
 import os
-import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from conftest import write_bert
 
 from r2sm_jax import runs, train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import check_texts
-from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
@@ -164,73 +156,7 @@ def test_two_processes_do_not_train_one_run(tiny_run, refused):
     assert f"{tiny_run}: another process trains this run now" in message
 
 
-def test_runs_of_one_second_have_a_folder_each(tiny_config, tmp_path, monkeypatch):
-    times = iter([datetime(2026, 1, 2, 3, 4, 5)] * 2 + [datetime(2026, 1, 2, 3, 4, 6)])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: next(times)))
-    with ExitStack() as locks:
-        made = [runs.start_folder(replace(tiny_config, run=None), locks).name for _ in range(2)]
-    assert made == ["20260102-030405", "20260102-030406"] and runs.LATEST.resolve().name == made[1]
-
-
-# What a run was trained with.
-
-
-@pytest.fixture
-def changed(tiny_run, tmp_path):
-    """A copy of the tiny run after a change of its configuration, as if what that names had been replaced."""
-
-    def change(group: str, **fields) -> Path:
-        run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
-        config = json.loads((run / "config.json").read_text())
-        (config["model"]["text"] if group == "text" else config[group]).update(fields)
-        (run / "config.json").write_text(json.dumps(config))
-        return run
-
-    return change
-
-
-def test_replaced_weights_of_the_language_model_are_refused(changed, tmp_path, refused):
-    run = changed("text", name=str(write_bert(tmp_path / "other", seed=1)))
-    sentence = f"other: its weights have sha256 .*, but the run {run} needs .*; get the"
-    with pytest.raises(InputError, match=sentence):
-        open_run(run)
-    assert re.search(sentence, refused(main, "--resume", "--run", run))
-    (run / "inputs.json").unlink()  # a run of an earlier version
-    assert open_run(run).step
-
-
-def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(changed, bert_folder, tmp_path):
-    folder = Path(shutil.copytree(bert_folder, tmp_path / "other"))
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
-    run = changed("text", name=str(folder))
-    assert open_run(run).step
-    tokenizer["normalizer"]["lowercase"] = False
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(InputError, match="its tokenizer has sha256"):
-        open_run(run)
-
-
-def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
-    folder = Path(shutil.copytree(bert_folder, tmp_path / "models--a--b" / "snapshots" / "12ab"))
-    texts = TextStates(str(folder), layers=(1, 2), max_tokens=24)
-    stored = json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {"revision": "12ab"}
-    assert texts.identity | {"name": stored["name"]} == stored
-    with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
-        check_texts(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
-
-
-def test_other_training_data_are_refused(changed, refused):
-    run = changed("data", seed=1)
-    message = refused(main, "--resume", "--run", run)
-    assert f"scenes: not the training data that the run {run} began with" in message and "--init" in message
-
-
-def test_an_existing_run_is_not_overwritten(tiny_run, tiny_flags, refused):
-    before = sorted(tiny_run.rglob("*"))
-    assert "holds a run already" in refused(main, *tiny_flags, "--run", tiny_run)
-    assert sorted(tiny_run.rglob("*")) == before
+# Starting from another run.
 
 
 def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, tmp_path):
@@ -298,63 +224,6 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_one_sentence(tiny_run, tm
             path.write_bytes(b"")
     with pytest.raises(InputError, match="no usable checkpoint"):
         open_run(run)
-
-
-@pytest.fixture
-def small_files():
-    """Lets no file grow beyond 64 KiB after it is called, as if the disk were full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints(
-    tiny_run, tiny_flags, tmp_path, refused, monkeypatch, small_files
-):
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        # The save of step 2 is done when that of step 3 begins.
-        at_step(patch, 3, lambda: (Checkpoints(run), small_files()))
-        message = refused(main, *tiny_flags, "--run", run, "--train.evaluate-every", 100)
-    assert "a checkpoint could not be saved" in message and "free disk space" in message
-    assert Checkpoints(run).steps[-1] <= 2
-    assert open_run(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
-
-
-def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")  # Linux only; nothing else makes a write fail on demand
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
-    message = refused(main, *tiny_flags, "--run", tmp_path / "run")
-    assert "metrics.jsonl: cannot be written" in message and "free disk space" in message
-
-
-def test_a_folder_without_write_permission_is_one_sentence(tiny_flags, tmp_path, refused):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")  # permissions do not bind root, as in containers
-    (tmp_path / "closed").mkdir(mode=0o500)
-    assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
-
-
-def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused):
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "file" / "run")
-
-
-def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
-    with pytest.raises(InputError, match="no such run folder"):
-        open_run(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"config\.json is missing"):
-        open_run(tmp_path)
-    shutil.copy(tiny_run / "config.json", tmp_path)
-    with pytest.raises(InputError, match="no checkpoint yet"):
-        open_run(tmp_path)
-    with pytest.raises(InputError, match="best, latest or one of the steps"):
-        open_run(tiny_run, checkpoint="17")
-    (tmp_path / "config.json").write_text('{"run": ')
-    with pytest.raises(InputError, match="not a readable configuration"):
-        open_run(tmp_path)
 
 
 def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path, refused):
@@ -450,12 +319,3 @@ def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(m
     monkeypatch.setattr(type(runs.jax.config), "jax_compilation_cache_dir", None, raising=False)
     runs.keep_compiled()
     assert set_to.pop("jax_compilation_cache_dir") == str(tmp_path / "compiled") and len(set_to) == 1
-
-
-def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with ExitStack() as locks:
-        assert runs.start_folder(replace(tiny_config, run="elsewhere"), locks) == Path("elsewhere")
-        assert not runs.LATEST.exists()
-        first = runs.start_folder(replace(tiny_config, run=None), locks)
-    assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(tiny_config, run=None)
