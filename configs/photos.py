@@ -2,7 +2,7 @@
 
 Task: R2SM, arXiv 2506.01795, on photographs over which objects of others are laid (docs/photos.md). Measured with 424
 photos of COCO on photos that were not trained on: gIoU 0.396, occluded IoU 0.165, gIoU 0.281 with names that were not
-trained; 26 minutes, half of them for the pictures' features.
+trained; 26 minutes, with other work beside it.
 
     python -m r2sm_jax.train configs/photos.py --data.source compose:INSTANCES.json --data.images DIR
 """

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from estimate import CATEGORIES, batch_shapes, flops_of
+from estimate import batch_shapes, flops_of, vocabulary
 from flax import nnx
 
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
@@ -157,7 +157,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
-    names = {"category": jnp.ones((CATEGORIES, config.model.text.dim))}
+    names = {group: jnp.ones((count, config.model.text.dim)) for group, count in vocabulary(config).items()}
     step = jit_train_step(graphdef, optimizer, config)
     state = init_state(params, optimizer)
 

@@ -1,6 +1,8 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 from r2sm_jax.flags import parse_config
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -13,6 +15,14 @@ def load(name: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.py")))
+def test_a_script_finds_what_it_imports(name):
+    """Some run too long, or need a machine that tests do not have, to be run here."""
+    if name.startswith("torch_"):
+        pytest.importorskip("torch")
+    load(name)
 
 
 def test_the_benchmark_measures_every_stage(tiny_flags, monkeypatch):
