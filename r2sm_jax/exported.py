@@ -12,7 +12,7 @@ from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.flags import from_json
 from r2sm_jax.models.published import match_published
-from r2sm_jax.models.r2sm import R2SM, build_model
+from r2sm_jax.models.r2sm import R2SM, abstract_model
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.weights import HUB, MODEL_FILES, KeyTable, Tensor, download, file_sha256, fill, read_tensors
 from r2sm_jax.predictor import Predictor
@@ -137,7 +137,7 @@ def check_weights(folder: Path, predictor: Predictor) -> None:
 
 def published_weights(config: ModelConfig) -> dict[str, Tensor]:
     """The published weights that training does not change, by dotted path. Raises InputError if they cannot be had."""
-    state = nnx.state(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+    state = nnx.state(abstract_model(config))
     constants = nnx.filter_state(state, nnx.Not(nnx.Param))
     frozen = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(constants)}
     found = match_published(config, state)
@@ -147,7 +147,7 @@ def published_weights(config: ModelConfig) -> dict[str, Tensor]:
 def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:
     """A segmenter with weights by dotted path; nothing is computed but for them. `path` is their file, for messages.
     Raises InputError if a weight is missing, unknown or of another shape."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+    graphdef, state = nnx.split(abstract_model(config))
     return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, source=path))
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,24 +84,9 @@ class Predictor:
 
     def __init__(self, config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State, texts: TextStates):
         self.config, self.texts, self.weights = config, texts, weights
+        functions = (R2SM.encode_image, R2SM.answer, _calibrated)
         structure = jax.tree.structure(weights)
-
-        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-            """Takes the leaves of the weights in place of the model. Products are float32, whatever JAX's default is. A
-            compiled function does not see the default change, so the setting is inside."""
-
-            @jax.jit
-            def call(leaves, *inputs):
-                with products("float32"):
-                    return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
-
-            return call
-
-        def calibrated(model: R2SM, text: jax.Array, mask: jax.Array) -> jax.Array:
-            return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
-
-        self._encode, self._answer = compiled(R2SM.encode_image), compiled(R2SM.answer)
-        self._type_logits = compiled(calibrated)
+        self._encode, self._answer, self._type_logits = (_compiled(f, graphdef, structure) for f in functions)
         self._image: EncodedImage | None = None
 
     @property
@@ -291,6 +277,24 @@ class Predictor:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError("this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal")
+
+
+@lru_cache(maxsize=24)
+def _compiled(function: Callable[..., Any], graphdef: nnx.GraphDef, structure: Any) -> Callable[..., Any]:
+    """A function of a model that takes the leaves of the weights in the model's place. Predictors of equal models share
+    it. Products are float32, whatever JAX's default is; a compiled function does not see the default change, so the
+    setting is inside."""
+
+    @jax.jit
+    def call(leaves, *inputs):
+        with products("float32"):
+            return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
+
+    return call
+
+
+def _calibrated(model: R2SM, text: jax.Array, mask: jax.Array) -> jax.Array:
+    return model.type_logit(text[None], mask[None])[0] / model.type_temperature[...]
 
 
 def _padded(items: Sequence[T], count: int) -> list[T]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,13 @@ from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError, load_json, writing
 from r2sm_jax.flags import from_json, to_json
 from r2sm_jax.models.published import with_published_sizes
+from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.weights import cache_dir
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import TrainState, init_state, split_model
+from r2sm_jax.training.step import TrainState, init_state
 
 if sys.platform != "win32":
     import fcntl
@@ -52,7 +54,7 @@ def keep_compiled() -> None:
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # new weights are 30 programs of 0.5 s
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start has a hundred small programs
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,9 @@ def read_inputs(folder: Path) -> dict[str, dict[str, str]]:
 
 def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
-    model = nnx.eval_shape(lambda: nnx.merge(*split_model(config.model, 0)))
-    graphdef, params, constants = nnx.split(model, nnx.Param, ...)
+    graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    return graphdef, jax.eval_shape(lambda p: init_state(p, optimizer), params), constants
+    return graphdef, jax.eval_shape(partial(init_state, optimizer=optimizer), params), constants
 
 
 class Stored(NamedTuple):

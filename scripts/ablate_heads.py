@@ -302,22 +302,26 @@ def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> 
     if not names:
         raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
 
-    def run(name: str) -> float:
+    def run(name: str) -> list[float]:
+        """One accuracy for each seed."""
         rest, tested = training.without(name), training.only(name)
         if by_author:
             tested = written.only(name)
             rest = head_only.scene_sentences("train", options.scenes)
             rest = rest.joined(head_only.free_sentences(options.free_sentences, without=name))
-        groups = head_only.pad(texts, rest.texts)
-        trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps)
-        accuracy = _accuracy(sigmoid(trained.logits(head_only.pad(texts, tested.texts))).tolist(), tested.amodal)
-        print(f"without {name}: {accuracy:.3f}", flush=True)
-        return accuracy
+        groups, padded = head_only.pad(texts, rest.texts), head_only.pad(texts, tested.texts)
+        found = []
+        for seed in range(options.seeds):
+            trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps, seed=seed)
+            found.append(_accuracy(sigmoid(trained.logits(padded)).tolist(), tested.amodal))
+        print(f"without {name}: {_spread(found)}", flush=True)
+        return found
 
-    shares = [run(name) for name in names]
-    rows = [[n, f"{count}", percent(share)] for n, count, share in zip(names, weights, shares, strict=True)]
-    means = percent(float(np.mean(shares))), percent(float(np.average(shares, weights=weights)))
-    rows.append(["mean over these / over sentences", f"{sum(weights)}", " / ".join(means)])
+    shares = np.array([run(name) for name in names])
+    rows = [[n, f"{count}", _spread(found)] for n, count, found in zip(names, weights, shares.tolist(), strict=True)]
+    rows.append(["mean over these", "", _spread(shares.mean(0).tolist())])
+    over_sentences = np.average(shares, axis=0, weights=weights)
+    rows.append(["mean over sentences", f"{sum(weights)}", _spread(over_sentences.tolist())])
     title = f"## Accuracy of `{options.heads[0]}` on what it did not see"
     return [title, "", *table([options.leave_one_out, "sentences", "accuracy"], rows)]
 

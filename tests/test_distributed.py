@@ -133,19 +133,6 @@ def test_one_process_needs_no_others():
 # Two and four processes.
 
 
-def test_two_processes_stop_together_and_one_goes_on(tiny_run, tiny_flags, tmp_path, command):
-    """The second process alone gets the signal, in step 1; all learn of it two steps later."""
-    run = tmp_path / "run"
-    flags = [*tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
-    first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 1, signal.SIGTERM))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "stopped at step 3; continue with --resume" in first.out and "step" not in second.out
-    assert_losses_equal(run, tiny_run, [1, 2, 3])
-    end = command(main, "--resume", "--run", run)
-    assert end.code == 0 and "resumed at step 3" in end.out, end.err
-    assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
-
-
 def test_one_process_stops_and_two_go_on(tiny_run, tiny_flags, tmp_path, command, monkeypatch):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -166,18 +153,23 @@ def test_a_dead_process_ends_the_others_with_a_sentence(tiny_flags, tmp_path):
     assert "process 0 of 2 lost another one, whose output says why" in first.err and "--resume" in first.err
 
 
-def test_four_processes_with_divided_weights_train_as_one(tiny_run, tiny_flags, tmp_path):
-    """And one process reads the checkpoint, whose arrays they wrote in parts."""
+def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(tiny_run, tiny_flags, tmp_path, command):
+    """The second process alone gets the signal, in step 1; all learn of it two steps later. One process then reads the
+    checkpoint, whose arrays they wrote in parts."""
     run = tmp_path / "run"
     flags = [*tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
-    code = DIVIDE_SMALL_WEIGHTS + signal_at(0, 1, signal.SIGTERM)
-    ended = run_processes(4, "r2sm_jax.train", *flags, "--distributed.fsdp", 2, code=code)
-    assert [end.code for end in ended] == [0] * 4, ended
+    code = DIVIDE_SMALL_WEIGHTS + signal_at(1, 1, signal.SIGTERM)
+    first, *others = run_processes(4, "r2sm_jax.train", *flags, "--distributed.fsdp", 2, code=code)
+    assert [first.code, *(end.code for end in others)] == [0] * 4, [first, *others]
+    assert "stopped at step 3; continue with --resume" in first.out and not any("step" in end.out for end in others)
     assert_losses_equal(run, tiny_run, [1, 2, 3])
     one, four = arrays(tiny_run, 3), arrays(run, 3)
     assert one.keys() == four.keys()
     for name, array in four.items():
         np.testing.assert_allclose(array, one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    end = command(main, "--resume", "--run", run, "--distributed.fsdp", 1)
+    assert end.code == 0 and "resumed at step 3" in end.out, end.err
+    assert_losses_equal(run, tiny_run, [1, 2, 3, 4])
 
 
 def test_two_processes_evaluate_as_one(tiny_run, tmp_path, command):

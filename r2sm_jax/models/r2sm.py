@@ -1,5 +1,6 @@
 """The whole segmenter: from an image and text states to the masks of every query, and which mask type it asks for."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -216,6 +217,16 @@ def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
     model = R2SM(config, rngs=rngs)
     adapt_published(model.vision, rngs=rngs)
     return model
+
+
+def abstract_model(config: ModelConfig) -> R2SM:
+    """A model with shapes in place of arrays; nothing is computed."""
+    return nnx.merge(*_abstract(config))
+
+
+@lru_cache(maxsize=8)
+def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    return nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -3,8 +3,8 @@
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import groupby, product
 from pathlib import Path
@@ -73,13 +73,7 @@ class TextStates:
         self._limit = max_tokens - sizes.reads_padding
         graphdef, weights = nnx.split(encoder)
         self.weights = place_locally(fsdp, weights)
-
-        @partial(jax.jit, static_argnames="kind")
-        def encoder_of(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
-            with products(kind):
-                return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
-
-        self._encoder = encoder_of
+        self._encoder = _compiled(graphdef, layers)
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
         self._states = KeptArrays(KEPT_BYTES)
         self._requested: list[str] = []
@@ -282,6 +276,18 @@ def read_part(sentence: str) -> str:
     sentence itself where nothing would be left."""
     polite = POLITE.match(sentence)
     return sentence[polite.end() if polite else 0 :].rstrip(". ") or sentence
+
+
+@lru_cache(maxsize=8)
+def _compiled(graphdef: nnx.GraphDef, layers: tuple[int, ...]) -> Callable[..., jax.Array]:
+    """The language model, shared by all `TextStates` of equal models."""
+
+    @partial(jax.jit, static_argnames="kind")
+    def states(weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: Products) -> jax.Array:
+        with products(kind):
+            return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
+
+    return states
 
 
 def _round_up(number: int, step: int) -> int:

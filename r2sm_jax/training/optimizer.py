@@ -1,6 +1,7 @@
 """The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero, clipping."""
 
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any, cast
 
 import jax
@@ -28,8 +29,10 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), falling], [warmup])
 
 
+@lru_cache(maxsize=8)
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The gradient transformation for a run of `steps` steps. Only matrices are decayed."""
+    """The gradient transformation for a run of `steps` steps, the same object for equal arguments. Only matrices are
+    decayed."""
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
     if config.name == "adamw":

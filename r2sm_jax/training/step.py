@@ -1,7 +1,7 @@
 """The training step: what it changes, the function that is compiled, and the features that it need not compute."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -130,12 +130,26 @@ def jit_train_step(
     graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, state: TrainState | None = None
 ) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
     """`train_step` compiled for a resolved configuration. The memory of the old state is reused, and every new one
-    lies as `state` does (arrays or shapes with their shardings)."""
+    lies as `state` does (arrays or shapes with their shardings). Runs of one process that differ in nothing that a
+    step reads share the program."""
+    loop = config.train
+    read = LoopConfig(products=loop.products, accumulate=loop.accumulate, unroll=loop.unroll)
+    leaves, structure = jax.tree.flatten(None if state is None else jax.tree.map(lambda x: x.sharding, state))
+    return _jit_train_step(
+        graphdef, optimizer, Config(model=config.model, loss=config.loss, train=read), tuple(leaves), structure
+    )
+
+
+@lru_cache(maxsize=8)
+def _jit_train_step(
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, leaves: tuple[Any, ...],
+    structure: Any,
+) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:  # fmt: skip
     step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
-    if state is None:
+    if not leaves:
         return jax.jit(step, donate_argnums=0)
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, state.step.sharding))
+    shardings = jax.tree.unflatten(structure, leaves)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
 def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
