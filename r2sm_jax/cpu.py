@@ -5,15 +5,13 @@ matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in hal
 `products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All else stays float32. No setting of
 JAX and no environment variable changes it.
 
-XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc keep them in huge pages, which
-takes a third off the time of a step.
+XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc put them into huge pages.
 """
 
 import ctypes
 import hashlib
 import json
 import math
-import mmap
 import os
 import platform
 import sys
@@ -189,18 +187,12 @@ def _transpose(x: Array) -> Array:
 _MULTIPLY = {"float32": jax.jit(jnp.matmul), "bfloat16": jax.jit(multiply)}
 
 
-GIGABYTE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-1048576kB")
-"""Exists where the processor has pages of 1 GiB. glibc, if asked for them, lets each arena grow to 4 GiB instead of 64
-MiB, even if the kernel has no such page to give."""
-KEEP = "glibc.malloc.hugetlb=1073741824:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-HUGE_PAGES_ONLY = "glibc.malloc.hugetlb=1"
-HUGE_PAGE = 2**21
-MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def tune_malloc() -> None:
-    """Restarts this command with settings under which glibc keeps the memory that is freed, unless the user gave some
-    or JAX has a plugin for an accelerator.
+    """Restarts this command with huge pages for what glibc allocates, unless the user gave glibc settings or JAX has a
+    plugin for an accelerator.
 
     glibc reads its settings when a process starts. So call this before any work is done.
     """
@@ -209,25 +201,11 @@ def tune_malloc() -> None:
     if entry_points(group="jax_plugins") and os.environ.get("JAX_PLATFORMS") != "cpu":
         return
     sys.stdout.flush()
-    settings = {"GLIBC_TUNABLES": KEEP if GIGABYTE_PAGES.exists() else HUGE_PAGES_ONLY}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": HUGE_PAGES})
 
 
-def ask_for_huge_pages() -> None:
-    """Gives back the memory that compiling took, and puts the rest into pages of 2 MiB, if glibc keeps what is freed.
-
-    Call it after the first training step, when the temporaries exist.
-    """
-    if os.environ.get("GLIBC_TUNABLES") != KEEP:
-        return
-    libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, access, *rest = line.split()
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        if len(rest) > 3 or end - start < HUGE_PAGE:  # a mapped file, or too small
-            continue
-        region = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
-        libc.madvise(*region, mmap.MADV_HUGEPAGE)
-        if access.startswith("rw"):
-            libc.madvise(*region, MADV_COLLAPSE)
+def give_back_memory() -> None:
+    """Gives free memory back to the system, which glibc keeps by default: after encoding sentences, and after the first
+    training step, whose compilation leaves most."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

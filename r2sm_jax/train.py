@@ -26,7 +26,7 @@ from rich.table import Table
 
 from r2sm_jax import runs
 from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
-from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
+from r2sm_jax.cpu import give_back_memory, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import save_sheet
@@ -102,6 +102,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
     of_free = [s.text for s in free]
     texts.encode_together(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
+    give_back_memory()
     say(f"{texts.truncation_summary()}, encoded")
     tokens = texts.token_quantile(sentences, FITTING)
     too_long = frozenset(sentence for sentence in sentences if texts.count_tokens(sentence) > tokens)
@@ -239,7 +240,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
             save_not_finite(folder, state, constants, data.batches, step=bad, images=images[bad])
         if step == first:
             jax.block_until_ready(values)
-            ask_for_huge_pages()
+            give_back_memory()
         giou = None
         if evaluates or saves:
             constants = calibrate(predictor, state.params, constants)

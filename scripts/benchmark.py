@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.config import Config
-from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
+from r2sm_jax.cpu import give_back_memory, tune_malloc
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_config
 from r2sm_jax.predictor import Predictor
@@ -80,7 +80,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
         return logs
 
     jax.block_until_ready(step())
-    ask_for_huge_pages()
+    give_back_memory()
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
     yield f"training step, {shape}", f"{1000 * seconds(step, 20):.0f} ms"
 

@@ -294,9 +294,9 @@ def work(variant: str, file: Path, started: float, pipe: Any) -> None:
     calls["step"]()
     first = time.monotonic() - started
     if variant in OURS:
-        from r2sm_jax.cpu import ask_for_huge_pages  # as train.py does
+        from r2sm_jax.cpu import give_back_memory  # as train.py does
 
-        ask_for_huge_pages()
+        give_back_memory()
     for _ in range(3):
         calls["step"]()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

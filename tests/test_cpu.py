@@ -14,8 +14,7 @@ from flax import nnx
 
 from r2sm_jax import cpu as module
 from r2sm_jax.cpu import (
-    GIGABYTE_PAGES,
-    KEEP,
+    HUGE_PAGES,
     are_bfloat16,
     choose_products,
     convolve,
@@ -129,9 +128,9 @@ def test_no_setting_of_jax_changes_an_answer(layer):
 
 WORK = """
 import os
-from r2sm_jax.cpu import ask_for_huge_pages, tune_malloc
+from r2sm_jax.cpu import give_back_memory, tune_malloc
 tune_malloc()
-ask_for_huge_pages()
+give_back_memory()
 print(os.environ.get("GLIBC_TUNABLES"))
 """
 
@@ -148,9 +147,8 @@ def settings(tmp_path, environment: dict[str, str]) -> str:
 
 
 @glibc_only
-def test_a_command_restarts_with_settings_that_keep_its_memory(tmp_path):
-    expected = KEEP if GIGABYTE_PAGES.exists() else "glibc.malloc.hugetlb=1"
-    assert settings(tmp_path, {}) == expected
+def test_a_command_restarts_with_huge_pages(tmp_path):
+    assert settings(tmp_path, {}) == HUGE_PAGES
 
 
 @glibc_only

@@ -311,4 +311,4 @@ def training_batches(
     visits = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(visit)
     dataset = visits[shard[0] :: shard[1]].batch(batch_size // shard[1])
     threads = min(16, os.cpu_count() or 1)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16)))
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
