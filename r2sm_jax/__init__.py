@@ -1,11 +1,14 @@
 """Text-guided segmentation that knows which mask you mean: modal (visible) or amodal (complete)."""
 
+from typing import Literal
+
 __version__ = "0.1.0"
 
 
-def load(path):
+def load(path, products: Literal["float32", "bfloat16"] = "float32"):
     """A `Predictor` from a run folder, an export, a released model of this package such as "photos-small", or
-    `hf:owner/name` of an export on the Hugging Face hub.
+    `hf:owner/name` of an export on the Hugging Face hub. With `products` "bfloat16" it is faster on CPUs
+    that have AMX or AVX512-BF16, and masks differ a little.
 
     Raises InputError where there is none, or one of its files is missing or was changed.
     """
@@ -13,4 +16,4 @@ def load(path):
 
     from r2sm_jax.runs import open_run
 
-    return open_run(Path(path)).predictor
+    return open_run(Path(path), kind=products).predictor

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, UInt8
 from scipy.special import expit
 
-from r2sm_jax.config import ModelConfig
+from r2sm_jax.config import ModelConfig, Products
 from r2sm_jax.cpu import products
 from r2sm_jax.data.images import ImageLike, Letterbox, open_image
 from r2sm_jax.data.samples import is_text
@@ -82,11 +82,15 @@ class Predictor:
     `encode` theirs and pass it to `predict`.
     """
 
-    def __init__(self, config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State, texts: TextStates):
-        self.config, self.texts, self.weights = config, texts, weights
+    def __init__(
+        self, config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State, texts: TextStates,
+        kind: Products = "float32",
+    ):  # fmt: skip
+        """`kind`: how dense layers and convolutions multiply (cpu.py), but for the language model's."""
+        self.config, self.texts, self.kind, self.weights = config, texts, kind, weights
         functions = (R2SM.encode_image, R2SM.answer, _calibrated)
         structure = jax.tree.structure(weights)
-        self._encode, self._answer, self._type_logits = (_compiled(f, graphdef, structure) for f in functions)
+        self._encode, self._answer, self._type_logits = (_compiled(f, graphdef, structure, kind) for f in functions)
         self._image: EncodedImage | None = None
 
     @property
@@ -280,14 +284,16 @@ class Predictor:
 
 
 @lru_cache(maxsize=24)
-def _compiled(function: Callable[..., Any], graphdef: nnx.GraphDef, structure: Any) -> Callable[..., Any]:
+def _compiled(
+    function: Callable[..., Any], graphdef: nnx.GraphDef, structure: Any, kind: Products
+) -> Callable[..., Any]:
     """A function of a model that takes the leaves of the weights in the model's place. Predictors of equal models share
-    it. Products are float32, whatever JAX's default is; a compiled function does not see the default change, so the
-    setting is inside."""
+    it. Products are of one `kind`, whatever JAX's default is; a compiled function does not see the default change, so
+    the setting is inside."""
 
     @jax.jit
     def call(leaves, *inputs):
-        with products("float32"):
+        with products(kind):
             return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
 
     return call

@@ -21,7 +21,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from r2sm_jax import exported
-from r2sm_jax.config import Config, LoopConfig, check_sizes
+from r2sm_jax.config import Config, LoopConfig, Products, check_sizes
 from r2sm_jax.cpu import choose_products
 from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError, load_json, writing
@@ -248,10 +248,10 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     return Stored(config, graphdef, state.params, constants, int(state.step))
 
 
-def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
-    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference. Raises InputError as
-    `restore_weights`, or if the language model or the hub's export cannot be had, or the language model or the image
-    encoder of a compact export is not the one of training."""
+def open_run(folder: Path, *, checkpoint: str = "best", kind: Products = "float32") -> Run:
+    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference, which multiplies as `kind` says
+    (cpu.py). Raises InputError as `restore_weights`, or if the language model or the hub's export cannot be had, or the
+    language model or the image encoder of a compact export is not the one of training."""
     folder = exported.find_export(folder)
     stored = restore_weights(folder, checkpoint=checkpoint)
     text, of_export = stored.config.model.text, exported.is_export(folder)
@@ -261,7 +261,7 @@ def open_run(folder: Path, *, checkpoint: str = "best") -> Run:
     texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
     exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
-    predictor = Predictor(stored.config.model, stored.graphdef, weights, texts)
+    predictor = Predictor(stored.config.model, stored.graphdef, weights, texts, kind)
     if of_export:
         exported.check_weights(folder, predictor)
     return Run(folder, stored.config, stored.step, predictor, of_export)

@@ -36,7 +36,8 @@ CALLS = {"step": 3, "encode 1": 12, "encode 8": 6, "query": 12}
 """What is timed, and how often in each turn of a variant. The first third of a turn only warms up."""
 NAMES = {
     "step": "training step, ms", "encode 1": "one image encoded, ms", "encode 8": "eight images encoded, ms",
-    "query": "one query about a known image, ms", "memory": "peak memory, MB", "first": "seconds to the first step",
+    "query": "one query about a known image, ms", "resident": "memory while training, MB",
+    "memory": "peak memory, MB", "first": "seconds to the first step",
 }  # fmt: skip
 OURS = {"ours float32": "float32", "ours bfloat16": "bfloat16"}
 """Variant -> `--train.products`."""
@@ -202,7 +203,7 @@ def _prepare(arguments: list[str], folder: Path) -> None:
 
 
 def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any]]:
-    """What is timed of r2sm_jax. Images and queries are answered with float32 products, as Predictor does."""
+    """What is timed of r2sm_jax, all with these products, as `train --train.products` and `predict --products` do."""
     import jax
     import numpy as np
     from flax import nnx
@@ -231,7 +232,7 @@ def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(leaves: list[Any], *inputs: Any) -> Any:
-            with cpu.products("float32"):
+            with cpu.products(config.train.products):
                 return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
 
         jitted = jax.jit(call)
@@ -288,7 +289,7 @@ def their_calls(kept: dict[str, Any], precision: str, compiled: bool) -> dict[st
 
 
 def work(variant: str, file: Path, started: float, pipe: Any) -> None:
-    """A variant's process: sends the seconds to its first step and its peak memory, then times what it is asked to."""
+    """A variant's process: sends the seconds to its first step and its memory, then times what it is asked to."""
     kept = pickle.loads(file.read_bytes())
     calls = our_calls(kept, OURS[variant]) if variant in OURS else their_calls(kept, *THEIRS[variant])
     calls["step"]()
@@ -300,11 +301,11 @@ def work(variant: str, file: Path, started: float, pipe: Any) -> None:
     for _ in range(3):
         calls["step"]()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    if variant == "ours bfloat16":  # only training has such products
-        calls = {"step": calls["step"]}
+    statm = Path("/proc/self/statm")  # Linux: pages in all, pages in memory, ...
+    resident = int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else peak
     for call in calls.values():
         call()
-    pipe.send({"calls": list(calls), "first": first, "memory": peak / 1e6})
+    pipe.send({"calls": list(calls), "first": first, "memory": peak / 1e6, "resident": resident / 1e6})
     while (name := pipe.recv()) is not None:
         times = []
         for _ in range(CALLS[name]):

@@ -32,7 +32,7 @@ def one_predictor(tiny_run):
     """Opens the run once for this whole file."""
     patch, opened, open_run = pytest.MonkeyPatch(), {}, predict_module.open_run
 
-    def remembered(folder, *, checkpoint="best"):
+    def remembered(folder, *, checkpoint="best", kind="float32"):
         key = str(folder), checkpoint
         if key not in opened:
             opened[key] = open_run(folder, checkpoint=checkpoint)

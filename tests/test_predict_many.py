@@ -37,7 +37,7 @@ def predictor(tiny_run):
 def one_predictor(monkeypatch, predictor):
     """Opens the run once for this whole file."""
     opened = type("Opened", (), {"predictor": predictor})()
-    monkeypatch.setattr(many, "open_run", lambda folder, *, checkpoint="best": opened)
+    monkeypatch.setattr(many, "open_run", lambda folder, *, checkpoint="best", kind="float32": opened)
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,14 @@ def same(one: Prediction, other: Prediction) -> None:
     assert np.mean(one.modal != other.modal) < 0.01 and np.mean(one.amodal != other.amodal) < 0.01
 
 
+def test_bfloat16_products_answer_alike_and_only_where_they_are_asked_for(predictor, tiny_run, images):
+    rounded = r2sm_jax.load(tiny_run, products="bfloat16")
+    exact, other = (p.answer_all([(images[0], list(enumerate(QUERIES)))]) for p in (predictor, rounded))
+    pairs = [(a.outputs.modal, b.outputs.modal) for (_, a), (_, b) in zip(exact, other, strict=True)]
+    sizes = [(abs(a - b).max(), abs(a).max()) for a, b in pairs]
+    assert all(0 < difference < 0.05 * size for difference, size in sizes), sizes
+
+
 def test_an_image_may_be_a_file_its_bytes_pillow_or_an_array(predictor, images, tmp_path):
     Image.fromarray(images[1]).save(tmp_path / "a.png")
     forms = [images[1], tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()]
