@@ -62,4 +62,5 @@ def queries_of(split, scenes=100, **kwargs):
 
 
 def has_words(text: str, words: str) -> bool:
-    return re.search(rf"\b{re.escape(words.lower())}\b", text.lower()) is not None
+    text, words = text.lower(), words.lower()
+    return words in text and re.search(rf"\b{re.escape(words)}\b", text) is not None

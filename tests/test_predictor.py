@@ -55,6 +55,14 @@ def same(one: Prediction, other: Prediction) -> None:
     assert np.mean(one.modal != other.modal) < 0.01 and np.mean(one.amodal != other.amodal) < 0.01
 
 
+def test_another_predictor_of_an_equal_model_compiles_nothing(predictor, tiny_run, images, compiled):
+    predictor.predict(["the red mug"], image=predictor.encode(images[0]))
+    other = r2sm_jax.load(tiny_run)
+    compiled.clear()
+    other.predict(["the red mug"], image=other.encode(images[0]))
+    assert compiled == []
+
+
 def test_bfloat16_products_answer_alike_and_only_where_they_are_asked_for(predictor, tiny_run, images):
     rounded = r2sm_jax.load(tiny_run, products="bfloat16")
     exact, other = (p.answer_all([(images[0], list(enumerate(QUERIES)))]) for p in (predictor, rounded))

@@ -18,7 +18,8 @@ from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.logs import Logs
-from r2sm_jax.training.step import make_mesh
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.step import jit_train_step, make_mesh
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -308,6 +309,18 @@ def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp
     exact = losses(tiny_run)
     assert rounded[1]["train/loss"] == pytest.approx(exact[1]["train/loss"], rel=1e-2)
     assert rounded[1]["train/loss"] != exact[1]["train/loss"]
+
+
+def test_runs_that_differ_in_seed_and_folder_alone_share_a_program(tiny_config):
+    graphdef = abstract_state(tiny_config)[0]
+
+    def step(config: Config):
+        return jit_train_step(graphdef, make_optimizer(config.optimizer, config.train.steps), config)
+
+    first = step(tiny_config)
+    assert first is step(replace(tiny_config, run="other", train=replace(tiny_config.train, seed=5)))
+    assert first is not step(replace(tiny_config, loss=replace(tiny_config.loss, type=2.0)))
+    assert first is not step(replace(tiny_config, train=replace(tiny_config.train, steps=9)))
 
 
 def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(monkeypatch, tmp_path):
