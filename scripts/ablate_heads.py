@@ -4,7 +4,7 @@
 is a whole training run with masks (`--config configs/ablation.py`: some minutes each). A finished cell is not run
 again. Writes the table as .md, .csv and .png into `--out`. `--leave-one-out family` also trains the first head once
 without each family of wordings and tests it on that family; `--leave-one-out author` does so with the authors of
-`r2sm_train`.
+the written sentences.
 """
 
 import csv
@@ -42,6 +42,7 @@ from r2sm_jax.metrics.score import QueryResult
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
+from r2sm_jax.queries.sentences import written_sentences
 from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.runs import abstract_state, open_run, read_config
 from r2sm_jax.scenes.scenes import SceneSource
@@ -82,7 +83,7 @@ class Options:
     run: str | None = None
     """Run whose masks the decisions of all heads are also scored on, with --text-only."""
     leave_one_out: Literal["", "family", "author"] = ""
-    """Also train without each family of wordings, or without each author of `r2sm_train`, with --text-only."""
+    """Also train without each family of wordings, or without each author of the written sentences, with --text-only."""
 
 
 def text_only(options: Options, config: Config, folder: Path) -> None:
@@ -295,7 +296,7 @@ def _decided(asked: dict[int, int], amodal: np.ndarray, result: QueryResult) -> 
 
 def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> list[str]:
     """Accuracy on each family of wordings, or on each author's sentences, by a head that never saw them."""
-    written = head_only.intent_list("r2sm_train")
+    written = head_only.listed(written_sentences())
     by_author = options.leave_one_out == "author"
     found, counts = np.unique((written if by_author else training).families, return_counts=True)
     names, weights = found[counts >= SMALLEST].tolist(), counts[counts >= SMALLEST]

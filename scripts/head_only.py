@@ -20,6 +20,7 @@ from r2sm_jax.data.batches import drop_tokens
 from r2sm_jax.models.heads import LEARNED, readings
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.queries.sentences import SentenceList, intent_sentences, write_free_sentences
+from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.optimizer import make_optimizer
@@ -65,20 +66,21 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
 
 
 def free_sentences(count: int, *, seed: int = 0, without: str = "") -> Sentences:
-    """Sentences about anything (queries/sentences.py), maybe `without` those of one author of `r2sm_train`."""
+    """Sentences about anything (queries/sentences.py), maybe `without` those of one author."""
     found = write_free_sentences(count, seed=seed, without=without)
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
 
 
+def listed(rows: Sequence[Sentence]) -> Sentences:
+    """Sentences of the lists of docs/intent.md. Their families are the authors, or what the list has there."""
+    amodal = np.array([row.mask_type == "amodal" for row in rows])
+    return Sentences(tuple(row.text for row in rows), amodal, tuple(row.family for row in rows))
+
+
 def intent_list(name: SentenceList) -> Sentences:
     """One of the lists of docs/intent.md."""
-    rows = intent_sentences(name)
-    return Sentences(
-        tuple(row.text for row in rows),
-        np.array([row.mask_type == "amodal" for row in rows]),
-        tuple(f"{row.mask_type}: {row.family}" for row in rows),
-    )
+    return listed(intent_sentences(name))
 
 
 class Padded(NamedTuple):

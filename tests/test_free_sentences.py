@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
+from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences, written_sentences
 from r2sm_jax.query import keyword_mask_type
 
 
@@ -49,7 +49,7 @@ def test_the_words_are_many_and_the_development_sentences_are_not_written():
 
 def test_sentences_of_r2sm_may_leave_an_author_out():
     """Half of the sentences are of R2SM's manner; a second sentence may change what they ask for."""
-    own = {row.text.lower() for row in intent_sentences("r2sm_train") if row.family == "author a"}
+    own = {row.text.lower() for row in written_sentences() if row.family == "author a"}
     written = write_free_sentences(3000, seed=0)
     share = np.mean(["r2sm" in sentence.family for sentence in written])
     assert 0.5 < share < 0.7 and len({s.family for s in written if ", " in s.family}) == 6
@@ -60,7 +60,7 @@ def test_sentences_of_r2sm_may_leave_an_author_out():
 
 def test_lists_in_the_manner_of_r2sm_are_large_and_apart():
     """val_r2sm has authors, sentences and types of its own, and the grammar does not know it."""
-    train, val = intent_sentences("r2sm_train"), intent_sentences("val_r2sm")
+    train, val = written_sentences(), intent_sentences("val_r2sm")
     assert len(train) >= 800 and len(val) >= 200
     assert not {row.family for row in train} & {row.family for row in val}
     assert not {row.text.lower() for row in train} & {row.text.lower() for row in val}

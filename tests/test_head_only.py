@@ -9,12 +9,12 @@ from pathlib import Path
 import head_only
 import numpy as np
 import pytest
-from head_only import Sentences, free_sentences, intent_list, pad, scene_sentences, train_head
+from head_only import Sentences, free_sentences, intent_list, listed, pad, scene_sentences, train_head
 
 from r2sm_jax.models import heads
 from r2sm_jax.models.heads import LEARNED
 from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.sentences import intent_sentences
+from r2sm_jax.queries.sentences import intent_sentences, written_sentences
 from r2sm_jax.query import keyword_mask_type
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablate_heads.py"
@@ -112,6 +112,14 @@ def _plain(config) -> dict:
     from r2sm_jax.flags import to_json
 
     return to_json(config)
+
+
+def test_an_author_that_is_left_out_is_not_trained_on():
+    written = listed(written_sentences())
+    name = written.families[0]
+    own = {text.lower() for text in written.only(name).texts}
+    assert own and not own & {text.lower() for text in free_sentences(2000, without=name).texts}
+    assert own & {text.lower() for text in free_sentences(2000).texts}
 
 
 def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path, tiny_run):

@@ -8,7 +8,7 @@ from query_samples import ALL_CLASSES, CLASSES, COLOURS, GROUPS, has_words, quer
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.grammar import Phrasebook, phrasebook, phrasebook_of_test
 from r2sm_jax.queries.nouns import lexicon, plural
-from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences
+from r2sm_jax.queries.sentences import free_templates, write_free_sentences, written_sentences
 
 
 def all_wordings(book, mask_type):
@@ -97,7 +97,7 @@ def test_nothing_held_out_occurs_in_training():
 def test_nothing_held_out_occurs_in_the_sentences_about_anything():
     """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
     texts = [text for texts in free_templates().values() for text in texts]
-    texts += [row.text for row in intent_sentences("r2sm_train")]
+    texts += [row.text for row in written_sentences()]
     texts += [sentence.text for sentence in write_free_sentences(1000, seed=0)]
     joined = "\n".join(texts).lower()
     for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):

@@ -1,5 +1,5 @@
-"""Sentences without an image, for the mask-type head. Those for training come from the grammar and from the list
-`r2sm_train`. The other lists are for development, for tests and for the temperature.
+"""Sentences without an image, for the mask-type head. Those for training come from the grammar and from the lists
+`r2sm_train` and `rules_train`. The other lists are for development, for tests and for the temperature.
 
 The drawn scenes know a few dozen classes. A head that reads only about those takes the noun for a part of the wording,
 and fails when somebody asks for a lighthouse. So `write_free_sentences` fills the training wordings with hundreds of
@@ -25,7 +25,7 @@ R2SM_SHARE = 0.6  # draws of a sentence in the manner of R2SM
 NOTHING_SHARE = 0.04  # draws of a text from which nobody can tell what is wanted
 TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 
-SentenceList = Literal["development", "test", "calibration", "r2sm_train", "val_r2sm"]
+SentenceList = Literal["development", "test", "calibration", "r2sm_train", "rules_train", "val_r2sm"]
 """Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
 
 
@@ -46,7 +46,7 @@ def free_templates() -> dict[str, tuple[str, ...]]:
 def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Sentence]:
     """`count` different sentences, half of them modal. The keyword rule gets 0.3 to 0.6 of either type wrong.
 
-    Those in the manner of R2SM are written `without` one author of `r2sm_train`, such as "author a". What says nothing
+    Those in the manner of R2SM are written `without` one of their authors, such as "author a". What says nothing
     at all (`nothing.txt`) is there as modal and as amodal, so that a head learns to be undecided.
     """
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
@@ -84,25 +84,30 @@ def _from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iterator[tuple
 
 @cache
 def intent_sentences(name: SentenceList = "development") -> tuple[Sentence, ...]:
-    """The sentences of intent/NAME.tsv, which docs/intent.md describes. Only `r2sm_train` is trained on."""
+    """The sentences of intent/NAME.tsv, see docs/intent.md. Only those of `written_sentences` are trained on."""
     text = (files("r2sm_jax.queries") / "intent" / f"{name}.tsv").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     return tuple(Sentence(**{"reason": ""} | cast(Any, row)) for row in rows)
 
 
+def written_sentences() -> tuple[Sentence, ...]:
+    """The sentences in the manner of R2SM that are trained on; `family` is the author."""
+    return intent_sentences("r2sm_train") + intent_sentences("rules_train")
+
+
 @cache
 def _r2sm_texts(without: str) -> dict[str, list[str]]:
-    """The sentences of `r2sm_train` by what they say of the mask, without those of one author."""
+    """The written sentences by what they say of the mask, without those of one author."""
     texts: dict[str, list[str]] = {}
-    for row in intent_sentences("r2sm_train"):
+    for row in written_sentences():
         if row.family != without:
             texts.setdefault(row.reason, []).append(row.text)
     return texts
 
 
 def _r2sm_sentence(rng: np.random.Generator, texts: Mapping[str, list[str]]) -> Sentence:
-    """A sentence of `r2sm_train`, alone or with a second sentence that may change what it asks for."""
+    """A written sentence, alone or with a second sentence that may change what it asks for."""
     mask_type: MaskType = pick(rng, TYPES)
     form = pick(rng, free_templates()[f"{mask_type}: forms"])
     reason, _, section = form.partition(", ")
