@@ -1,7 +1,6 @@
 # ruff: noqa: E402
 """What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
 
-import ctypes
 import gc
 import hashlib
 import json
@@ -41,6 +40,7 @@ import pytest
 from hypothesis import settings
 from safetensors.numpy import save_file
 
+from r2sm_jax.cpu import give_back_memory
 from r2sm_jax.errors import exit_cleanly
 
 # The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
@@ -62,8 +62,7 @@ def free_memory():
     if not linux or 4096 * int(Path("/proc/self/statm").read_text().split()[1]) > 2.5e9:
         jax.clear_caches()
         gc.collect()
-        if linux:
-            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what compiling took otherwise
+        give_back_memory()
 
 
 class Exit(NamedTuple):
