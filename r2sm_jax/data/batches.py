@@ -193,9 +193,21 @@ class PreparedSource:
         if len(self) < 256:  # quicker than starting other processes
             self._kept = list(map(self.__getitem__, range(len(self))))
         else:
-            with multiprocessing.get_context("spawn").Pool() as pool:
-                self._kept = pool.map(self.__getitem__, range(len(self)), chunksize=32)
+            with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
+                self._kept = pool.map(_prepare_served, range(len(self)), chunksize=32)
         return True
+
+
+_served: list[PreparedSource] = []
+"""The source that a worker process prepares. It is sent once, as each copy decodes photos and keeps them anew."""
+
+
+def _serve(source: PreparedSource) -> None:
+    _served[:] = [source]
+
+
+def _prepare_served(index: int) -> Prepared:
+    return _served[0][index]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Letterbox:
         rows, down = _overlaps_of(y0, y1, self.height, self.height * self.size / self.resized[0], cells)
         columns, across = _overlaps_of(x0, x1, self.width, self.width * self.size / self.resized[1], cells)
         covered = np.zeros((cells, cells), np.uint8)
-        shares = down @ mask[y0:y1, x0:x1].astype(np.float64) @ across.T
+        shares = (across @ (down @ mask[y0:y1, x0:x1].astype(np.float64)).T).T
         # A little more than half, so that rounding errors do not decide on exact halves.
         covered[rows, columns] = 255 * shares + 0.500001
         return covered
@@ -159,18 +159,20 @@ class Letterbox:
             raise ValueError(f"this letterbox is for {self.height} x {self.width}, not for {shape}")
 
 
-def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, np.ndarray]:
+@lru_cache(maxsize=8192)
+def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
     """The cells that the pixels from `start` to before `stop` reach, and the share of each that each pixel takes."""
     reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
     return reached, _overlaps(side, frame, cells)[reached, start:stop]
 
 
 @lru_cache(maxsize=256)
-def _overlaps(pixels: int, frame: float, cells: int) -> Float[np.ndarray, "cells pixels"]:
-    """The share of each cell that each pixel takes along one axis; the `cells` fill `frame` >= `pixels`."""
+def _overlaps(pixels: int, frame: float, cells: int) -> Any:
+    """The share of each cell that each pixel takes along one axis `[cells pixels]`; the `cells` fill `frame` >=
+    `pixels`. Sparse, as `_undo_axis`."""
     edges, pixel = np.linspace(0, frame, cells + 1), np.arange(pixels)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
-    return overlap.clip(0) * cells / frame
+    return csr_array(overlap.clip(0) * cells / frame)
 
 
 @lru_cache(maxsize=256)
