@@ -1,4 +1,6 @@
+import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -225,6 +227,30 @@ def source():
     source = PreparedSource(open_source("scenes", "train", count=5, size=SIZE), SIZE, CELLS)
     source.remember()
     return source
+
+
+def test_worker_processes_get_the_source_once(monkeypatch):
+    """A copy of it in every piece of work would read and keep its photos anew."""
+
+    class Pool:
+        def __init__(self, initializer, initargs):
+            initializer(*initargs)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, work, items, chunksize):
+            assert len(pickle.dumps(work)) < 100
+            return list(map(work, items))
+
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: SimpleNamespace(Pool=Pool))
+    source = PreparedSource(open_source("scenes", "train", count=256, size=16), 16, 8)
+    one = source[3]
+    assert source.remember()
+    assert np.array_equal(source[3]["image"], one["image"]) and source.texts(3) == one["texts"]
 
 
 def batches(source, seed: int = 0):
