@@ -10,10 +10,13 @@ def load(path, products: Literal["float32", "bfloat16"] = "float32"):
     `hf:owner/name` of an export on the Hugging Face hub. With `products` "bfloat16" it is faster on CPUs
     that have AMX or AVX512-BF16, and masks differ a little.
 
-    Raises InputError where there is none, or one of its files is missing or was changed.
+    Raises InputError where there is none, one of its files is missing or was changed, or `products` is neither.
     """
     from pathlib import Path
 
+    from r2sm_jax.errors import InputError
     from r2sm_jax.runs import open_run
 
+    if products not in ("float32", "bfloat16"):
+        raise InputError(f'load: products is {products!r}; give "float32" or "bfloat16"')
     return open_run(Path(path), kind=products).predictor

@@ -263,7 +263,7 @@ class DataConfig:
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
     """Share of tokens that are hidden from the mask-type head, chosen at random each time."""
-    free_sentences: int = 20000
+    free_sentences: int = 28000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
     """Mirror half of the images; their queries that say left or right are left out."""

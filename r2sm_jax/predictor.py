@@ -90,7 +90,7 @@ class Predictor:
         self.config, self.texts, self.kind, self.weights = config, texts, kind, weights
         functions = (R2SM.encode_image, R2SM.answer, _calibrated)
         structure = jax.tree.structure(weights)
-        self._encode, self._answer, self._type_logits = (_compiled(f, graphdef, structure, kind) for f in functions)
+        self._encode, self._answer, self._type_logits = (compiled(f, graphdef, structure, kind) for f in functions)
         self._image: EncodedImage | None = None
 
     @property
@@ -284,12 +284,11 @@ class Predictor:
 
 
 @lru_cache(maxsize=24)
-def _compiled(
+def compiled(
     function: Callable[..., Any], graphdef: nnx.GraphDef, structure: Any, kind: Products
 ) -> Callable[..., Any]:
     """A function of a model that takes the leaves of the weights in the model's place. Predictors of equal models share
-    it. Products are of one `kind`, whatever JAX's default is; a compiled function does not see the default change, so
-    the setting is inside."""
+    it. Its products are of one `kind`, which is set inside: compiled functions do not see JAX's default change."""
 
     @jax.jit
     def call(leaves, *inputs):

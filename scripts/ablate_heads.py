@@ -7,11 +7,10 @@ without each family of wordings and tests it on that family; `--leave-one-out au
 the written sentences.
 """
 
-import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -23,9 +22,16 @@ import head_only
 import jax
 import numpy as np
 from head_only import Padded, Sentences
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.markdown import Markdown
+from head_tables import (
+    FORMS,
+    Row,
+    accuracy,
+    as_table,
+    changed_decisions,
+    differences,
+    mean_and_deviation,
+    write_tables,
+)
 from scipy.special import expit as sigmoid
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -35,8 +41,8 @@ from r2sm_jax.cpu import tune_malloc
 from r2sm_jax.errors import InputError, exit_cleanly
 from r2sm_jax.evaluate import score_source
 from r2sm_jax.flags import load_config_file, parse_flags
-from r2sm_jax.metrics.iou import interval, lisa
-from r2sm_jax.metrics.pages import percent, table
+from r2sm_jax.metrics.iou import lisa
+from r2sm_jax.metrics.pages import table
 from r2sm_jax.metrics.report import REFERENCES, collect, mask_type_scores, with_decision, wrong_type_gap
 from r2sm_jax.metrics.score import QueryResult
 from r2sm_jax.models.heads import LEARNED
@@ -50,12 +56,6 @@ from r2sm_jax.train import train
 from r2sm_jax.training.calibration import fit_temperature
 
 SPLITS = ("val", "val_phrasing", "val_hard")
-FORMS: dict[str, Callable[[str], str]] = {
-    "a polite opening": lambda text: f"Please, {text[0].lower()}{text[1:]}",
-    "a full stop more or less": lambda text: text.removesuffix(".") if text.endswith(".") else f"{text}.",
-    "capital letters": str.upper,
-}
-"""Changes of a sentence that should not change a decision."""
 SMALLEST = 20
 """Sentences that a family needs to be left out and tested."""
 
@@ -110,12 +110,13 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
 
     def run(seed: int, head: str) -> dict[str, Any]:
         path = folder / f"text_{head}_{seed}.json"
-        cell = _finished(path, settings)
+        mine = settings | {"parameters": head_only.count_parameters(head, groups)}
+        cell = _finished(path, mine)
         if cell is None:
-            cell = {"head": head, "seed": seed, "settings": settings}
+            cell = {"head": head, "seed": seed, "settings": mine}
             cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["calibration"].amodal, forms)
             path.write_text(json.dumps(cell))
-        shares = [_accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
+        shares = [accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
         print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
         return cell
 
@@ -128,12 +129,12 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
         *(_text_row(head, cells, tests) for head in options.heads),
     ]
     lines = ["# Mask-type heads, trained alone", "", _described(options, training), ""]
-    lines += [*_as_table(rows), *_significance(options.heads, cells, tests), *_changed(options.heads, cells)]
+    lines += [*as_table(rows), *differences(options.heads, cells, tests), *changed_decisions(options.heads, cells)]
     if predictor is not None:
         lines += _on_masks_of(predictor, options, cells, tests)
     if options.leave_one_out:
         lines += _leave_one_out(options, texts, training)
-    _write(folder, "text", lines, rows, list(tests))
+    write_tables(folder, "text", lines, rows, list(tests))
 
 
 def _finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -167,13 +168,6 @@ def _text_cell(
             for name, padded in forms.items()
         },
     }
-
-
-def _accuracy(probabilities: Sequence[float], amodal: np.ndarray) -> float:
-    return float(((np.asarray(probabilities) > 0.5) == amodal).mean())
-
-
-Row = dict[str, Any]
 
 
 def _text_row(head: str, cells: Sequence[dict[str, Any]], tests: dict[str, Sentences]) -> Row:
@@ -210,23 +204,6 @@ def _bag_of_words_row(training: Sentences, tests: dict[str, Sentences]) -> Row:
     return row
 
 
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    return percent(float(np.mean(known))) + (f" ± {100 * np.std(known, ddof=1):.2f}" if len(known) > 1 else "")
-
-
-def _as_table(rows: Sequence[Row]) -> list[str]:
-    columns = [key for key in rows[-1] if isinstance(rows[-1][key], list)]
-    header = ["head", *columns, "parameters", "seconds"]
-    cells = [
-        [row["head"], *(_spread(row[c]) for c in columns), f"{row['parameters']:,}", f"{row['seconds']:.0f}"]
-        for row in rows
-    ]
-    return table(header, cells)
-
-
 def _described(options: Options, training: Sentences) -> str:
     return (
         f"{options.seeds} seeds each, {options.steps} steps of {head_only.BATCH} of {len(training.texts):,} sentences. "
@@ -234,34 +211,6 @@ def _described(options: Options, training: Sentences) -> str:
         "training wordings, `val_phrasing` and `val_hard` others; `hand-written` and `calibration` follow the rules "
         "alone. `ece`: how far probabilities are from what they say, with the temperature that fits `calibration`."
     )
-
-
-def _significance(heads: Sequence[str], cells: Sequence[dict[str, Any]], tests: dict[str, Sentences]) -> list[str]:
-    """Differences from the last head in the share of seeds that get a sentence right, bootstrapped over sentences."""
-    if len(heads) < 2:
-        return []
-
-    def right(head: str, name: str) -> np.ndarray:
-        mine = [np.array(c["probabilities"][name]) for c in cells if c["head"] == head]
-        return np.mean([(p > 0.5) == tests[name].amodal for p in mine], axis=0)
-
-    rows = []
-    for head in heads[:-1]:
-        row = [f"{head} - {heads[-1]}"]
-        for name in tests:
-            one, other = right(head, name), right(heads[-1], name)
-            ones = np.ones(len(one))
-            bounds = interval(np.arange(len(one)), (one, ones), minus=(other, ones))
-            value = 100 * float((one - other).mean())
-            row.append(f"{value:+.2f}" + (f" ({100 * bounds[0]:+.2f} to {100 * bounds[1]:+.2f})" if bounds else ""))
-        rows.append(row)
-    return ["## Differences in accuracy, 95 % intervals of a paired bootstrap", "", *table(["", *tests], rows)]
-
-
-def _changed(heads: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[str]:
-    """How many decisions about val_r2sm change with the form of the sentence."""
-    rows = [[h, *(_spread([c["changed"][f] for c in cells if c["head"] == h]) for f in FORMS)] for h in heads]
-    return ["## Decisions about val_r2sm that change, in percent, with", "", *table(["", *FORMS], rows)]
 
 
 def _on_masks_of(
@@ -284,7 +233,7 @@ def _on_masks_of(
                 found = [lisa(collect(results, pick))["giou"] for pick in picks]
             else:
                 found = [wrong_type_gap(results)]
-            row.append(_spread(found))
+            row.append(mean_and_deviation(found))
     title = f"## gIoU of the masks of {options.run} with each head's decisions"
     named = [[name.replace("_", " "), *row] for name, row in rows.items()]
     return ["", title, "", *table(["decision", *SPLITS], named)]
@@ -314,15 +263,18 @@ def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> 
         found = []
         for seed in range(options.seeds):
             trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps, seed=seed)
-            found.append(_accuracy(sigmoid(trained.logits(padded)).tolist(), tested.amodal))
-        print(f"without {name}: {_spread(found)}", flush=True)
+            found.append(accuracy(sigmoid(trained.logits(padded)).tolist(), tested.amodal))
+        print(f"without {name}: {mean_and_deviation(found)}", flush=True)
         return found
 
     shares = np.array([run(name) for name in names])
-    rows = [[n, f"{count}", _spread(found)] for n, count, found in zip(names, weights, shares.tolist(), strict=True)]
-    rows.append(["mean over these", "", _spread(shares.mean(0).tolist())])
+    rows = [
+        [n, f"{count}", mean_and_deviation(found)]
+        for n, count, found in zip(names, weights, shares.tolist(), strict=True)
+    ]
+    rows.append(["mean over these", "", mean_and_deviation(shares.mean(0).tolist())])
     over_sentences = np.average(shares, axis=0, weights=weights)
-    rows.append(["mean over sentences", f"{sum(weights)}", _spread(over_sentences.tolist())])
+    rows.append(["mean over sentences", f"{sum(weights)}", mean_and_deviation(over_sentences.tolist())])
     title = f"## Accuracy of `{options.heads[0]}` on what it did not see"
     return [title, "", *table([options.leave_one_out, "sentences", "accuracy"], rows)]
 
@@ -350,38 +302,13 @@ def whole_runs(options: Options, config: Config, folder: Path) -> None:
                 row[f"{name} {key}"] = [s["mask_type"][key] for s in splits]
         rows.append(row)
     lines = ["# Mask-type heads, whole runs", "", f"{options.seeds} seeds; percent, mean ± standard deviation.", ""]
-    _write(folder, "runs", lines + _as_table(rows), rows, list(next(iter(reports.values()))[0]["splits"]))
+    write_tables(folder, "runs", lines + as_table(rows), rows, list(next(iter(reports.values()))[0]["splits"]))
 
 
 def _parameters(run: Path) -> int:
     """Of a run's mask-type head."""
     params = abstract_state(read_config(run))[1].params
     return sum(leaf.size for part in ("head", "decoder_head") for leaf in jax.tree.leaves(params.get(part, {})))
-
-
-def _write(folder: Path, name: str, lines: Sequence[str], rows: Sequence[Row], tests: Sequence[str]) -> None:
-    """The table in three forms."""
-    (folder / f"{name}.md").write_text("\n".join(lines))
-    with (folder / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(list(rows[-1]))
-        for row in rows:
-            means = [np.mean(v) if isinstance(v, list) and None not in v else v for v in row.values()]
-            writer.writerow(["" if isinstance(v, list) else v for v in means])
-    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    width = 0.8 / len(rows)
-    for place, row in enumerate(rows):
-        values = [row[f"{test} accuracy"] for test in tests]
-        x = np.arange(len(tests)) + (place - (len(rows) - 1) / 2) * width
-        deviations = [float(np.std(v, ddof=1)) if len(v) > 1 else 0 for v in values]
-        axes.bar(x, [float(np.mean(v)) for v in values], width * 0.92, yerr=deviations, label=row["head"], capsize=2)
-    axes.set(xticks=np.arange(len(tests)), ylim=(0, 1.02), ylabel="mask type right")
-    axes.set_xticklabels(tests)
-    axes.legend(ncols=3, fontsize=8, loc="lower right")
-    figure.savefig(folder / f"{name}.png", dpi=150)
-    Console(width=None if sys.stdout.isatty() else 170).print(Markdown("\n".join(lines)))
-    print(f"wrote {folder / name}.md, .csv and .png")
 
 
 def main() -> None:

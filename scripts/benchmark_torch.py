@@ -208,10 +208,10 @@ def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any
     import numpy as np
     from flax import nnx
 
-    from r2sm_jax import cpu
     from r2sm_jax.config import Config
     from r2sm_jax.flags import from_json
     from r2sm_jax.models.r2sm import R2SM
+    from r2sm_jax.predictor import compiled
     from r2sm_jax.training.optimizer import make_optimizer
     from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
@@ -230,15 +230,11 @@ def our_calls(kept: dict[str, Any], products: Any) -> dict[str, Callable[[], Any
         state, logs = train_step(state, constants, batch, names)
         jax.block_until_ready(logs)
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(leaves: list[Any], *inputs: Any) -> Any:
-            with cpu.products(config.train.products):
-                return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
-
-        jitted = jax.jit(call)
+    def blocking(function: Callable[..., Any]) -> Callable[..., Any]:
+        jitted = compiled(function, graphdef, structure, config.train.products)
         return lambda *inputs: jax.block_until_ready(jitted(leaves, *inputs))
 
-    encode, answer = compiled(R2SM.encode_image), compiled(R2SM.answer)
+    encode, answer = blocking(R2SM.encode_image), blocking(R2SM.answer)
     images, valid = kept["images"]
     known: list[Any] = []
 

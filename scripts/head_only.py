@@ -138,6 +138,13 @@ def _apply(graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: j
     return nnx.merge(graphdef, params)(states[None].astype(jnp.float32), mask[None])[0]
 
 
+def count_parameters(name: str, groups: Sequence[Padded]) -> int:
+    """Parameters of a head of the registry that reads such states."""
+    layers, width = groups[0].states.shape[-2:]
+    head = nnx.eval_shape(lambda: LEARNED[name](width, layers, rngs=nnx.Rngs(0)))
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(head)))
+
+
 def train_head(
     name: str, groups: Sequence[Padded], amodal: Bool[np.ndarray, " n"], *, steps: int, seed: int = 0
 ) -> TrainedHead:

@@ -22,7 +22,7 @@ PIXEL_MEAN = (123.675, 116.28, 103.53)
 PIXEL_STD = (58.395, 57.12, 57.375)
 NOT_THERE, PRIOR, FOCUS = -10.0, -3.0, 3.0
 """As in r2sm_jax/models/r2sm.py and decoder.py."""
-READERS, READER_DIM, READER_HEADS = 4, 64, 2
+READERS, READER_DIM, READER_HEADS = 4, 128, 4
 """As in r2sm_jax/models/heads.py."""
 
 

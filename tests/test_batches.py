@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from r2sm_jax.data import batches as batches_module
 from r2sm_jax.data.batches import Assemble, Prepared, PreparedSource, prepare, training_batches
 from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.queries.sentences import write_free_sentences
@@ -246,11 +247,21 @@ def test_worker_processes_get_the_source_once(monkeypatch):
             assert len(pickle.dumps(work)) < 100
             return list(map(work, items))
 
+    monkeypatch.setattr(batches_module, "_served", [])
     monkeypatch.setattr("multiprocessing.get_context", lambda method: SimpleNamespace(Pool=Pool))
-    source = PreparedSource(open_source("scenes", "train", count=256, size=16), 16, 8)
+    monkeypatch.setattr(batches_module, "FEW", 4)
+    source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
     one = source[3]
     assert source.remember()
     assert np.array_equal(source[3]["image"], one["image"]) and source.texts(3) == one["texts"]
+
+
+def test_worker_processes_prepare_what_this_process_does(monkeypatch):
+    monkeypatch.setattr(batches_module, "FEW", 4)
+    source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
+    here = [source[index] for index in range(5)]
+    assert source.remember()
+    assert all(same(source[index], one) for index, one in enumerate(here))
 
 
 def batches(source, seed: int = 0):

@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw
 from test_scenes import check_hiding
 
 from r2sm_jax.data.samples import Sample, Source
-from r2sm_jax.data.splits import hold_out
 from r2sm_jax.errors import InputError
 from r2sm_jax.scenes import cutouts
 from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_cutouts, blend, label_of
@@ -190,21 +189,6 @@ def test_objects_are_split(folder: Path) -> None:
         if split == "val_hard":
             assert all(query.kind["hard"] for sample in found for query in sample.queries)
     assert len(images) == 6 * len(CutoutSource.splits)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60))
-def test_hold_out_law(numbers: set[int]) -> None:
-    names = [f"{number}.png" for number in numbers]
-    held_out = hold_out(names, 0.15)
-    assert held_out and held_out < set(names)
-    assert hold_out(names[::-1], 0.15) == held_out
-    more = [*names, *(f"new{k}.png" for k in range(40))]
-    assert len((hold_out(more, 0.15) ^ held_out) & set(names)) <= 1
-
-
-def test_about_a_seventh_is_held_out() -> None:
-    assert 0.12 < len(hold_out([f"{k}.png" for k in range(2000)], 0.15)) / 2000 < 0.18
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,11 @@ def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, cop
         r2sm_jax.load(copy)
 
 
+def test_other_products_are_refused(copy):
+    with pytest.raises(InputError, match='products is \'half\'; give "float32" or "bfloat16"'):
+        r2sm_jax.load(copy, products="half")
+
+
 def test_the_card_may_be_edited(copy):
     (copy / "README.md").write_text("Mine.")
     (copy / ".gitattributes").write_text("*.safetensors filter=lfs")

@@ -1,10 +1,17 @@
 """Sentences about anything: balanced, reproducible, and none of the held-out wordings."""
 
 import re
+from collections import Counter
 
 import numpy as np
 
-from r2sm_jax.queries.sentences import free_templates, intent_sentences, write_free_sentences, written_sentences
+from r2sm_jax.queries.sentences import (
+    _written,
+    free_templates,
+    intent_sentences,
+    write_free_sentences,
+    written_sentences,
+)
 from r2sm_jax.query import keyword_mask_type
 
 
@@ -48,7 +55,7 @@ def test_the_words_are_many_and_the_development_sentences_are_not_written():
 
 
 def test_sentences_of_r2sm_may_leave_an_author_out():
-    """Half of the sentences are of R2SM's manner; a second sentence may change what they ask for."""
+    """Six of ten sentences are of R2SM's manner; a second sentence may change what they ask for."""
     own = {row.text.lower() for row in written_sentences() if row.family == "author a"}
     written = write_free_sentences(3000, seed=0)
     share = np.mean(["r2sm" in sentence.family for sentence in written])
@@ -56,6 +63,21 @@ def test_sentences_of_r2sm_may_leave_an_author_out():
     without = write_free_sentences(1000, seed=0, without="author a")
     assert not own & {sentence.text.lower() for sentence in without}
     assert own & {sentence.text.lower() for sentence in written}
+
+
+def test_all_written_sentences_are_drawn_before_any_comes_again():
+    written = _written(np.random.default_rng(0), "")
+    counts = Counter(row.reason for row in written_sentences())
+    drawn: dict[str, list[str]] = {reason: [] for reason in counts}
+    while len(drawn["restricted"]) < counts["restricted"]:
+        sentence = next(written)
+        form = sentence.family.split(": r2sm ")[1]
+        reason, _, second = form.partition(", ")
+        if not second:
+            drawn[reason].append(sentence.text)
+    for reason in ("restricted", "plain"):
+        first = drawn[reason][: counts[reason] // 2]
+        assert len(set(first)) == len(first) > 1000, reason
 
 
 def test_lists_in_the_manner_of_r2sm_are_large_and_apart():

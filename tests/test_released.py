@@ -2,12 +2,23 @@
 
 import numpy as np
 import pytest
+from flax import nnx
+from safetensors.numpy import load_file
 
 import r2sm_jax
+from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import CARD, RELEASED, check_export
+from r2sm_jax.exported import CARD, RELEASED, WEIGHTS, check_export, read_config
+from r2sm_jax.flags import from_json
+from r2sm_jax.models.r2sm import abstract_model
+from r2sm_jax.models.weights import find_model
 
 FOLDER = RELEASED / "photos-small"
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return from_json(Config, read_config(FOLDER)["config"], str(FOLDER))
 
 
 def test_it_is_small_whole_and_has_a_card() -> None:
@@ -19,11 +30,22 @@ def test_it_is_small_whole_and_has_a_card() -> None:
     assert "CC BY" in card and "MIT" in card
 
 
-def test_it_answers_by_name() -> None:
+def test_its_weights_have_the_shapes_of_this_version(config) -> None:
+    """All but the published encoder's, which are not in the file."""
+    wanted = nnx.to_flat_state(nnx.state(abstract_model(config.model)))
+    shapes = {".".join(map(str, path)): variable.shape for path, variable in wanted}
+    found = {name: weights.shape for name, weights in load_file(FOLDER / WEIGHTS).items()}
+    assert found == {name: shape for name, shape in shapes.items() if name in found}
+    assert all("backbone" in name for name in shapes.keys() - found.keys())
+
+
+def test_it_answers_by_name(config) -> None:
     try:
-        predictor = r2sm_jax.load("photos-small")
+        for name in (config.model.text.name, config.model.vision.backbone):
+            find_model(str(name), "photos-small")
     except InputError as error:
         pytest.skip(f"its published parts cannot be had here: {error}")
+    predictor = r2sm_jax.load("photos-small")
     image = np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8)
     predictor.set_image(image)
     visible, whole = predictor.predict(["only the visible part of the cat", "the cat, including what the chair hides"])

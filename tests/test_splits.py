@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
 from r2sm_jax.data.samples import Sample
-from r2sm_jax.data.splits import WHOLE_TRAIN, images_of_split
+from r2sm_jax.data.splits import WHOLE_TRAIN, hold_out, images_of_split
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.metrics.pages import selection
@@ -122,3 +123,18 @@ def test_drawn_scenes_have_a_test_split_that_nothing_opens_unasked():
     texts = {query.text for source in others for index in range(4) for query in source.queries_at(index)}
     assert len(seen) == 20 and not {test[index].image.tobytes() for index in range(4)} & seen
     assert not {query.text for index in range(4) for query in test.queries_at(index)} & texts
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60))
+def test_hold_out_law(numbers: set[int]) -> None:
+    names = [f"{number}.png" for number in numbers]
+    held_out = hold_out(names, 0.15)
+    assert held_out and held_out < set(names)
+    assert hold_out(names[::-1], 0.15) == held_out
+    more = [*names, *(f"new{k}.png" for k in range(40))]
+    assert len((hold_out(more, 0.15) ^ held_out) & set(names)) <= 1
+
+
+def test_about_a_seventh_is_held_out() -> None:
+    assert 0.12 < len(hold_out([f"{k}.png" for k in range(2000)], 0.15)) / 2000 < 0.18

@@ -55,6 +55,7 @@ KEPT_WHOLE = 0.9
 """A query stays if this share of the complete mask of each instance that it means lies in the crop."""
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 HASHED = 64
+FEW = 256  # fewer samples are prepared sooner than other processes start
 KEPT_BYTES = 4 << 30
 """Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
 
@@ -182,15 +183,14 @@ class PreparedSource:
     def remember(self) -> bool:
         """Prepares every sample now, on all cores, and keeps them. Returns whether it did so.
 
-        It does not where crops differ from visit to visit, or where the samples need more than `KEPT_BYTES`, judged by
-        the first one.
+        It does not where crops differ from visit to visit, or the samples need more than `KEPT_BYTES`, judged by one.
         """
         if self.crop < 1 or not len(self):
             return False
         size = sum(value.nbytes for value in self[0].values() if isinstance(value, np.ndarray))
         if len(self) * size > KEPT_BYTES:
             return False
-        if len(self) < 256:  # quicker than starting other processes
+        if len(self) < FEW:
             self._kept = list(map(self.__getitem__, range(len(self))))
         else:
             with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
@@ -198,8 +198,7 @@ class PreparedSource:
         return True
 
 
-_served: list[PreparedSource] = []
-"""The source that a worker process prepares. It is sent once, as each copy decodes photos and keeps them anew."""
+_served: list[PreparedSource] = []  # in a worker process; sent to it once, since each copy keeps photos of its own
 
 
 def _serve(source: PreparedSource) -> None:

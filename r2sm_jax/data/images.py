@@ -168,8 +168,7 @@ def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> 
 
 @lru_cache(maxsize=256)
 def _overlaps(pixels: int, frame: float, cells: int) -> Any:
-    """The share of each cell that each pixel takes along one axis `[cells pixels]`; the `cells` fill `frame` >=
-    `pixels`. Sparse, as `_undo_axis`."""
+    """The share of each cell that each pixel takes along one axis, sparse; the `cells` fill `frame` >= `pixels`."""
     edges, pixel = np.linspace(0, frame, cells + 1), np.arange(pixels)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     return csr_array(overlap.clip(0) * cells / frame)

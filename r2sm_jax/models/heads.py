@@ -63,7 +63,7 @@ class AttentionHead(nnx.Module):
 class Reader(nnx.Module):
     """One small transformer layer over tokens that each hold all chosen layers, then attention pooling."""
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 64, heads: int = 2):
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4):
         self.heads = heads
         self.down = Linear(layers * text_dim, dim, rngs=rngs)
         self.norm1 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
@@ -90,7 +90,7 @@ class LayersHead(nnx.Module):
 
     def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
         self.mix = nnx.Param(jnp.zeros(layers))
-        self.reader = Reader(text_dim, 1, rngs=rngs)
+        self.reader = Reader(text_dim, 1, rngs=rngs, dim=64, heads=2)
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
         shares = jax.nn.softmax(self.mix[...])

@@ -8,6 +8,7 @@ other nouns, with people, places and remarks that say nothing about the mask typ
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
@@ -50,6 +51,7 @@ def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Se
     at all (`nothing.txt`) is there as modal and as amodal, so that a head learns to be undecided.
     """
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
+    written = _written(rng, without)
     found: dict[str, Sentence] = {}
     while len(found) < count:
         draw = rng.random()
@@ -57,9 +59,9 @@ def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Se
             text, both = _draw(rng, "nothing"), pick(rng, TYPES)
             found.setdefault(f"{both}: {text}", Sentence(text, both, f"{both}: nothing"))
         elif draw < NOTHING_SHARE + R2SM_SHARE:
-            written = _r2sm_sentence(rng, _r2sm_texts(without))
-            text = _finish(rng, book, None, written.text)
-            found.setdefault(text, Sentence(text, written.mask_type, written.family))
+            sentence = next(written)
+            text = _finish(rng, book, None, sentence.text)
+            found.setdefault(text, Sentence(text, sentence.mask_type, sentence.family))
         else:
             for text, mask_type, family in _from_wordings(rng, book):
                 found.setdefault(text, Sentence(text, mask_type, f"{mask_type}: {family}"))
@@ -96,25 +98,22 @@ def written_sentences() -> tuple[Sentence, ...]:
     return intent_sentences("r2sm_train") + intent_sentences("rules_train")
 
 
-@cache
-def _r2sm_texts(without: str) -> dict[str, list[str]]:
-    """The written sentences by what they say of the mask, without those of one author."""
-    texts: dict[str, list[str]] = {}
+def _written(rng: np.random.Generator, without: str) -> Iterator[Sentence]:
+    """Draws written sentences, alone or with a second one that may change what they ask for. Of those that say the same
+    of the mask (`Sentence.reason`), all are drawn before any comes again."""
+    texts, left = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for row in written_sentences():
         if row.family != without:
-            texts.setdefault(row.reason, []).append(row.text)
-    return texts
-
-
-def _r2sm_sentence(rng: np.random.Generator, texts: Mapping[str, list[str]]) -> Sentence:
-    """A written sentence, alone or with a second sentence that may change what it asks for."""
-    mask_type: MaskType = pick(rng, TYPES)
-    form = pick(rng, free_templates()[f"{mask_type}: forms"])
-    reason, _, section = form.partition(", ")
-    text = pick(rng, texts[reason])
-    if section:
-        text = f"{text if text[-1] in '.?!' else text + '.'} {_draw(rng, section)}"
-    return Sentence(text, mask_type, f"{mask_type}: r2sm {form}")
+            texts[row.reason].append(row.text)
+    while True:
+        mask_type: MaskType = pick(rng, TYPES)
+        form = pick(rng, free_templates()[f"{mask_type}: forms"])
+        reason, _, section = form.partition(", ")
+        left[reason] = left[reason] or rng.permutation(texts[reason]).tolist()
+        text = left[reason].pop()
+        if section:
+            text = f"{text if text[-1] in '.?!' else text + '.'} {_draw(rng, section)}"
+        yield Sentence(text, mask_type, f"{mask_type}: r2sm {form}")
 
 
 def _wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
