@@ -159,7 +159,7 @@ class Letterbox:
             raise ValueError(f"this letterbox is for {self.height} x {self.width}, not for {shape}")
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
     """The cells that the pixels from `start` to before `stop` reach, and the share of each that each pixel takes."""
     reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
