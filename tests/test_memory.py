@@ -18,6 +18,7 @@ CONFIG = ModelConfig(
     VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24),
     TextConfig(layers=(1,), max_tokens=6, dim=20),
     DecoderConfig(dim=32, depth=2, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
+    head="layers",  # parts keep the gradients of all weights, and `attention` has more of them than the rest together
 )
 B, K, M, MASK = 8, 3, 4, 16
 
