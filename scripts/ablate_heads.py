@@ -3,8 +3,8 @@
 `--text-only` trains the heads alone on cached token states, for some seconds each. Without it every cell of the table
 is a whole training run with masks (`--config configs/ablation.py`: some minutes each). A finished cell is not run
 again. Writes the table as .md, .csv and .png into `--out`. `--leave-one-out family` also trains the first head once
-without each family of wordings and tests it on that family; `--leave-one-out author` does so with the authors of
-the written sentences.
+without each family of wordings and tests it on that family. `--leave-one-out author` does so with the authors of the
+written sentences, an eighth of them at a time.
 """
 
 import json
@@ -57,7 +57,9 @@ from r2sm_jax.training.calibration import fit_temperature
 
 SPLITS = ("val", "val_phrasing", "val_hard")
 SMALLEST = 20
-"""Sentences that a family needs to be left out and tested."""
+"""Sentences that a family or an author needs to be left out and tested."""
+GROUPS = 8
+"""Groups of authors, each of which is left out as a whole."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Options:
     run: str | None = None
     """Run whose masks the decisions of all heads are also scored on, with --text-only."""
     leave_one_out: Literal["", "family", "author"] = ""
-    """Also train without each family of wordings, or without each author of the written sentences, with --text-only."""
+    """Also train without each family of wordings, or without some authors of written sentences, with --text-only."""
 
 
 def text_only(options: Options, config: Config, folder: Path) -> None:
@@ -251,29 +253,26 @@ def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> 
     names, weights = found[counts >= SMALLEST].tolist(), counts[counts >= SMALLEST]
     if not names:
         raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
-
-    def run(name: str) -> list[float]:
-        """One accuracy for each seed."""
-        rest, tested = training.without(name), training.only(name)
+    shares: dict[str, list[float]] = {name: [] for name in names}  # one for each seed
+    for start in range(GROUPS if by_author else len(names)):
+        group = names[start::GROUPS] if by_author else [names[start]]
+        rest, tested = training.without(group), training
         if by_author:
-            tested = written.only(name)
-            rest = head_only.scene_sentences("train", options.scenes)
-            rest = rest.joined(head_only.free_sentences(options.free_sentences, without=name))
-        groups, padded = head_only.pad(texts, rest.texts), head_only.pad(texts, tested.texts)
-        found = []
+            scenes = head_only.scene_sentences("train", options.scenes)
+            rest = scenes.joined(head_only.free_sentences(options.free_sentences, without=group))
+            tested = written
+        groups = head_only.pad(texts, rest.texts)
+        only = {name: tested.only(name) for name in group}
+        padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in only.items()}
         for seed in range(options.seeds):
             trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps, seed=seed)
-            found.append(accuracy(sigmoid(trained.logits(padded)).tolist(), tested.amodal))
-        print(f"without {name}: {mean_and_deviation(found)}", flush=True)
-        return found
-
-    shares = np.array([run(name) for name in names])
-    rows = [
-        [n, f"{count}", mean_and_deviation(found)]
-        for n, count, found in zip(names, weights, shares.tolist(), strict=True)
-    ]
-    rows.append(["mean over these", "", mean_and_deviation(shares.mean(0).tolist())])
-    over_sentences = np.average(shares, axis=0, weights=weights)
+            for name, sentences in only.items():
+                shares[name].append(accuracy(sigmoid(trained.logits(padded[name])).tolist(), sentences.amodal))
+        print("".join(f"without {name}: {mean_and_deviation(shares[name])}\n" for name in group), end="", flush=True)
+    rows = [[n, f"{count}", mean_and_deviation(shares[n])] for n, count in zip(names, weights, strict=True)]
+    every = np.array(list(shares.values()))
+    rows.append(["mean over these", "", mean_and_deviation(every.mean(0).tolist())])
+    over_sentences = np.average(every, axis=0, weights=weights)
     rows.append(["mean over sentences", f"{sum(weights)}", mean_and_deviation(over_sentences.tolist())])
     title = f"## Accuracy of `{options.heads[0]}` on what it did not see"
     return [title, "", *table([options.leave_one_out, "sentences", "accuracy"], rows)]

@@ -38,9 +38,9 @@ class Sentences(NamedTuple):
     families: tuple[str, ...]
     """Mask type and wording, such as "amodal: as if"."""
 
-    def without(self, family: str) -> "Sentences":
-        """All but one family."""
-        return self.pick([i for i, name in enumerate(self.families) if name != family])
+    def without(self, families: Sequence[str]) -> "Sentences":
+        """All but some families."""
+        return self.pick([i for i, name in enumerate(self.families) if name not in families])
 
     def only(self, family: str) -> "Sentences":
         """One family."""
@@ -65,8 +65,8 @@ def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0)
     return Sentences(tuple(found), np.array([q.mask_type == "amodal" for q in found.values()]), families)
 
 
-def free_sentences(count: int, *, seed: int = 0, without: str = "") -> Sentences:
-    """Sentences about anything (queries/sentences.py), maybe `without` those of one author."""
+def free_sentences(count: int, *, seed: int = 0, without: Sequence[str] = ()) -> Sentences:
+    """Sentences about anything (queries/sentences.py), maybe `without` those of some authors."""
     found = write_free_sentences(count, seed=seed, without=without)
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))

@@ -9,7 +9,7 @@ other nouns, with people, places and remarks that say nothing about the mask typ
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, cast
@@ -44,10 +44,10 @@ def free_templates() -> dict[str, tuple[str, ...]]:
         raise InputError(f"words.txt or free_sentences.txt: {error}") from error
 
 
-def write_free_sentences(count: int, *, seed: int, without: str = "") -> list[Sentence]:
+def write_free_sentences(count: int, *, seed: int, without: Sequence[str] = ()) -> list[Sentence]:
     """`count` different sentences, half of them modal. The keyword rule gets 0.3 to 0.6 of either type wrong.
 
-    Those in the manner of R2SM are written `without` one of their authors, such as "author a". What says nothing
+    Those in the manner of R2SM are written `without` some of their authors, such as "author a". What says nothing
     at all (`nothing.txt`) is there as modal and as amodal, so that a head learns to be undecided.
     """
     rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
@@ -98,12 +98,12 @@ def written_sentences() -> tuple[Sentence, ...]:
     return intent_sentences("r2sm_train") + intent_sentences("rules_train")
 
 
-def _written(rng: np.random.Generator, without: str) -> Iterator[Sentence]:
+def _written(rng: np.random.Generator, without: Sequence[str]) -> Iterator[Sentence]:
     """Draws written sentences, alone or with a second one that may change what they ask for. Of those that say the same
     of the mask (`Sentence.reason`), all are drawn before any comes again."""
     texts, left = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for row in written_sentences():
-        if row.family != without:
+        if row.family not in without:
             texts[row.reason].append(row.text)
     while True:
         mask_type: MaskType = pick(rng, TYPES)
