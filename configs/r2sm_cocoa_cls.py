@@ -22,17 +22,17 @@ Cost: 3.7e12 FLOPs per image, 7.6e16 in all. At 5e12 FLOPs per second, a third o
 hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.
 """
 
-from dataclasses import replace
-
-from r2sm_jax.config import Config, DataConfig, DecoderConfig, LoopConfig, ModelConfig, OptimizerConfig
-from r2sm_jax.models.vision import SAM_VIT_B
+from r2sm_jax.config import Config, DataConfig, DecoderConfig, LoopConfig, ModelConfig, OptimizerConfig, VisionConfig
 
 
 def get_config() -> Config:
+    vision = VisionConfig(
+        image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
+        global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, remat=True, activation="gelu",
+        init="hf:facebook/sam-vit-base",
+    )  # fmt: skip
     return Config(
-        model=ModelConfig(
-            vision=replace(SAM_VIT_B, remat=True), decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
-        ),
+        model=ModelConfig(vision=vision, decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)),
         data=DataConfig(source="json:cocoa_cls", queries=10, instances=12),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
         train=LoopConfig(steps=2560, batch_size=8, accumulate=4, evaluate_every=256, checkpoint_every=256),

@@ -12,8 +12,8 @@ The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. 
 *training* images, which is held out, so that val is only reported. To select on val, as the paper does, give
 `--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
-The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
-that estimate.py needs no download. `--model.decoder.kind sam` also takes SAM's decoder.
+The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give `--model.vision.init FOLDER`
+for a local copy. `--model.decoder.kind sam` also takes SAM's decoder.
 
 Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to
 zero. Everything except the language model is trained. Memory, by
@@ -23,17 +23,16 @@ hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`
 """
 
 from dataclasses import replace
+from pathlib import Path
 
-from r2sm_jax.config import Config, DataConfig, DecoderConfig, LoopConfig, ModelConfig, OptimizerConfig
-from r2sm_jax.models.vision import SAM_VIT_B
+from r2sm_jax.config import Config
+from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:
-    return Config(
-        model=ModelConfig(
-            vision=replace(SAM_VIT_B, remat=True), decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
-        ),
-        data=DataConfig(source="json:muva", queries=10, instances=20),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
-        train=LoopConfig(steps=3380, batch_size=8, accumulate=4, evaluate_every=338, checkpoint_every=338),
+    config = load_config_file(Path(__file__).with_name("r2sm_cocoa_cls.py"))
+    return replace(
+        config,
+        data=replace(config.data, source="json:muva", instances=20),
+        train=replace(config.train, steps=3380, evaluate_every=338, checkpoint_every=338),
     )

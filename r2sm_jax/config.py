@@ -87,21 +87,20 @@ class VisionConfig:
     frozen: bool = False
     """The weights of `init` are not trained."""
     name: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or a
-    Hugging Face name such as hf:facebook/dinov2-small."""
+    """A published plain ViT beside this encoder, or alone with stem `none`: a folder, or hf:facebook/dinov2-small."""
     name_frozen: bool = True
     """The weights of `name` are not trained."""
     name_grid: int = 0
     """Tokens each way of `name`, resized to the grid of this encoder; 0 = do not change its number."""
     lora_rank: int = 0
-    """Rank of the adaptation (LoRA) of the attention projections of `init` and `name`; their own weights are then
-    frozen. 0 = none."""
+    """Rank of LoRA on the attention projections of `init` and `name`, whose own weights are then frozen; 0 = none."""
     lora_alpha: float = 16.0
     plain: PlainViTConfig = field(default_factory=PlainViTConfig)
     """Sizes of `name`, from its config.json."""
     backbone: str | None = None
     """A published EfficientNet-Lite in place of the stem: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
-    backbone_frozen: bool = True
+    backbone_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
+    """Stride up to which `backbone` is not trained: 32 = all of it is frozen, 8 = four stages are trained, 0 = all."""
     backbone_dims: tuple[int, ...] = ()
     """Channels after each block of `backbone`, from its weights; do not give them."""
 
@@ -145,8 +144,7 @@ class DecoderConfig:
     mask_dim: int = 64
     """Channels of the pixel features. A mask is the dot product of a kernel with these."""
     second_look: bool = True
-    """Draw answers with the mean of two kernels: one from the words, one from the pixels under the words' mask
-    (`R2SM.look_again`). Not in training; `shared` only; needs `--loss.instance` above 0."""
+    """Draw answers with the mean of two kernels (`R2SM.look_again`); `shared` only, with `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:
@@ -227,6 +225,8 @@ class OptimizerConfig:
     """`muon` makes the update of every matrix orthogonal."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which under Muon trains vectors and embeddings."""
+    backbone_rate: float = 0.1
+    """Rate at which AdamW trains a published backbone, as a share of `learning_rate`; nothing of it decays."""
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.1

@@ -16,7 +16,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.metadata import entry_points
@@ -106,12 +106,7 @@ def are_bfloat16() -> bool:
 @jax.custom_vjp
 def multiply(x: Float32[Array, "n c"], kernel: Float32[Array, "c d"]) -> Float32[Array, "n d"]:
     """`x @ kernel` with operands rounded to bfloat16. Both gradients are such products too."""
-    return _multiply(x, kernel)[0]
-
-
-def _multiply(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _product(*operands), operands
+    return _rounded(_product, x, kernel)[0]
 
 
 def _multiply_backward(operands: tuple[Array, Array], gradient: Float32[Array, "n d"]) -> tuple[Array, Array]:
@@ -124,7 +119,7 @@ def _multiply_backward(operands: tuple[Array, Array], gradient: Float32[Array, "
     return _product(gradient, _transpose(kernel)), kernel_gradient
 
 
-multiply.defvjp(_multiply, _multiply_backward)
+multiply.defvjp(lambda x, kernel: _rounded(_product, x, kernel), _multiply_backward)
 
 
 def multiply_batched(x: Float[Array, "n c d"], y: Float[Array, "n d e"]) -> Float32[Array, "n c e"]:
@@ -140,12 +135,7 @@ def transpose_batched(x: Float32[Array, "n c d"]) -> Float[Array, "n d c"]:
 @jax.custom_vjp
 def convolve(x: Float32[Array, "b h w c"], kernel: Float32[Array, "3 3 c d"]) -> Float32[Array, "b h w d"]:
     """A convolution over 3x3 pixels, padded by 1, as nine bfloat16 products, one for each place in the kernel."""
-    return _convolve(x, kernel)[0]
-
-
-def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _sum_of_products(*operands), operands
+    return _rounded(_sum_of_products, x, kernel)[0]
 
 
 def _convolve_backward(operands: tuple[Array, Array], gradient: Float32[Array, "b h w d"]) -> tuple[Array, Array]:
@@ -156,7 +146,7 @@ def _convolve_backward(operands: tuple[Array, Array], gradient: Float32[Array, "
     return _sum_of_products(gradient, kernel[::-1, ::-1].swapaxes(2, 3)), kernel_gradient
 
 
-convolve.defvjp(_convolve, _convolve_backward)
+convolve.defvjp(lambda x, kernel: _rounded(_sum_of_products, x, kernel), _convolve_backward)
 
 
 def _sum_of_products(x: BFloat16[Array, "b h w c"], kernel: BFloat16[Array, "3 3 c d"]) -> Float32[Array, "b h w d"]:
@@ -172,6 +162,12 @@ def _shifted(x: BFloat16[Array, "b h w c"]) -> list[BFloat16[Array, "n c"]]:
     return [padded[:, y : y + height, x : x + width].reshape(-1, c) for y in range(3) for x in range(3)]
 
 
+def _rounded(operation: Callable[..., Array], x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The result of an operation on operands rounded to bfloat16, and these, which its gradient needs."""
+    operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    return operation(*operands), operands
+
+
 def _product(a: BFloat16[Array, "*n c d"], b: BFloat16[Array, "*n d e"]) -> Float32[Array, "*n c e"]:
     """The barriers stop XLA from merging a transposition into the product. Such a product reads its operands one number
     at a time or, in jaxlib 0.10, does not run at all."""
@@ -185,8 +181,6 @@ def _transpose(x: Array) -> Array:
 
 
 _MULTIPLY = {"float32": jax.jit(jnp.matmul), "bfloat16": jax.jit(multiply)}
-
-
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 

@@ -30,13 +30,14 @@ from flax import nnx
 
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
 from r2sm_jax.errors import InputError, exit_cleanly, writing
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.models.vision import SAM_VIT_B, VisionEncoder
+from r2sm_jax.flags import load_config_file, parse_flags
+from r2sm_jax.models.vision import VisionEncoder
 from r2sm_jax.runs import resolve
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 PARTS = ("tests", "ours", "torch", "train")
+SAM_CONFIG = Path(__file__).parents[1] / "configs/r2sm_cocoa_cls.py"
 TESTS = ("test_gpu", "test_attention", "test_losses", "test_optimizer", "test_models")
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12}
 """Dense bfloat16 FLOPs a second, from NVIDIA's data sheets, by what a device's name holds."""
@@ -119,7 +120,7 @@ def figures(timed: dict[str, float], images: int, flops: float, device: str, mem
 
 def vision_config(args: CheckConfig) -> VisionConfig:
     """SAM ViT-B without published weights, or a small one of the same layout."""
-    config = replace(SAM_VIT_B, init=None)
+    config = replace(load_config_file(SAM_CONFIG).model.vision, init=None, remat=False)
     if args.dry_run:
         config = replace(config, image_size=64, dim=48, depth=2, heads=2, mlp_dim=96, window_size=2, global_blocks=(1,))
     return config

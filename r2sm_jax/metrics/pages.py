@@ -159,8 +159,7 @@ def html(report: dict[str, Any], galleries: Galleries) -> str:
         for name, split in report["splits"].items()
         if split["predicted_iou"]["curve"]
     }
-    template = TEMPLATES.get_template("report.html")
-    return template.render(
+    return TEMPLATES.get_template("report.html").render(
         report, galleries=galleries, intro=intro, tables=f"## {tables}", reliability=reliability, honesty=honesty
     )
 

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.layers import Linear
+from r2sm_jax.models.layers import Linear, freeze
 from r2sm_jax.models.pickles import read_pickle
 from r2sm_jax.models.weights import read_tensors
 
@@ -34,6 +34,9 @@ NORM_OF = {
 }  # fmt: skip
 """Published name of a convolution -> that of the batch norm after it."""
 
+Levels = tuple[Float[Array, "b _h _w _c"], ...]
+"""Features at several strides, from fine to coarse."""
+
 
 class Depthwise(nnx.Conv):
     """A convolution of each channel for itself.
@@ -46,7 +49,6 @@ class Depthwise(nnx.Conv):
         super().__init__(
             dim, dim, (size, size), stride, padding="SAME", feature_group_count=dim, dtype=dtype, rngs=rngs
         )
-
         self.stride = stride
 
     def __call__(self, inputs: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
@@ -99,10 +101,18 @@ class EfficientNetLite(nnx.Module):
         self.ends = (*ends, len(blocks))
         self.dims = tuple(block_dims[end - 1] for end in self.ends)
 
-    def __call__(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b _h _w _c"], ...]:
-        """`image`: (pixels - 127) / 128."""
-        x, features = jax.nn.relu6(self.first(image)), []
-        for number, block in enumerate(self.blocks, 1):
+    def freeze_to(self, stride: int) -> None:
+        """Makes constants of what computes the features up to this stride."""
+        end = self.ends[STRIDES.index(stride)]
+        for part in (self.first, *self.blocks[:end]):
+            freeze(part)
+
+    def __call__(self, image: Float[Array, "b H W 3"], known: Levels = ()) -> Levels:
+        """`image`: (pixels - 127) / 128. `known`: features at the first strides, of which only the last are read."""
+        features = list(known)
+        start = self.ends[len(known) - 1] if known else 0
+        x = known[-1] if known else jax.nn.relu6(self.first(image))
+        for number, block in enumerate(self.blocks[start:], start + 1):
             x = block(x)
             if number in self.ends:
                 features.append(x)

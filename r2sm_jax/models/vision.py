@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
-from r2sm_jax.models.backbone import EfficientNetLite
+from r2sm_jax.models.backbone import STRIDES, EfficientNetLite, Levels
 from r2sm_jax.models.layers import MLP, Attention, Conv, ConvBlock, Linear, add_lora, attend, freeze
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -30,14 +30,6 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
-
-
-SAM_VIT_B = VisionConfig(
-    image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
-    global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, activation="gelu",
-    init="hf:facebook/sam-vit-base",
-)  # fmt: skip
-"""The sizes of the published ViT-B, so that memory can be estimated without the file."""
 
 
 class VisionFeatures(NamedTuple):
@@ -121,7 +113,7 @@ class PyramidStem(nnx.Module):
         """Channels by stride."""
         return {4: self.dims[0], 8: self.dims[1]}
 
-    def __call__(self, levels: tuple[Float[Array, "b _h _w _c"], ...]) -> VisionFeatures:
+    def __call__(self, levels: Levels) -> VisionFeatures:
         fine, coarse, middle, deep = (norm(x) for norm, x in zip(self.norms, levels, strict=True))
         tokens = self.joins[0](middle) + resize(self.joins[1](deep), middle.shape[1])
         return VisionFeatures(tokens, (fine, coarse))
@@ -319,8 +311,9 @@ class VisionEncoder(nnx.Module):
         """What stays the same throughout training."""
         trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
         plain = self.plain(image) if self.plain and self.config.plain_is_frozen else None
-        levels = self._levels(image) if self.backbone and self.config.backbone_frozen else ()
-        return FrozenFeatures(trunk, plain, *levels)
+        levels = self._levels(image) if self.backbone else ()
+        frozen = sum(stride <= self.config.backbone_frozen_to for stride in STRIDES[1:])
+        return FrozenFeatures(trunk, plain, *levels[:frozen])
 
     def __call__(self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None) -> VisionFeatures:
         """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
@@ -338,15 +331,16 @@ class VisionEncoder(nnx.Module):
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
 
-    def _levels(self, image: Float[Array, "b H W 3"]) -> tuple[Float[Array, "b _h _w _c"], ...]:
+    def _levels(self, image: Float[Array, "b H W 3"], known: Levels = ()) -> Levels:
+        """Features of the backbone from stride 4 on, the first of which may be known."""
         assert self.backbone is not None
-        return self.backbone(normalise(image, "efficientnet_lite"))[1:]
+        return self.backbone(normalise(image, "efficientnet_lite"), (*known[:1], *known))[1:]
 
-    def _trunk(self, image: Float[Array, "b H W 3"], levels: tuple[Array, ...] = ()) -> VisionFeatures:
-        """`levels`: those of the backbone, if they are known."""
+    def _trunk(self, image: Float[Array, "b H W 3"], levels: Levels = ()) -> VisionFeatures:
+        """`levels`: those of the backbone that are known."""
         assert self.stem is not None
         if isinstance(self.stem, PyramidStem):
-            x, skips = self.stem(levels or self._levels(image))
+            x, skips = self.stem(self._levels(image, levels))
         else:
             x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
@@ -362,8 +356,8 @@ def adapt_published(encoder: VisionEncoder, *, rngs: nnx.Rngs) -> None:
         published.append(encoder.blocks)
         if config.frozen or config.lora_rank:
             freeze(encoder, but=("plain", "join"))
-    if encoder.backbone is not None and config.backbone_frozen:
-        freeze(encoder.backbone)
+    if encoder.backbone is not None and config.backbone_frozen_to:
+        encoder.backbone.freeze_to(config.backbone_frozen_to)
     if encoder.plain is not None:
         published.append(encoder.plain)
         if config.name_frozen or config.lora_rank:

@@ -323,8 +323,7 @@ def match_slots(
         rows, columns = optax.assignment.hungarian_algorithm(cost)
         return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
-    slot = jax.vmap(match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r"))
-    return slot.reshape(exists.shape)
+    return jax.vmap(match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r")).reshape(exists.shape)
 
 
 # Instances and pixels, whatever the queries ask for.

@@ -33,18 +33,23 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps, the same object for equal arguments. Only matrices are
     decayed."""
-    adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
-    adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
-    if config.name == "adamw":
-        return optax.chain(optax.clip_by_global_norm(config.clip), stacked(adamw))
-    muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
-    muon = optax.chain(
-        scale_by_muon(config.momentum),
-        optax.add_decayed_weights(config.muon_weight_decay),
-        optax.scale_by_learning_rate(muon_rate),
-    )
-    both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
-    return optax.chain(optax.clip_by_global_norm(config.clip), stacked(optax.partition(both, _labels)))
+
+    def rate(peak: float) -> optax.Schedule:
+        return schedule(peak, config.warmup_steps, steps, config.decay)
+
+    kinds: dict[Hashable, optax.GradientTransformation] = {
+        "adamw": optax.adamw(rate(config.learning_rate), b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed),
+        "backbone": optax.adamw(rate(config.learning_rate * config.backbone_rate), b2=0.98, weight_decay=0.0),
+    }
+    if config.name == "muon":
+        kinds["muon"] = optax.chain(
+            scale_by_muon(config.momentum),
+            optax.add_decayed_weights(config.muon_weight_decay),
+            optax.scale_by_learning_rate(rate(config.muon_learning_rate)),
+        )
+
+    by_kind = optax.partition(kinds, lambda groups: {g: k if (k := g.split()[0]) in kinds else "adamw" for g in groups})
+    return optax.chain(optax.clip_by_global_norm(config.clip), stacked(by_kind))
 
 
 def stacked(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -72,11 +77,8 @@ def _group(path: tuple, leaf: jax.Array) -> str:
     names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
     matrix = leaf.ndim >= 2 and not names & set(NOT_MATRICES) and min(leaf.shape[-2:]) > 1
     kind = "vector" if not matrix else "matrix" if names & set(NOT_MUON) else "muon"
+    kind = "backbone" if "backbone" in names else kind
     return f"{kind} {'x'.join(map(str, leaf.shape))}"
-
-
-def _labels(groups: dict[str, Any]) -> dict[str, str]:
-    return {group: "muon" if group.startswith("muon") else "adamw" for group in groups}
 
 
 def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:

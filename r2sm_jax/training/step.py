@@ -53,7 +53,6 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
 
 def make_targets(batch: Batch) -> Targets:
     """The truth of a batch (data/batches.py), with coverages in float32."""
-
     unchanged = ("amodal_known", "members", "slots", "wants_amodal", "query_valid", "labels", "boxes")
     coverages = {"modal": "modal", "amodal": "amodal", "valid": "loss_valid"}
     return Targets(
@@ -234,7 +233,7 @@ def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | No
     vision, data = config.model.vision, config.data
     if data.cache_features is None:
         return None
-    if not (vision.trunk_is_frozen or vision.plain_is_frozen or (vision.backbone and vision.backbone_frozen)):
+    if not (vision.trunk_is_frozen or vision.plain_is_frozen or (vision.backbone and vision.backbone_frozen_to > 2)):
         obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.backbone)"
     elif data.mirror or data.crop < 1 or data.colour_jitter:
         obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
