@@ -6,8 +6,10 @@ import pickle
 import shutil
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -163,11 +165,18 @@ def test_padding_is_tensorflows():
 
 
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 8), (5, 1, 6), (5, 2, 9)])
-def test_shifted_products_are_the_grouped_convolution(size, stride, side):
+def test_shifted_products_and_their_gradients_are_the_grouped_convolutions(size, stride, side):
     layer = Depthwise(4, size, stride, dtype=FLOAT32, rngs=nnx.Rngs(0))
     layer.bias[...] = jnp.arange(4.0)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
     np.testing.assert_allclose(run(layer, x), nnx.Conv.__call__(layer, x), atol=1e-5)
+
+    def loss(graph, params, x, call):
+        return (call(nnx.merge(graph, params), x) ** 2).sum()
+
+    gradient = jax.jit(jax.grad(loss, argnums=(1, 2)), static_argnums=(0, 3))
+    found, wanted = (gradient(*nnx.split(layer), x, call) for call in (Depthwise.__call__, nnx.Conv.__call__))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
 
 
 def test_features_at_each_stride_and_pixels_as_published():

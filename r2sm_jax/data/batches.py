@@ -298,9 +298,7 @@ def _pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     return np.pad(values, missing + [(0, 0)] * (values.ndim - len(sizes)), constant_values=fill)
 
 
-def drop_tokens(
-    text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator
-) -> Bool[np.ndarray, "k t"]:  # fmt: skip
+def drop_tokens(text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator) -> Bool[np.ndarray, "k t"]:
     """Hides random tokens, never the first, so that no single word can decide the mask type."""
     kept = text_mask & (rng.random(text_mask.shape) >= share)
     kept[:, 0] = text_mask[:, 0]

@@ -1,5 +1,6 @@
 """From image files to the square frame that the model sees, and from its masks back to the image."""
 
+import base64
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -80,6 +81,13 @@ def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path
     if not found:
         raise InputError(f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there")
     return found
+
+
+def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
+    """An image as an address that holds all of it, in a lossy format of Pillow, such as "JPEG"."""
+    buffer = BytesIO()
+    Image.fromarray(image).save(buffer, form, quality=quality)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 @dataclass(frozen=True)
@@ -209,9 +217,8 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty") from error
     except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputError(
-            f"{name}: the image is damaged or cut short, or cannot be read ({reason}); download or export it again"
-        ) from error
+        what = f"the image is damaged or cut short, or cannot be read ({reason})"
+        raise InputError(f"{name}: {what}; download or export it again") from error
 
 
 def _check_size(name: str, width: int, height: int) -> None:

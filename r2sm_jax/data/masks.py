@@ -45,11 +45,9 @@ def check(rle: Any) -> dict[str, Any]:
     # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
     if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
         raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
-    if isinstance(counts, bytes):
-        counts = counts.decode()
-    elif not isinstance(counts, str):
-        counts = coco.frPyObjects({"size": [height, width], "counts": runs.tolist()}, height, width)["counts"].decode()
-    return {"size": [height, width], "counts": counts}
+    if not isinstance(counts, str | bytes):
+        counts = coco.frPyObjects({"size": [height, width], "counts": runs.tolist()}, height, width)["counts"]
+    return {"size": [height, width], "counts": counts if isinstance(counts, str) else counts.decode()}
 
 
 def decode(rle: Any) -> Mask:

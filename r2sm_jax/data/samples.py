@@ -341,9 +341,8 @@ def read_instance(
             try:
                 found[key] = masks.compressed(annotation[key], *size)
             except ValueError as error:
-                raise InputError(
-                    f"{path}: annotation {annotation['id']}: its {key} cannot be read ({error}); write the mask again"
-                ) from error
+                what = f"annotation {annotation['id']}: its {key} cannot be read ({error})"
+                raise InputError(f"{path}: {what}; write the mask again") from error
     modal = found[MASKS[-1]] if MASKS[-1] in found else found[MASKS[0]]
     amodal = masks.merge(list(found.values()), *size) if MASKS[0] in found else None
     attributes, ignore = annotation.get("attributes") or {}, bool(annotation.get("ignore", False))

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import matplotlib
@@ -53,9 +54,7 @@ class Panel:
     mask_type: MaskType | None = None
 
 
-def overlay(
-    image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal"
-) -> Picture:  # fmt: skip
+def overlay(image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal") -> Picture:
     """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
     `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for None."""
     if not visible.any() and not occluded.any():
@@ -183,11 +182,8 @@ def _draw_row(width: int, row: Sequence[Panel]) -> UInt8[np.ndarray, "_h width 3
 def _text_block(text: str, size: int, colour: Colour, most: int, width: int = _CELL) -> Image.Image:
     """The text, broken into at most `most` lines of `width` pixels, on white."""
     letters = max(1, int(width / (0.56 * size)))  # so many fit into a line on average
-    lines = [
-        line
-        for paragraph in text.splitlines()
-        for line in textwrap.wrap(paragraph, letters, max_lines=most, placeholder="…")
-    ][:most]
+    wrapped = (textwrap.wrap(paragraph, letters, max_lines=most, placeholder="…") for paragraph in text.splitlines())
+    lines = list(chain.from_iterable(wrapped))[:most]
     leading = round(1.36 * size)
     block = Image.new("RGB", (width, leading * len(lines)), "white")
     for number, line in enumerate(lines):

@@ -112,8 +112,7 @@ class TfdsSource:
             raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
         self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
         # Images stay encoded: the same decoder serves all sources.
-        decoders = {"image": tfds.decode.SkipDecoding()}
-        self._source: Any = builder.as_data_source(stored, decoders=decoders)
+        self._source: Any = builder.as_data_source(stored, decoders={"image": tfds.decode.SkipDecoding()})
         self._chosen: Sequence[int] = range(len(self._source))
         if held_out:
             ids = [int(record["image_id"]) for record in self._source]

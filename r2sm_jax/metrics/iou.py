@@ -94,9 +94,7 @@ def mmr(counts: Int[np.ndarray, "n 4"]) -> Scores:
     return lisa(counts[counts[:, 2] > 0])
 
 
-VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {
-    "lisa": lisa, "gres": gres, "segzero": segzero, "mmr": mmr,
-}  # fmt: skip
+VARIANTS: dict[str, Callable[[Int[np.ndarray, "n 4"]], Scores]] = {f.__name__: f for f in (lisa, gres, segzero, mmr)}
 """Definitions by name. PixelLM's `muse` needs a query's instances, see instances.py."""
 
 

@@ -4,7 +4,6 @@ The published figures of R2SM (arXiv 2506.01795, Tables 1 to 3) are shown only b
 own numbers of images and queries (Table 1), never beside other data.
 """
 
-import base64
 import io
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +15,9 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
-from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.images import data_url
 from r2sm_jax.data.samples import Source
 from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
 from r2sm_jax.errors import InputError
@@ -138,11 +137,10 @@ def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> li
             image = source[truth.index].image
         except InputError:
             image = np.full((truth.height, truth.width, 3), GROUND, np.uint8)
-        row = prediction_row(
+        rows.append(prediction_row(
             image, truth.query.text, result.mask_type, (modal, amodal & ~modal),
             result.decision, result.probability, (visible, whole & ~visible),
-        )  # fmt: skip
-        rows.append(row)
+        ))  # fmt: skip
     return rows
 
 
@@ -178,10 +176,7 @@ def render(text: str) -> str:
 
 def picture(panel: Panel) -> str:
     """A panel's image with its masks as an address that holds all of it."""
-    drawn = draw_panel(panel, PICTURE / max(panel.image.shape[:2]))
-    buffer = io.BytesIO()
-    Image.fromarray(drawn).save(buffer, "WEBP", quality=82)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return data_url(draw_panel(panel, PICTURE / max(panel.image.shape[:2])), "WEBP", quality=82)
 
 
 def chart(curves: dict[str, list[dict[str, float]]], least: float, x: str, y: str) -> str:

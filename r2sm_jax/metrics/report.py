@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from r2sm_jax.metrics.instances import InstanceScores, muse
 from r2sm_jax.metrics.iou import VARIANTS, Overlap, interval, lisa, lisa_iou, ratios
 from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
 from r2sm_jax.metrics.score import QueryResult, Scored
-from r2sm_jax.query import MaskType, Sentence, keyword_mask_type
+from r2sm_jax.query import MASK_TYPES as TYPES, MaskType, Sentence, keyword_mask_type
 
 Pick = Callable[[QueryResult], Overlap | None]
 """One overlap of a query; None where the query has none."""
-TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 RATES = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
 """Upper edges of the occlusion bins, which belong to their bins."""
 SIZES = {"small": 32**2, "medium": 96**2, "large": 1e10}
@@ -101,17 +101,13 @@ def with_decision(decide: Callable[[QueryResult], MaskType]) -> Pick:
     return pick
 
 
-def _true_mask(mask_type: MaskType) -> Pick:
+def _true_mask(mask_type: MaskType, result: QueryResult) -> Overlap | None:
     """The true mask of one type as the answer to everything: what a split allows without understanding the type."""
-
-    def pick(result: QueryResult) -> Overlap | None:
-        modal, amodal = result.chosen
-        if amodal is None:
-            return None
-        drawn, wanted = modal.truth if mask_type == "modal" else amodal.truth, result.answered.truth
-        return Overlap(min(drawn, wanted), max(drawn, wanted), drawn, wanted)  # one lies in the other
-
-    return pick
+    modal, amodal = result.chosen
+    if amodal is None:
+        return None
+    drawn, wanted = modal.truth if mask_type == "modal" else amodal.truth, result.answered.truth
+    return Overlap(min(drawn, wanted), max(drawn, wanted), drawn, wanted)  # one lies in the other
 
 
 REFERENCES: dict[str, Pick] = {
@@ -119,8 +115,8 @@ REFERENCES: dict[str, Pick] = {
     "always_amodal": with_decision(lambda r: "amodal"),
     "keyword": with_decision(lambda r: r.keyword),
     "oracle_type": with_decision(lambda r: r.mask_type),
-    "true_modal_for_all": _true_mask("modal"),
-    "true_amodal_for_all": _true_mask("amodal"),
+    "true_modal_for_all": partial(_true_mask, "modal"),
+    "true_amodal_for_all": partial(_true_mask, "amodal"),
 }
 
 
@@ -263,8 +259,8 @@ def make_report(
     return {
         "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
         "sentences": dict(sentences or {}),
-        "meta": meta
-        | {
+        "meta": {
+            **meta,
             "variant": "lisa",
             "resolution": "original",
             "images": {name: len(source) for name, (source, _) in evaluated.items()},

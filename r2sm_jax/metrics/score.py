@@ -199,10 +199,7 @@ class Scored:
     def data_sha256(self) -> str:
         """Hash of the queries, requested types and true masks in their order: the same for the same data, whatever
         file they come from."""
-        digest = hashlib.sha256()
-        for of_query in self._hashed:
-            digest.update(of_query)
-        return digest.hexdigest()
+        return hashlib.sha256(b"".join(self._hashed)).hexdigest()
 
     def merge(self, other: "Scored") -> None:
         """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""

@@ -6,6 +6,7 @@ batch norm is folded into the convolution before it, so training changes kernels
 """
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -38,12 +39,52 @@ Levels = tuple[Float[Array, "b _h _w _c"], ...]
 """Features at several strides, from fine to coarse."""
 
 
-class Depthwise(nnx.Conv):
-    """A convolution of each channel for itself.
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve_channels(
+    x: Float[Array, "b h w c"], kernel: Float[Array, "k k 1 c"], stride: int
+) -> Float[Array, "b _h _w c"]:
+    """A convolution of each channel for itself, as products of the shifted image with one row of the kernel each. XLA
+    computes the sum in one pass on CPUs, several times faster than its grouped convolution (docs/weights_vision.md)."""
+    return _correlate(jnp.pad(x, _padding(x, kernel, stride)), kernel, stride)
 
-    On CPUs it is a sum of shifted products, which XLA computes in one pass, several times faster than its grouped
-    convolution (docs/weights_vision.md).
-    """
+
+def _padding(x: Array, kernel: Array, stride: int) -> tuple[tuple[int, int], ...]:
+    """Of each axis of the image."""
+    return ((0, 0), *jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), "SAME"), (0, 0))
+
+
+def _correlate(padded: Array, kernel: Array, stride: int) -> Array:
+    size, (rows, columns) = len(kernel), (n - len(kernel) + 1 for n in padded.shape[1:3])
+    places = np.ndindex(size, size)
+    return sum(padded[:, i : i + rows : stride, j : j + columns : stride] * kernel[i, j, 0] for i, j in places)
+
+
+def _gradients(stride: int, operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    """That of the kernel is added up row by row: at once, XLA writes all products of the image to memory."""
+    x, kernel = operands
+    size, (_, rows, columns, c), padding = len(kernel), gradient.shape, _padding(x, kernel, stride)
+    spread = [
+        (size - 1 - low, n + low - (m - 1) * stride - 1, stride - 1)
+        for n, m, (low, _) in zip(x.shape[1:3], (rows, columns), padding[1:3], strict=True)
+    ]
+    spread = jax.lax.pad(gradient, 0.0, [(0, 0, 0), *spread, (0, 0, 0)])
+    padded, last = jnp.pad(x, padding), (columns - 1) * stride + 1
+
+    def add(total: Array, row: Array) -> tuple[Array, None]:
+        part = jax.lax.dynamic_index_in_dim(gradient, row, 1, keepdims=False)
+        lines = jax.lax.dynamic_slice_in_dim(padded, row * stride, size, 1)
+        places = np.ndindex(size, size)
+        return total + jnp.stack([(lines[:, i, j : j + last : stride] * part).sum((0, 1)) for i, j in places]), None
+
+    total = jax.lax.scan(add, jnp.zeros((size * size, c)), jnp.arange(rows))[0]
+    return _correlate(spread, kernel[::-1, ::-1], 1), total.reshape(kernel.shape)
+
+
+convolve_channels.defvjp(lambda x, kernel, stride: (convolve_channels(x, kernel, stride), (x, kernel)), _gradients)
+
+
+class Depthwise(nnx.Conv):
+    """A convolution of each channel for itself: `convolve_channels` on CPUs, XLA's grouped convolution elsewhere."""
 
     def __init__(self, dim: int, size: int, stride: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         super().__init__(
@@ -55,16 +96,9 @@ class Depthwise(nnx.Conv):
         return jax.lax.platform_dependent(inputs, cpu=self.shifted, default=super().__call__)
 
     def shifted(self, x: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
-        """The same as products of the shifted image with one row of the kernel each, summed in float32."""
-        kernel, (h, w) = self.kernel[...].astype(jnp.float32), x.shape[1:3]
-        size, stride = kernel.shape[0], self.stride
-        pads = jax.lax.padtype_to_pads((h, w), (size, size), (stride, stride), "SAME")
-        padded = jnp.pad(x, ((0, 0), *pads, (0, 0))).astype(jnp.float32)
-        rows, columns = h + sum(pads[0]) - size + 1, w + sum(pads[1]) - size + 1
-        total = jnp.zeros((), jnp.float32) if self.bias is None else self.bias[...].astype(jnp.float32)
-        for i, j in np.ndindex(size, size):
-            total = total + padded[:, i : i + rows : stride, j : j + columns : stride] * kernel[i, j, 0]
-        return total.astype(self.dtype)
+        """The same, computed in float32."""
+        total = convolve_channels(x.astype(jnp.float32), self.kernel[...].astype(jnp.float32), self.stride)
+        return (total if self.bias is None else total + self.bias[...]).astype(self.dtype)
 
 
 class InvertedResidual(nnx.Module):

@@ -119,7 +119,9 @@ class ComposeSource(ProceduralSource):
             image = jitter_colours(image, JITTER, rng)
             if rng.random() < 0.5:
                 image, found = image[:, ::-1], [i.convert(lambda mask: mask[:, ::-1]) for i in found]
-        instances = _number(found)
+        # Numbered from left to right; those with nothing visible are left out.
+        ranked = sorted((i for i in found if i.modal.any()), key=lambda i: sum(masks.box(i.modal)[::2]))
+        instances = tuple(replace(instance, id=rank) for rank, instance in enumerate(ranked, start=1))
         return Scene(np.ascontiguousarray(image), instances, tuple(describe_objects(instances)))
 
     def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
@@ -205,12 +207,6 @@ def _other_things(cutouts: Sequence[FolderCutout], classes: Sequence[str]) -> li
     nouns = [noun for name in classes for noun in (name, *(known[name].nouns if name in known else ()))]
     words = {frozenset(noun.split()) for noun in nouns}
     return [c for c in cutouts if c.item.category in classes or not any(noun <= c.words for noun in words)]
-
-
-def _number(found: Sequence[Instance]) -> tuple[Instance, ...]:
-    """The objects numbered from left to right; those with nothing visible are left out."""
-    ranked = sorted((i for i in found if i.modal.any()), key=lambda i: sum(masks.box(i.modal)[::2]))
-    return tuple(replace(instance, id=number) for number, instance in enumerate(ranked, start=1))
 
 
 def _put_back(seen: Seen) -> Placed:

@@ -74,9 +74,8 @@ class CutoutSource(ProceduralSource):
         self._side = max(64, round(1.25 * LARGEST * self.size))
         cutouts = read_cutouts(self.folder, self._side)
         if len(cutouts) < 2:
-            raise InputError(
-                f"{folder}: {cutouts[0].name} is the only cut-out; add others, since training and validation share none"
-            )
+            remedy = "add others, since training and validation share none"
+            raise InputError(f"{folder}: {cutouts[0].name} is the only cut-out; {remedy}")
         part = split if split in ("train", "dev") else "val"
         chosen = divide([cutout.name for cutout in cutouts], HELD_OUT, key=_stem)[part]
         self.cutouts = tuple(cutout for cutout in cutouts if cutout.name in chosen)

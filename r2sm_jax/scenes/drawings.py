@@ -92,10 +92,7 @@ def scaled(points: np.ndarray, factor: float, x: float, y: float) -> np.ndarray:
 def stroke(*points: Point, width: float, taper: float = 1.0) -> np.ndarray:
     """A thick line through the points; its width goes from `width` to `width * taper`."""
     line = np.array(points, float)
-    along = line.copy()
-    along[:-1] = line[1:]
-    along[1:] -= line[:-1]
-    along[0] -= line[0]
+    along = np.gradient(line, axis=0)
     half = np.linspace(width / 2, width * taper / 2, len(line)) / np.hypot(along[:, 0], along[:, 1])
     side = along[:, ::-1] * (-1, 1) * half[:, None]
     return np.concatenate([line + side, (line - side)[::-1]])

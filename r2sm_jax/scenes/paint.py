@@ -179,9 +179,7 @@ def paint_lit(canvas: Image.Image, sprite: Sprite, scale: float) -> None:
 
     height, width = sprite.mask.shape
     near = np.asarray(soft, np.float32)
-    edge = near[pad : pad + height, pad : pad + width]
-    lower = near[pad + shift : pad + shift + height, pad + shift : pad + shift + width]
-    upper = near[pad - shift : pad - shift + height, pad - shift : pad - shift + width]
+    edge, lower, upper = (near[at : at + height, at : at + width] for at in (pad, pad + shift, pad - shift))
     cover = np.asarray(sprite.image.getchannel("A"), np.float32) * (1 / 255)
     light = (0.22 * edge + 0.26 * (lower - upper) - 50) * cover
     canvas.paste(SHADOW, corner, Image.fromarray(np.maximum(-light, 0).astype(np.uint8)))

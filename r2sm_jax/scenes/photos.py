@@ -97,11 +97,9 @@ class Photos:
     def masks(self, k: int) -> tuple[list[Instance[masks.Mask]], list[bool]]:
         """The instances of photo k with visible masks at its own size, and which are complete."""
         instances = [instance.convert(masks.expand) for instance in self.dataset.rles_at(k)]
-        seen = [instance.modal for instance in instances]
         if k not in self._complete:
-            self._complete[k] = [
-                whole and not i.ignore for whole, i in zip(find_complete(seen), instances, strict=True)
-            ]
+            complete = find_complete([instance.modal for instance in instances])
+            self._complete[k] = [whole and not i.ignore for whole, i in zip(complete, instances, strict=True)]
         return instances, self._complete[k]
 
     def cutouts(self, photos: list[int]) -> list[Cutout]:

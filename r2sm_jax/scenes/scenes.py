@@ -203,10 +203,8 @@ class ProceduralSource(ABC):
         number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
         scene = self.scene(number)
         rng = np.random.default_rng((self.seed, number, 1))
-        first_id = QUERY_STRIDE * number
-        return Sample(
-            number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, self.write(scene, rng, first_id)
-        )
+        queries = self.write(scene, rng, QUERY_STRIDE * number)
+        return Sample(number, f"{self.split}_{index:06d}.png", scene.image, scene.instances, queries)
 
     def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
         """The queries about a scene, numbered from `first_id` + 1."""

@@ -187,12 +187,11 @@ class _Reader(Conversion):
         record, source = self.images[number], self.image_paths.get(number)
         if source is None:
             raise InputError("--oversize pad: the images are needed; give their folder with --images DIR")
-        image = open_image(source)
-        padded = np.zeros((*size, 3), np.uint8)
-        padded[: image.shape[0], : image.shape[1]] = image
+        padded = Image.new("RGB", (size[1], size[0]))
+        padded.paste(Image.fromarray(open_image(source)))
         target = (self.padded_dir / record["file_name"]).with_suffix(".png")
         with writing(target) as part:
-            Image.fromarray(padded).save(part, format="PNG")
+            padded.save(part, format="PNG")
         record["height"], record["width"] = size
         self.image_paths[number] = target
 

@@ -83,9 +83,8 @@ class Entry:
         """What the id in a field, or `number`, stands for. Raises InputError for an id that is not `known`."""
         number = self.need(key, int) if number is None else number
         if not is_id(number) or number not in known:
-            raise self.error(
-                f"{key} {number!r} is not in the file", "correct the id, or give files that belong together"
-            )
+            remedy = "correct the id, or give files that belong together"
+            raise self.error(f"{key} {number!r} is not in the file", remedy)
         return known[number]
 
     def entry(self, key: str) -> "Entry":

@@ -138,12 +138,11 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
     kept = trained or {name: np.asarray(x) for name, x in weights.items()}
     save_file(kept, folder / WEIGHTS, {"format": "np"})
-    if not compact:
-        _copy(texts.folder, folder, TOKENIZER_FILES)
     if lm == "embed":
         names = [CONFIG, INDEX, *(file.name for file in weight_files(texts.folder)), *TOKENIZER_FILES]
         _copy(texts.folder, folder / LANGUAGE_MODEL, names)
     if not compact:
+        _copy(texts.folder, folder, TOKENIZER_FILES)
         functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
         write_functions(folder / exported.FUNCTIONS, functions)
     (folder / exported.CARD).write_text(model_card(title, written, config, report))

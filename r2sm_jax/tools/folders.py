@@ -61,8 +61,7 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
                 if name is None:
                     raise entry.error(f"there is no image for it in {folder}", "give its name to an image")
                 if name not in numbers:
-                    path = images[name].relative_to(folder).as_posix()
-                    numbers[name] = found.add_image(entry, [path])
+                    numbers[name] = found.add_image(entry, [images[name].relative_to(folder).as_posix()])
                 for masks, where in ((whole, names.whole), (visible, names.visible)):
                     if key not in masks:
                         raise entry.error(f"the object has no mask in {where}", "give it both masks")

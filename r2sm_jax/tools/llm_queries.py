@@ -5,8 +5,6 @@ have the form of R2SM, `<Q>â€¦</Q><A>instance id is [3], class name is [mug]; â€
 Reading them is lenient; then unusable queries are left out. Prompts and reasons are in llm_queries.toml.
 """
 
-import base64
-import io
 import json
 import re
 import shutil
@@ -20,11 +18,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.images import data_url
 from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_json, read_records
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
@@ -84,7 +81,9 @@ def requests(
                 instances = [i.convert(masks.expand) for i in data.rles_at(index) if not i.ignore] if missing else []
                 drawn: dict[MaskType, str] = {t: "\n".join(_rows(instances, t)) for t in missing}
                 tables: dict[MaskType, str] = {t: table for t, table in drawn.items() if table}
-                url = _data_url(data.image_at(index)) if tables and image == "embed" else entry["file_name"]
+                url = entry["file_name"]
+                if tables and image == "embed":
+                    url = data_url(data.image_at(index), "JPEG", quality=90)
                 for mask_type, table in tables.items():
                     file.write(_json_line(_request(entry, mask_type, table, url, queries, model)))
                     written[mask_type] += 1
@@ -138,17 +137,10 @@ def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
         if mask is None or not mask.any():
             continue
         areas = instance.convert(masks.area)
+        is_occluded = None if areas.amodal is None else areas.modal <= (1 - HIDDEN) * areas.amodal
         row = {"id": instance.id, "class_name": instance.category, "box": masks.coco_box(mask)}
-        row |= {"polygon": masks.outline(mask), "is_occluded": None}
-        if areas.amodal is not None:
-            row["is_occluded"] = areas.modal <= (1 - HIDDEN) * areas.amodal
+        row |= {"polygon": masks.outline(mask), "is_occluded": is_occluded}
         yield json.dumps(row, ensure_ascii=False)
-
-
-def _data_url(image: np.ndarray) -> str:
-    jpeg = io.BytesIO()
-    Image.fromarray(image).save(jpeg, "JPEG", quality=90)
-    return "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode("ascii")
 
 
 def _json_line(value: Any) -> bytes:

@@ -122,8 +122,7 @@ def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
 
 def _paint(found: Conversion, file: Entry, size: Size) -> tuple[np.ndarray, np.ndarray]:
     """The masks `[H W]` of the target and of the ignored region."""
-    polygons: list[tuple[bool, list]] = []
-    areas: list[int] = []
+    polygons: list[tuple[int, bool, list]] = []
     for shape in file.entries("shapes"):
         label, points = shape.need("label", str).lower(), shape.need("points", list)
         if label == "flag":
@@ -132,13 +131,13 @@ def _paint(found: Conversion, file: Entry, size: Size) -> tuple[np.ndarray, np.n
             found.note(shape, "left out, it has no points")
             continue
         try:
-            areas.append(masks.area(draw_polygon(points, size)))
+            polygons.append((masks.area(draw_polygon(points, size)), "ignore" in label, points))
         except ValueError as error:
             raise shape.error(f"its points cannot be used ({error})", "correct them") from error
-        polygons.append(("ignore" in label, points))
     target, ignored = np.zeros(size, bool), np.zeros(size, bool)
-    for index in np.argsort(areas)[::-1]:  # as the official code sorts, also those of one area
-        is_ignored, points = polygons[index]
+    # As the official code sorts, also those of one area.
+    for index in np.argsort([area for area, _, _ in polygons])[::-1]:
+        _, is_ignored, points = polygons[index]
         mask = draw_polygon(points, size)
         target[mask], ignored[mask] = not is_ignored, is_ignored
     return target, ignored
@@ -227,17 +226,15 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
     AmodalReasonSeg (arXiv 2503.10225) has not released its files. Queries are amodal. Masks are RLE or polygons;
     objects of one image with the same masks are one annotation.
     """
-    found = Conversion(files.images, files.max_bad)
+    found, drawn = Conversion(files.images, files.max_bad), {"modal": fields.visible, "amodal": fields.amodal}
     for entry in found.read_lists(files.sources, "a list of questions"):
         with found.record():
             number = found.add_image(entry, [entry.text(fields.image)])
             meant = []
             for target in entry.entries(fields.objects):
-                key = repr([target.need(mask, dict, list) for mask in (fields.visible, fields.amodal)])
+                key = repr([target.need(mask, dict, list) for mask in drawn.values()])
                 name = str(target.get(fields.name) or "object")
-                meant.append(
-                    found.add_object(number, name, target, modal=fields.visible, amodal=fields.amodal, key=key)
-                )
+                meant.append(found.add_object(number, name, target, **drawn, key=key))
             answer = entry.get(fields.answer)
             found.add_query(number, entry.text(fields.question), "amodal", meant, answer, task="reasoning")
     return found.finish()
