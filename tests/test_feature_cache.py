@@ -120,10 +120,11 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
 
 
-def test_training_from_the_cache_is_training(published_flags, published_folders, tmp_path, command):
-    """Frozen SAM with a frozen plain ViT beside it."""
-    sam, plain = published_folders["sam"], published_folders["dinov2"]
-    frozen = ["--model.vision.init", sam, "--model.vision.frozen", "--model.vision.name", plain, "--train.steps", 2]
+@pytest.mark.parametrize("stem", ["sam", "conv"])
+def test_training_from_the_cache_is_training(stem, published_flags, published_folders, tmp_path, command):
+    """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that is trained."""
+    frozen = ["--model.vision.name", published_folders["dinov2"], "--train.steps", 2]
+    frozen += ["--model.vision.init", published_folders["sam"], "--model.vision.frozen"] if stem == "sam" else []
     cache = ["--data.cache-features", tmp_path / "cache"]
     runs = {}
     for name, extra in {"without": [], "filled": cache, "read": cache}.items():
@@ -162,6 +163,19 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
     # It is read, and not computed anew: other features, other tokens.
     other = jax.tree.map(lambda x: x[::-1], features)
     assert not np.allclose(encoder(images, other).tokens, whole.tokens, atol=1e-2)
+
+
+def test_pixels_for_which_features_stand_take_no_memory():
+    prepared = PreparedSource(open_source("scenes", count=2), 48, 12)
+    prepared.remember()
+    before = prepared[1] | {}
+    prepared.forget_pixels()
+    for name, array in prepared[1].items():
+        if name in ("image", "valid"):
+            assert array.shape == before[name].shape and array.dtype == before[name].dtype
+            assert before[name].any() and not array.any() and not any(array.strides)
+        else:
+            assert array is before[name]
 
 
 def test_why_images_are_not_cached(tmp_path, capsys):

@@ -197,6 +197,11 @@ class PreparedSource:
                 self._kept = pool.map(_prepare_served, range(len(self)), chunksize=32)
         return True
 
+    def forget_pixels(self) -> None:
+        """Frees the images that are kept, for which features stand; empty ones take their places."""
+        for p in self._kept or ():
+            p |= {name: np.broadcast_to(np.zeros((), p[name].dtype), p[name].shape) for name in ("image", "valid")}
+
 
 _served: list[PreparedSource] = []  # in a worker process; sent to it once, since each copy keeps photos of its own
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from r2sm_jax.config import Config, LoopConfig, ModelConfig
+from r2sm_jax.config import Config, LoopConfig, ModelConfig, VisionConfig
 from r2sm_jax.cpu import products
 from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.distributed import AXES, gather, whole
@@ -224,7 +224,14 @@ class FrozenImages:
             self.cache.add(computed())
         gather(None)
         self.cache.refresh()
+        if (_stem_is_frozen(vision) or vision.stem == "none") and (vision.plain_is_frozen or vision.name is None):
+            self.prepared.forget_pixels()
         return len(new)
+
+
+def _stem_is_frozen(vision: VisionConfig) -> bool:
+    """Whether what reads the pixels, apart from a plain ViT, is frozen."""
+    return vision.trunk_is_frozen or (vision.backbone is not None and vision.backbone_frozen_to > 2)
 
 
 def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | None:
@@ -233,7 +240,7 @@ def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | No
     vision, data = config.model.vision, config.data
     if data.cache_features is None:
         return None
-    if not (vision.trunk_is_frozen or vision.plain_is_frozen or (vision.backbone and vision.backbone_frozen_to > 2)):
+    if not (_stem_is_frozen(vision) or vision.plain_is_frozen):
         obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.backbone)"
     elif data.mirror or data.crop < 1 or data.colour_jitter:
         obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
