@@ -75,13 +75,14 @@ def to_json(config: Any) -> dict[str, Any]:
 
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version."""
-    kinds = typing.get_type_hints(cls)
+    kinds, values = typing.get_type_hints(cls), dict(values)
+    if (frozen := values.pop("backbone_frozen", None)) is not None:  # which runs before 2026-11-25 have
+        values["backbone_frozen_to"] = 32 * frozen
     if unknown := sorted(set(values) - set(kinds)):
         raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax")
-    decoded = dict(values)
     for name, value in values.items():
         if dataclasses.is_dataclass(kinds[name]):
-            decoded[name] = from_json(kinds[name], value, f"{where}: {name}")
+            values[name] = from_json(kinds[name], value, f"{where}: {name}")
         elif typing.get_origin(kinds[name]) is tuple:
-            decoded[name] = tuple(value)
-    return cls(**decoded)
+            values[name] = tuple(value)
+    return cls(**values)
