@@ -54,20 +54,19 @@ def _padding(x: Array, kernel: Array, stride: int) -> tuple[tuple[int, int], ...
 
 
 def _correlate(padded: Array, kernel: Array, stride: int) -> Array:
-    size, (rows, columns) = len(kernel), (n - len(kernel) + 1 for n in padded.shape[1:3])
-    places = np.ndindex(size, size)
-    return sum(padded[:, i : i + rows : stride, j : j + columns : stride] * kernel[i, j, 0] for i, j in places)
+    rows, columns = (n - len(kernel) + 1 for n in padded.shape[1:3])
+    places = np.ndindex(kernel.shape[:2])
+    products = (padded[:, i : i + rows : stride, j : j + columns : stride] * kernel[i, j, 0] for i, j in places)
+    return sum(products, jnp.zeros(()))
 
 
 def _gradients(stride: int, operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     """That of the kernel is added up row by row: at once, XLA writes all products of the image to memory."""
     x, kernel = operands
     size, (_, rows, columns, c), padding = len(kernel), gradient.shape, _padding(x, kernel, stride)
-    spread = [
-        (size - 1 - low, n + low - (m - 1) * stride - 1, stride - 1)
-        for n, m, (low, _) in zip(x.shape[1:3], (rows, columns), padding[1:3], strict=True)
-    ]
-    spread = jax.lax.pad(gradient, 0.0, [(0, 0, 0), *spread, (0, 0, 0)])
+    sides = zip(x.shape[1:3], (rows, columns), padding[1:3], strict=True)
+    around = [(size - 1 - low, n + low - (m - 1) * stride - 1, stride - 1) for n, m, (low, _) in sides]
+    spread = jax.lax.pad(gradient, 0.0, [(0, 0, 0), *around, (0, 0, 0)])
     padded, last = jnp.pad(x, padding), (columns - 1) * stride + 1
 
     def add(total: Array, row: Array) -> tuple[Array, None]:
@@ -97,7 +96,8 @@ class Depthwise(nnx.Conv):
 
     def shifted(self, x: Float[Array, "b h w c"]) -> Float[Array, "b _h _w c"]:
         """The same, computed in float32."""
-        total = convolve_channels(x.astype(jnp.float32), self.kernel[...].astype(jnp.float32), self.stride)
+        x, kernel = x.astype(jnp.float32), self.kernel[...].astype(jnp.float32)
+        total = jnp.asarray(convolve_channels(x, kernel, self.stride))
         return (total if self.bias is None else total + self.bias[...]).astype(self.dtype)
 
 

@@ -33,29 +33,25 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps, the same object for equal arguments. Only matrices are
     decayed."""
-
-    def rate(peak: float) -> optax.Schedule:
-        return schedule(peak, config.warmup_steps, steps, config.decay)
-
-    kinds: dict[Hashable, optax.GradientTransformation] = {
-        "adamw": optax.adamw(rate(config.learning_rate), b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed),
-        "backbone": optax.adamw(rate(config.learning_rate * config.backbone_rate), b2=0.98, weight_decay=0.0),
-    }
-    if config.name == "muon":
-        kinds["muon"] = optax.chain(
-            scale_by_muon(config.momentum),
-            optax.add_decayed_weights(config.muon_weight_decay),
-            optax.scale_by_learning_rate(rate(config.muon_learning_rate)),
-        )
-
-    by_kind = optax.partition(kinds, lambda groups: {g: k if (k := g.split()[0]) in kinds else "adamw" for g in groups})
-    return optax.chain(optax.clip_by_global_norm(config.clip), stacked(by_kind))
+    adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
+    adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
+    if config.name == "adamw":
+        return optax.chain(optax.clip_by_global_norm(config.clip), stacked(adamw, config.backbone_rate))
+    muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
+    muon = optax.chain(
+        scale_by_muon(config.momentum),
+        optax.add_decayed_weights(config.muon_weight_decay),
+        optax.scale_by_learning_rate(muon_rate),
+    )
+    both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
+    by_kind = stacked(optax.partition(both, _labels), config.backbone_rate)
+    return optax.chain(optax.clip_by_global_norm(config.clip), by_kind)
 
 
-def stacked(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def stacked(inner: optax.GradientTransformation, backbone_rate: float) -> optax.GradientTransformation:
     """Treats parameters of one kind and shape as one array [n ...]: a few large operations replace many small ones.
 
-    `inner` sees a dict from `_group` to these arrays.
+    `inner` sees a dict from `_group` to these arrays. A published backbone gets `backbone_rate` of its updates.
     """
 
     def stack(tree: Any) -> dict[str, jax.Array]:
@@ -66,7 +62,8 @@ def stacked(inner: optax.GradientTransformation) -> optax.GradientTransformation
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         new, state = inner.update(stack(updates), state, None if params is None else stack(params))
-        rows = {group: iter(array) for group, array in cast(dict[str, jax.Array], new).items()}
+        arrays = cast(dict[str, jax.Array], new)
+        rows = {g: iter(backbone_rate * x if g.startswith("backbone") else x) for g, x in arrays.items()}
         return jax.tree_util.tree_map_with_path(lambda path, leaf: next(rows[_group(path, leaf)]), updates), state
 
     return optax.GradientTransformation(lambda params: inner.init(stack(params)), update)
@@ -81,8 +78,12 @@ def _group(path: tuple, leaf: jax.Array) -> str:
     return f"{kind} {'x'.join(map(str, leaf.shape))}"
 
 
+def _labels(groups: dict[str, Any]) -> dict[str, str]:
+    return {group: "muon" if group.startswith("muon") else "adamw" for group in groups}
+
+
 def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
-    return {group: not group.startswith("vector") for group in groups}
+    return {group: not group.startswith(("vector", "backbone")) for group in groups}
 
 
 # Muon. optax has it too (`optax.contrib.scale_by_muon`), but multiplies in float32 only: the optimizer then takes 66 ms
