@@ -87,7 +87,7 @@ class VisionConfig:
     frozen: bool = False
     """The weights of `init` are not trained."""
     name: str | None = None
-    """A published plain ViT beside this encoder, or alone with stem `none`: a folder, or hf:facebook/dinov2-small."""
+    """A plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or hf:owner/name."""
     name_frozen: bool = True
     """The weights of `name` are not trained."""
     name_grid: int = 0

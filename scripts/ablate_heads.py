@@ -254,15 +254,14 @@ def _leave_one_out(options: Options, texts: TextStates, training: Sentences) -> 
     if not names:
         raise InputError(f"--leave-one-out: no family of wordings has {SMALLEST} sentences; raise --scenes")
     shares: dict[str, list[float]] = {name: [] for name in names}  # one for each seed
-    for start in range(GROUPS if by_author else len(names)):
-        group = names[start::GROUPS] if by_author else [names[start]]
-        rest, tested = training.without(group), training
+    scenes = head_only.scene_sentences("train", options.scenes)
+    count = min(GROUPS, len(names)) if by_author else len(names)
+    for group in (names[start::count] for start in range(count)):
+        rest = training.without(group)
         if by_author:
-            scenes = head_only.scene_sentences("train", options.scenes)
             rest = scenes.joined(head_only.free_sentences(options.free_sentences, without=group))
-            tested = written
         groups = head_only.pad(texts, rest.texts)
-        only = {name: tested.only(name) for name in group}
+        only = {name: (written if by_author else training).only(name) for name in group}
         padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in only.items()}
         for seed in range(options.seeds):
             trained = head_only.train_head(options.heads[0], groups, rest.amodal, steps=options.steps, seed=seed)

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 
 import head_only
@@ -144,8 +145,12 @@ def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path,
     assert 0.5 < float(rows["bag of words (reference)"]["val_r2sm accuracy"]) <= 1
     assert (out / "text.png").stat().st_size > 5000
     before = (out / "text_linear_0.json").stat().st_mtime_ns
-    again = ablate(*flags)
-    assert again.code == 0 and (out / "text_linear_0.json").stat().st_mtime_ns == before
+    again = ablate(*flags, "--leave-one-out", "author")
+    assert again.code == 0, again.err
+    left_out = (out / "text.md").read_text().split("did not see")[1]
+    names = {name for name, number in Counter(s.family for s in written_sentences()).items() if number >= 20}
+    assert all(f"| {name} |" in left_out and f"without {name}:" in again.out for name in names)
+    assert (out / "text_linear_0.json").stat().st_mtime_ns == before
     assert ablate(*flags, "--steps", 4).code == 0 and (out / "text_linear_0.json").stat().st_mtime_ns != before
 
 
