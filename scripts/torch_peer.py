@@ -291,8 +291,10 @@ class Peer(nn.Module):
         modal, amodal = (x.float() - config.mask_threshold for x in drawn)
         presence = masks.presence[..., 0] + self.presence_shift
         limit = torch.where(presence > config.presence_threshold, float("inf"), NOT_THERE)[..., None, None]
+        stable = [(x > 1).sum((-2, -1)) / (x > -1).sum((-2, -1)).clamp(min=1) for x in (modal, amodal)]
         scale, shift = self.iou_fit
-        iou = torch.sigmoid(scale * torch.logit(masks.iou.clamp(0.001, 0.999)) + shift)
+        quality = torch.logit(torch.stack([masks.iou, torch.stack(stable, -1)]).clamp(0.001, 0.999)).mean(0)
+        iou = torch.sigmoid(scale * quality + shift)
         return Answer(
             type_logit / self.type_temperature,
             torch.minimum(modal[:, :, 0], limit),

@@ -8,6 +8,7 @@ import pytest
 from fake_inputs import fake_inputs
 from flax import nnx
 from hypothesis import given, settings, strategies as st
+from scipy.special import expit, logit
 
 from r2sm_jax.config import (
     PLACE,
@@ -135,6 +136,26 @@ def test_fused_masks_are_empty_where_nothing_is_present_and_nothing_else_changes
             np.testing.assert_allclose(other[~there], np.minimum(one[~there], NOT_THERE), atol=1e-5)
         else:
             np.testing.assert_allclose(other, one, atol=1e-5)
+
+
+def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of_the_mask():
+    """The mean of their logits. A mask is stable where the thresholds 1 and -1 draw nearly the same."""
+    inputs, config = jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2)), replace(CONFIG, presence_threshold=-np.inf)
+    graphdef, state = nnx.split(R2SM(config, rngs=nnx.Rngs(0)))
+    noisy = jax.tree.map(lambda x: x + 0.2 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32), state)
+    model = nnx.merge(graphdef, noisy)
+    model.iou_fit[...] = jnp.array([1.0, 0.0])
+    image = model.encode_image(inputs["image"], inputs["valid"])
+    said, out = model.decode(*image, inputs["text"], inputs["text_mask"]).iou, model(**inputs)
+    drawn = [
+        np.concatenate([fused[:, :, None], slots], axis=2)
+        for fused, slots in ((out.modal, out.slot_modal), (out.amodal, out.slot_amodal))
+    ]
+    stable = np.stack([(x > 1).sum((-2, -1)) / np.maximum((x > -1).sum((-2, -1)), 1) for x in drawn], axis=-1)
+    assert np.ptp(stable) > 0.1
+    mean = np.mean([logit(np.clip(x, 0.001, 0.999)) for x in (said, stable)], axis=0)
+    np.testing.assert_allclose(out.iou, expit(mean)[:, :, 0], atol=1e-4)
+    np.testing.assert_allclose(out.slot_iou, expit(mean)[:, :, 1:], atol=1e-4)
 
 
 # Shapes and dtypes of every module.

@@ -58,7 +58,7 @@ class R2SMOutput(NamedTuple):
     presence: Float[Array, "b k"]
     """Logit that the query has a target."""
     iou: Float[Array, "b k 2"]
-    """Predicted IoU of `modal` and `amodal`."""
+    """Predicted IoU of `modal` and `amodal`: from what the decoder says and how stable the mask is."""
     slot_modal: Float[Array, "b k q h w"]
     slot_amodal: Float[Array, "b k q h w"]
     slot_presence: Float[Array, "b k q"]
@@ -190,10 +190,12 @@ class R2SM(nnx.Module):
         type_logit = self.type_logit(text, text_mask, masks)
         modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.answered, masks.canvas(pixels.fine)))
         presence = masks.presence[..., 0] + self.presence_shift[...]
-        there = presence > self.config.presence_threshold
-        limit = jnp.where(there, jnp.inf, NOT_THERE)[..., None, None]
+        limit = jnp.where(presence > self.config.presence_threshold, jnp.inf, NOT_THERE)[..., None, None]
+        # A mask that hardly changes with the threshold is good: SAM's stability score (segment_anything/utils/amg.py).
+        stable = [(x > 1).sum((-2, -1)) / jnp.maximum((x > -1).sum((-2, -1)), 1) for x in (modal, amodal)]
+        quality = jnp.clip(jnp.stack([masks.iou, jnp.stack(stable, axis=-1)]), 0.001, 0.999)
         scale, shift = self.iou_fit[...]
-        iou = jax.nn.sigmoid(scale * jax.scipy.special.logit(jnp.clip(masks.iou, 0.001, 0.999)) + shift)
+        iou = jax.nn.sigmoid(scale * jax.scipy.special.logit(quality).mean(0) + shift)
         if self.config.head == NO_HEAD:
             amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
         return R2SMOutput(

@@ -27,7 +27,7 @@ from r2sm_jax.data.sheet import overlay
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import heads
 from r2sm_jax.prediction import MASKS
-from r2sm_jax.predictor import EncodedImage, Predictor, check_query
+from r2sm_jax.predictor import EncodedImage, Predictor
 from r2sm_jax.query import MaskType
 from r2sm_jax.scenes.scenes import SceneSource
 
@@ -111,7 +111,6 @@ def open_photo(predictor: Predictor, file: Path) -> Photo:
 
 def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     """Asks for both mask types. Raises InputError for a sentence that cannot be used."""
-    check_query(query)
     if len(query) > MAX_CHARACTERS:
         raise InputError(f"the sentence has {len(query):,} characters; use {MAX_CHARACTERS:,} at most")
     started = time.perf_counter()
