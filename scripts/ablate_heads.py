@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -50,7 +51,7 @@ from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
 from r2sm_jax.queries.sentences import written_sentences
 from r2sm_jax.query import MaskType, keyword_mask_type
-from r2sm_jax.runs import abstract_state, open_run, read_config
+from r2sm_jax.runs import abstract_state, open_run, read_config, resolve, start_folder
 from r2sm_jax.scenes.scenes import SceneSource
 from r2sm_jax.train import train
 from r2sm_jax.training.calibration import fit_temperature
@@ -282,9 +283,12 @@ def whole_runs(options: Options, config: Config, folder: Path) -> None:
     reports: dict[str, list[dict[str, Any]]] = {}
     for seed, head in product(range(options.seeds), options.heads):
         run = folder / f"run_{head}_{seed}"
-        if not (run / "report.json").is_file():
-            cell = replace(config, run=str(run), resume=(run / "config.json").is_file())
-            cell = replace(cell, model=replace(config.model, head=head), train=replace(config.train, seed=seed))
+        cell = replace(config, run=str(run), resume=(run / "config.json").is_file())
+        cell = replace(cell, model=replace(config.model, head=head), train=replace(config.train, seed=seed))
+        if (run / "report.json").is_file():
+            with ExitStack() as locks:
+                start_folder(resolve(cell), locks)  # refuses one of other settings
+        else:
             train(cell)
         reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
     rows = []

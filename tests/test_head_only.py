@@ -161,6 +161,11 @@ def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
     report = json.loads((tmp_path / "out" / "run_linear_0" / "report.json").read_text())
     assert re.search(r"\| linear \|.*\| [1-9]\d* \|", text)  # parameters of the head
     assert "val gIoU, oracle type" in text and f"{100 * report['splits']['val']['all']['giou']:.2f}" in text
+    assert ablate("--heads", "linear", "--seeds", 1).code == 0
+    config = tmp_path / "tiny.py"
+    config.write_text(config.read_text().replace('\\"batch_size\\": 8', '\\"batch_size\\": 4'))
+    other = ablate("--heads", "linear", "--seeds", 1)
+    assert other.code == 2 and "was trained with another configuration: train.batch_size (8 in the run" in other.err
 
 
 @pytest.mark.parametrize(

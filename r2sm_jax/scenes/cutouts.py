@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -266,9 +266,9 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-@cache
+@lru_cache(maxsize=8)
 def remember(read: Callable[..., Any], side: int, kept: int = CACHE_BYTES) -> Callable[..., Any]:
-    """`read(.., side=side)`, which reads an image of about that side, with a memory of at most `kept` bytes."""
+    """`read(.., side=side)` of an image of about that side, with a memory of `kept` bytes. The latest few are kept."""
     return lru_cache(maxsize=max(8, kept // (6 * side**2)))(partial(read, side=side))
 
 
