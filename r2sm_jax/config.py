@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Literal
 
 from r2sm_jax.distributed import DistributedConfig
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 Family = Literal["none", "dinov2", "clip", "siglip"]
@@ -363,7 +363,7 @@ def check_config(config: Config) -> Config:
     for name, least in SMALLEST.items():
         value = attrgetter(name)(config)
         problems[f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"] = value < least
-    _refuse(problems)
+    refuse(problems)
     return config
 
 
@@ -372,7 +372,7 @@ def check_sizes(model: ModelConfig) -> None:
     vision, decoder = model.vision, model.decoder
     sam, published = decoder.kind == "sam", vision.init is not None or vision.name is not None
     flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"
-    _refuse({
+    refuse({
         f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}":
             vision.image_size % vision.patch_size > 0,
         f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16":
@@ -391,10 +391,3 @@ def check_sizes(model: ModelConfig) -> None:
         f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads":
             sam and (decoder.dim % 8 > 0 or decoder.dim % (2 * decoder.heads) > 0),
     })  # fmt: skip
-
-
-def _refuse(problems: dict[str, bool]) -> None:
-    """Raises InputError for the first problem that was found."""
-    for problem, found in problems.items():
-        if found:
-            raise InputError(problem)

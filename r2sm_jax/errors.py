@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +14,12 @@ class InputError(Exception):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))
+
+
+def refuse(problems: Mapping[str, bool]) -> None:
+    """Raises InputError for the first problem that was found."""
+    if problem := next((problem for problem, found in problems.items() if found), None):
+        raise InputError(problem)
 
 
 def exit_cleanly(main: Callable[[], None]) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
-MOST_LINES, MOST_FILES, LONGEST_FILE = 16_600, 87, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 16_597, 87, 400
 """What the package has today. The first two only go down: the aim is 12,500 lines in 75 files."""
 
 ROOMS = {

@@ -173,9 +173,9 @@ def test_requests_refuse_what_makes_no_sense(tmp_path):
         requests(path, out)
     with pytest.raises(InputError, match="give one of them"):
         requests(path, out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="--queries must be 1 or more"):
+    with pytest.raises(InputError, match=r"--queries 0: .*give 1 or more"):
         requests(path, out, queries=0)
-    with pytest.raises(InputError, match="--images is read only to embed"):
+    with pytest.raises(InputError, match=r"--images .*: images are read to embed them; add --image embed"):
         requests(path, out, images=tmp_path)
     with pytest.raises(InputError, match="the dataset file itself"):
         requests(path, path, overwrite=True)

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
 from r2sm_jax.distributed import gather, place_locally
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse
 from r2sm_jax.models.feature_cache import FeatureCache, KeptArrays, digest
 from r2sm_jax.models.text import TextSizes, load_text_encoder
 from r2sm_jax.models.weights import VOCABULARIES, find_model, weights_sha256
@@ -317,9 +317,7 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
         f"has ids up to {largest}, the model {sizes.vocab_size} embeddings; take the tokenizer that belongs to it":
             largest >= sizes.vocab_size,
     }  # fmt: skip
-    for problem, found in problems.items():
-        if found:
-            raise InputError(f"{folder}: its tokenizer {problem}")
+    refuse({f"{folder}: its tokenizer {problem}": found for problem, found in problems.items()})
     return tokenizer
 
 

@@ -23,7 +23,7 @@ from tyro.conf import Positional
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.samples import Instance, category_names, group_by_image, read_json, read_records
-from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
+from r2sm_jax.errors import InputError, read_bytes, refuse, refuse_overwrite, writing
 from r2sm_jax.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MASK_TYPES, MaskType
@@ -64,13 +64,13 @@ def requests(
         resume: Keep the lines of an unfinished or older file and add the missing requests.
         overwrite: Replace the file if it exists.
     """
-    if queries < 1 or (images is not None and image == "reference") or (resume and overwrite):
-        raise InputError(
-            "queries requests: --queries must be 1 or more, --images is read only to embed images (--image embed), and "
-            "--resume keeps the file but --overwrite replaces it: give one of them"
-        )
-    if out.resolve() == dataset.resolve():
-        raise InputError(f"--out {out}: this is the dataset file itself; give another name")
+    images_unread = images is not None and image == "reference"
+    refuse({
+        f"--queries {queries}: nothing to ask for; give 1 or more": queries < 1,
+        f"--images {images}: images are read to embed them; add --image embed": images_unread,
+        "--resume keeps the file, but --overwrite replaces it; give one of them": resume and overwrite,
+        f"--out {out}: this is the dataset file itself; give another name": out.resolve() == dataset.resolve(),
+    })  # fmt: skip
     refuse_overwrite(out, overwrite or resume)
     data, written = read_json(dataset, images, need_images=False), Counter[str]()
     with writing(out) as part:
