@@ -272,7 +272,7 @@ class DataConfig:
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries name colours."""
     cache_features: str | None = None
-    """Folder of features of sentences and, without augmentation, of images by frozen models; later runs read it."""
+    """Folder of drawn images and of features by frozen models, of images without augmentation; later runs read it."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from r2sm_jax.errors import InputError
+from r2sm_jax.feature_cache import stamp
 
 JOURNAL = "answers.jsonl"
 
@@ -39,15 +40,6 @@ def journals(out: Path) -> list[Path]:
 def is_mine(image: Path) -> bool:
     """Whether this process answers what is asked about an image."""
     return zlib.crc32(image.name.encode()) % jax.process_count() == jax.process_index()
-
-
-def stamp(path: Path) -> list[int] | None:
-    """Size and time of change of an image file; None where there is no file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return [stat.st_size, stat.st_mtime_ns]
 
 
 def read_journals(out: Path, header: dict[str, str]) -> dict[str, Place]:

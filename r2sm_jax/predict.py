@@ -31,8 +31,9 @@ from r2sm_jax.data.images import find_images, frames, open_image
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.distributed import ProcessConfig, gather, is_first, of_first, running
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
+from r2sm_jax.feature_cache import stamp
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.journal import Place, is_mine, journals, read_journals, stamp
+from r2sm_jax.journal import Place, is_mine, journals, read_journals
 from r2sm_jax.metrics.predictions import entries_of
 from r2sm_jax.metrics.score import Answer
 from r2sm_jax.prediction import FILES

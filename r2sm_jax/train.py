@@ -91,7 +91,8 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
-    say(f"{len(prepared)} training images{' prepared' if prepared.remember() else ', prepared anew at each visit'}")
+    kept = prepared.remember(data.cache_features)
+    say(f"{len(prepared)} training images{' prepared' if kept else ', prepared anew at each visit'}")
 
     options = {"layers": text.layers, "max_tokens": text.max_tokens, "cache": data.cache_features}
     texts = TextStates(text.name, fsdp=config.distributed.fsdp, **options)

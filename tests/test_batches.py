@@ -243,9 +243,9 @@ def test_worker_processes_get_the_source_once(monkeypatch):
         def __exit__(self, *_):
             pass
 
-        def map(self, work, items, chunksize):
+        def imap(self, work, items, chunksize):
             assert len(pickle.dumps(work)) < 100
-            return list(map(work, items))
+            return map(work, items)
 
     monkeypatch.setattr(batches_module, "_served", [])
     monkeypatch.setattr("multiprocessing.get_context", lambda method: SimpleNamespace(Pool=Pool))

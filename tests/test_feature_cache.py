@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,15 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image, ImageDraw
 
+from r2sm_jax import feature_cache
 from r2sm_jax.config import PlainViTConfig, VisionConfig
-from r2sm_jax.data.batches import PreparedSource
+from r2sm_jax.data.batches import Prepared, PreparedSource, to_arrays
 from r2sm_jax.errors import InputError
+from r2sm_jax.feature_cache import TYPES, FeatureCache, digest, stamp, to_float16
 from r2sm_jax.flags import parse_config
-from r2sm_jax.models import feature_cache
-from r2sm_jax.models.feature_cache import FeatureCache, digest
+from r2sm_jax.models import text_states
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.scenes import scenes
+from r2sm_jax.scenes.paint import COLOURS
+from r2sm_jax.scenes.scenes import ProceduralSource
 from r2sm_jax.sources import open_source
 from r2sm_jax.train import main
 from r2sm_jax.training.step import frozen_images
@@ -71,7 +77,7 @@ def test_a_damaged_cache_is_one_sentence(tmp_path):
 def test_what_float16_cannot_hold_is_refused(tmp_path):
     cache = FeatureCache(tmp_path, "model")
     with np.errstate(over="ignore"), pytest.raises(InputError, match="beyond its range"):
-        cache.add([("0", (np.array([1e5], np.float32),))])
+        cache.add([("0", (to_float16(np.array([1e5], np.float32)),))])
     assert len(FeatureCache(tmp_path, "model")) == 0 and not os.listdir(cache.folder)
 
 
@@ -80,7 +86,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000_000))
     cache = FeatureCache(tmp_path, "model")
     cache.make_room("images", 100, 4_000_000_000)
-    assert "the features of 100 images, 4.0 GB" in capsys.readouterr().out
+    assert "keeping 100 images, 4.0 GB" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"1,200 images take 4.9 GB and the disk has 5.0 GB left"):
         cache.make_room("images", 1200, 4_900_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0))
@@ -111,6 +117,34 @@ def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
     for sentence in SENTENCES:
         assert again.states_of(sentence).tobytes() == first.states_of(sentence).tobytes()
     assert texts((2,)).encode(SENTENCES) == len(SENTENCES)
+
+
+def test_states_beyond_the_memory_that_they_may_take_are_in_files(bert_folder, tmp_path, monkeypatch):
+    def texts() -> TextStates:
+        return TextStates(str(bert_folder), layers=(1, 2), max_tokens=16)
+
+    in_memory = texts()
+    in_memory.encode(SENTENCES)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(text_states, "KEPT_BYTES", in_memory.states_of(SENTENCES[0]).nbytes)
+    in_files = texts()
+    for part in (SENTENCES[:1], SENTENCES[1:]):
+        in_files.encode(part)
+    assert [isinstance(in_files._states[s], np.ndarray) for s in SENTENCES] == [True, False, False, False]
+    assert not list(tmp_path.iterdir())  # a process that is killed leaves nothing behind
+    for sentence in SENTENCES:
+        assert in_files.count_tokens(sentence) == in_memory.count_tokens(sentence)
+        np.testing.assert_array_equal(in_files.states_of(sentence), in_memory.states_of(sentence))
+    for found, expected in zip(in_files(SENTENCES), in_memory(SENTENCES), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_of_any_size_and_type_come_back(tmp_path):
+    arrays = tuple(np.ones(shape, dtype) for dtype in TYPES.values() for shape in ((4,), (0, 3), (2, 0), (3, 2)))
+    FeatureCache(tmp_path, "model").add([("all", arrays), ("none", ()), ("one", arrays[:1])])
+    found = FeatureCache(tmp_path, "model")["all"]
+    assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in arrays]
+    assert all(map(np.array_equal, found, arrays))
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:
@@ -165,6 +199,59 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
     assert not np.allclose(encoder(images, other).tokens, whole.tokens, atol=1e-2)
 
 
+@pytest.fixture
+def cutout_folder(tmp_path):
+    """Twelve discs in as many colours."""
+    folder = tmp_path / "cutouts"
+    folder.mkdir()
+    for k, colour in enumerate(list(COLOURS)[:12]):
+        disc = Image.new("RGBA", (80, 80))
+        ImageDraw.Draw(disc).ellipse((7, 7, 60 + k, 72), tuple(COLOURS[colour]))
+        disc.save(folder / f"{colour}-disc.png")
+    return folder
+
+
+def same(a: Prepared, b: Prepared) -> bool:
+    """Values and types of two prepared samples."""
+    a, b = to_arrays(a), to_arrays(b)
+    return [*a] == [*b] and all(a[x].dtype == b[x].dtype and np.array_equal(a[x], b[x]) for x in a)
+
+
+@pytest.mark.parametrize("kind", ["scenes", "cutouts"])
+def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, request):
+    spec = "scenes" if kind == "scenes" else f"cutouts:{request.getfixturevalue('cutout_folder')}"
+    drawn: list[int] = []
+    draw = ProceduralSource.__getitem__
+    monkeypatch.setattr(ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i))
+
+    def prepared(count: int, folder: Path | None = tmp_path / "cache", **options: int) -> PreparedSource:
+        source = PreparedSource(open_source(spec, count=count, **options), 48, 12)
+        drawn.clear()
+        assert source.remember(folder and str(folder))
+        return source
+
+    fresh, first = prepared(5, None), prepared(4)
+    assert drawn == [0, 0, 1, 2, 3]  # the first one tells how large they are
+    again = prepared(5)
+    assert drawn == [0, 4]
+    for index in range(5):
+        assert same(fresh[index], again[index]) and again.texts(index) == fresh.texts(index)
+    assert same(first[3], again[3]) and not same(again[3], again[4])
+    for other in ({"seed": 1}, {"size": 64}, {"queries": 3}):
+        prepared(2, **other)
+        assert len(drawn) == 3, other
+
+
+def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(cutout_folder, tmp_path, monkeypatch):
+    source = open_source(f"cutouts:{cutout_folder}", count=1)
+    before = source.fingerprint()
+    assert open_source(f"cutouts:{cutout_folder}", count=2).fingerprint() == before
+    assert open_source(f"cutouts:{cutout_folder}", "dev", count=1).fingerprint() != before
+    for changed in (source.files[-1], Path(feature_cache.__file__)):
+        monkeypatch.setattr(scenes, "stamp", lambda path, changed=changed: "new" if path == changed else stamp(path))
+        assert source.fingerprint() != before
+
+
 def test_pixels_for_which_features_stand_take_no_memory():
     prepared = PreparedSource(open_source("scenes", count=2), 48, 12)
     prepared.remember()
@@ -202,4 +289,4 @@ def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):
     flags = [*tiny_flags, "--data.cache-features", tmp_path / "cache"]
     end = command(main, *flags, "--run", tmp_path / "run")
     assert end.code == 0 and "not cached, since no image encoder is frozen" in end.out
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # sentences and prepared scenes

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
-MOST_LINES, MOST_FILES, LONGEST_FILE = 16_597, 87, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 16_581, 87, 400
 """What the package has today. The first two only go down: the aim is 12,500 lines in 75 files."""
 
 ROOMS = {
-    "ground": "errors query config flags cpu random_choice distributed", "data": "data", "models": "models",
+    "ground": "errors query config flags cpu random_choice distributed feature_cache",
+    "data": "data", "models": "models",
     "training": "training", "metrics": "metrics", "queries": "queries", "scenes": "scenes", "tools": "tools",
     "sources": "sources",
     "predictor": "predictor prediction", "runs": "runs exported",

@@ -1,6 +1,7 @@
-"""Masks in the layouts of annotation files, and polygons drawn as OpenCV draws them."""
+"""Masks in the layouts of annotation files, and polygons drawn by OpenCV."""
 
-import numpy as np
+import sys
+
 import pytest
 from test_readers import mask, photo, to_read, write
 
@@ -54,23 +55,13 @@ def test_what_are_no_points(points):
         draw_polygon(points, SIZE)
 
 
-@pytest.mark.parametrize("width", [40, 160, 1024])
-def test_polygons_are_those_of_opencv(width):
-    cv2 = pytest.importorskip("cv2")
-    if [int(part) for part in cv2.__version__.split(".")[:2]] < [4, 11]:
-        pytest.skip("older versions of OpenCV fill by other rules")
-    rng, size = np.random.default_rng(width), (width * 3 // 4, width)
-    for number in range(60):
-        angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(1, 30)))
-        radii = rng.uniform(0.2, 0.5 if number % 2 else 0.9, len(angles))  # every second one leaves the image
-        points = (0.5 + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]) * [width, size[0]]
-        if number % 5 == 0:
-            rng.shuffle(points)  # crosses itself
-        drawn = np.zeros(size, np.uint8)
-        corners = np.array([points.tolist()], dtype=np.int32)
-        cv2.polylines(drawn, corners, True, 1, 1)
-        cv2.fillPoly(drawn, corners, 1)
-        np.testing.assert_array_equal(draw_polygon(points.tolist(), size), drawn > 0)
+def test_without_opencv_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    photo(tmp_path / "x.jpg")
+    shapes = [{"label": "cup", "points": POINTS}]
+    path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+    with pytest.raises(InputError, match="pip install opencv-python-headless"):
+        read_reasonseg(to_read(path))
 
 
 def test_reasonseg_labels_and_small_shapes(tmp_path):

@@ -25,23 +25,29 @@ and, for a mask-type head that reads words alone, the f = `TYPE_SENTENCES` sente
     type_valid    bool  [b f]         False on padding
 """
 
+import json
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import grain
+import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, UInt8
 from PIL import Image, ImageEnhance
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample, Source
+from r2sm_jax.distributed import gather
+from r2sm_jax.feature_cache import FeatureCache, digest
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
@@ -140,14 +146,31 @@ def mirror(p: Prepared) -> Prepared:
     return p | turned | {"image": p["image"][:, ::-1], "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1)}
 
 
+def to_arrays(p: Prepared) -> Prepared:
+    """A prepared sample as arrays alone, always of the same names."""
+    return flatten_dict(p | {"texts": np.frombuffer(json.dumps(p["texts"]).encode(), np.uint8)}, sep="/")
+
+
+@dataclass(frozen=True)
+class KeptSamples:
+    """Prepared samples that are read at each visit; `names` are those of `to_arrays`."""
+
+    cache: FeatureCache
+    names: tuple[str, ...]
+
+    def __getitem__(self, index: int) -> Prepared:
+        p = unflatten_dict(dict(zip(self.names, self.cache[str(index)], strict=True)), sep="/")
+        return p | {"texts": tuple(json.loads(p["texts"].tobytes()))}
+
+
 class PreparedSource:
-    """Samples at training resolution, kept in memory after `remember`, else prepared at each visit."""
+    """Samples at training resolution, kept after `remember`, else prepared at each visit."""
 
     def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
         """`crop`: the smallest share of a side that a random crop keeps; 1 = no crops."""
-        self.source, self.crop = source, crop
+        self.source, self.crop, self.sizes = source, crop, (image_size, mask_size)
         self.prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
-        self._kept: list[Prepared] | None = None
+        self._kept: list[Prepared] | KeptSamples | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -180,26 +203,43 @@ class PreparedSource:
             found.update(repr([(q.id, q.text, q.mask_type, q.instance_ids) for q in sample.queries]).encode())
         return found.hexdigest()
 
-    def remember(self) -> bool:
+    def remember(self, folder: str | None = None) -> bool:
         """Prepares every sample now, on all cores, and keeps them. Returns whether it did so.
 
-        It does not where crops differ from visit to visit, or the samples need more than `KEPT_BYTES`, judged by one.
+        It does not where crops differ from visit to visit, or the samples need more memory than `KEPT_BYTES`, judged by
+        one. In `folder`, those of a source that has a fingerprint are kept on disk instead, also for later runs, and
+        each process prepares a share of them.
         """
         if self.crop < 1 or not len(self):
             return False
-        size = sum(value.nbytes for value in self[0].values() if isinstance(value, np.ndarray))
-        if len(self) * size > KEPT_BYTES:
-            return False
-        if len(self) < FEW:
-            self._kept = list(map(self.__getitem__, range(len(self))))
-        else:
-            with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
-                self._kept = pool.map(_prepare_served, range(len(self)), chunksize=32)
+        one = to_arrays(self[0])
+        size = sum(value.nbytes for value in one.values())
+        fingerprint = getattr(self.source, "fingerprint", None)
+        if folder is None or fingerprint is None:
+            if fits := len(self) * size <= KEPT_BYTES:
+                self._kept = list(self._prepare(range(len(self))))
+            return fits
+        cache = FeatureCache(Path(folder), digest("prepared", fingerprint(), *self.sizes))
+        missing = [index for index in range(len(self)) if str(index) not in cache]
+        mine = missing[jax.process_index() :: jax.process_count()]
+        cache.make_room("prepared images", len(mine), len(mine) * size)
+        samples = map(to_arrays, self._prepare(mine))
+        cache.add((str(index), tuple(sample.values())) for index, sample in zip(mine, samples, strict=True))
+        gather(None)
+        cache.refresh()
+        self._kept = KeptSamples(cache, tuple(one))
         return True
 
+    def _prepare(self, indices: Sequence[int]) -> Iterator[Prepared]:
+        if len(indices) < FEW:
+            yield from map(self.__getitem__, indices)
+            return
+        with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
+            yield from pool.imap(_prepare_served, indices, chunksize=32)
+
     def forget_pixels(self) -> None:
-        """Frees the images that are kept, for which features stand; empty ones take their places."""
-        for p in self._kept or ():
+        """Frees the images that are kept in memory, for which features stand; empty ones take their places."""
+        for p in self._kept if isinstance(self._kept, list) else ():
             p |= {name: np.broadcast_to(np.zeros((), p[name].dtype), p[name].shape) for name in ("image", "valid")}
 
 

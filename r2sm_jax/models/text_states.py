@@ -3,11 +3,12 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import groupby, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from r2sm_jax.config import Products
 from r2sm_jax.cpu import products
 from r2sm_jax.distributed import gather, place_locally
 from r2sm_jax.errors import InputError, refuse
-from r2sm_jax.models.feature_cache import FeatureCache, KeptArrays, digest
+from r2sm_jax.feature_cache import FeatureCache, Place, digest, to_float16
 from r2sm_jax.models.text import TextSizes, load_text_encoder
 from r2sm_jax.models.weights import VOCABULARIES, find_model, weights_sha256
 
@@ -36,7 +37,7 @@ REQUEST_LENGTHS = (16, 32)
 REQUEST_KEPT = 1024
 """Sentences of requests that are kept, so that a server's memory does not grow."""
 KEPT_BYTES = 128 << 20
-"""Of states in memory; more of them are in a temporary file."""
+"""Of states in memory; others are in files."""
 POLITE = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """What is not read at the start of a sentence; nor are full stops at its end. Decisions changed with either."""
 PROBE = "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the \u6771\u4eac sign?"
@@ -75,7 +76,8 @@ class TextStates:
         self.weights = place_locally(fsdp, weights)
         self._encoder = _compiled(graphdef, layers)
         self._cache = FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
-        self._states = KeptArrays(KEPT_BYTES)
+        self._states: dict[str, np.ndarray | Place] = {}
+        self._room = KEPT_BYTES
         self._requested: list[str] = []
         self._lock = threading.RLock()
         self.truncated: set[str] = set()
@@ -99,7 +101,7 @@ class TextStates:
         with self._lock:
             if any(sentence not in self._states for sentence in sentences):
                 self.encode(sentences)
-            known = [self._states[sentence] for sentence in sentences]
+            known = [self.states_of(sentence) for sentence in sentences]
         length = tokens or min(self.max_tokens, _round_up(max(map(len, known)), PADDED_STEP))
         states = np.zeros((len(sentences), length, len(self.layers), self.dim), np.float16)
         mask = np.zeros((len(sentences), length), bool)
@@ -109,31 +111,52 @@ class TextStates:
 
     def states_of(self, sentence: str) -> Float16[np.ndarray, "t l e"]:
         """The states of a sentence that was encoded."""
-        return self._states[sentence]
+        kept = self._states[sentence]
+        return kept.read() if isinstance(kept, Place) else kept
 
     def count_tokens(self, sentence: str) -> int:
         """Of a sentence that was encoded."""
-        return self._states.rows(sentence)
+        return self._states[sentence].shape[0]
 
     def encode(self, sentences: Iterable[str], *, kind: Products = "float32") -> int:
-        """Encodes and keeps the sentences that neither memory nor cache has; returns how many those were.
+        """Encodes and keeps the sentences that neither memory nor files have; returns how many those were.
 
         `kind`: how dense layers multiply (cpu.py).
         """
         with self._lock:
             new = self._not_known(sentences)
-
-            def padded_length(sentence: str) -> int:
-                return _round_up(max(len(new[sentence]), 1), LENGTH_STEP)
-
-            for length, group in groupby(sorted(new, key=padded_length), key=padded_length):
-                group, rows = list(group), max(1, BATCH_TOKENS // length)
-                for start in range(0, len(group), rows):
-                    batch = {sentence: new[sentence] for sentence in group[start : start + rows]}
-                    self._encode_batch(batch, rows, length, kind)
-            if self._cache is not None and new:
-                self._cache.add((_key(ids), (self._states[sentence],)) for sentence, ids in new.items())
+            size = 2 * len(self.layers) * self.dim * sum(max(len(x), 1) + bool(self._full_length) for x in new.values())
+            states = self._encoded(new, kind)
+            if self._cache is not None:
+                self._cache.make_room("sentences", len(new), size)
+                self._cache.add((_key(new[sentence]), (to_float16(array),)) for sentence, array in states)
+                self._states |= {sentence: self._cache.place(_key(ids)) for sentence, ids in new.items()}
+            else:
+                self._keep(states, size)
             return len(new)
+
+    def _encoded(self, new: dict[str, list[int]], kind: Products) -> Iterator[tuple[str, np.ndarray]]:
+        """The states of sentences of equal padded length after one another."""
+
+        def padded_length(sentence: str) -> int:
+            return _round_up(max(len(new[sentence]), 1), LENGTH_STEP)
+
+        for length, group in groupby(sorted(new, key=padded_length), key=padded_length):
+            group, rows = list(group), max(1, BATCH_TOKENS // length)
+            for start in range(0, len(group), rows):
+                batch = {sentence: new[sentence] for sentence in group[start : start + rows]}
+                yield from self._encode_batch(batch, rows, length, kind)
+
+    def _keep(self, states: Iterable[tuple[str, np.ndarray]], size: int) -> None:
+        """Keeps so many bytes of states in memory, if there is room, else in files that end with this process."""
+        if size <= self._room:
+            self._states |= states
+            self._room -= size
+            return
+        with TemporaryDirectory(prefix="r2sm_jax_") as folder:  # its files stay readable while they are open
+            files, numbers = FeatureCache(Path(folder), "states"), dict[str, str]()
+            files.add((numbers.setdefault(sentence, str(len(numbers))), (array,)) for sentence, array in states)
+            self._states |= {sentence: files.place(number) for sentence, number in numbers.items()}
 
     def encode_together(self, sentences: Iterable[str], *, kind: Products = "float32") -> None:
         """As `encode`, by all processes: each encodes its share of the same sentences and gives its states to all."""
@@ -141,8 +164,10 @@ class TextStates:
         for start in range(0, len(sentences), SHARED * processes):
             mine = sentences[start + jax.process_index() : start + SHARED * processes : processes]
             self.encode(mine, kind=kind)
-            for states, truncated in gather(({name: self._states[name] for name in mine}, self.truncated)):
-                self._states.update({name: state for name, state in states.items() if name not in self._states})
+            given = {name: self.states_of(name) for name in mine if processes > 1}
+            for states, truncated in gather((given, self.truncated)):
+                new = {name: state for name, state in states.items() if name not in self._states}
+                self._keep(new.items(), sum(state.nbytes for state in new.values()))
                 self.truncated |= truncated
 
     def for_request(self, sentences: Sequence[str]) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:
@@ -155,7 +180,7 @@ class TextStates:
                 longest = max(map(len, batch.values()))
                 rows = next(n for n in REQUEST_ROWS if n >= len(batch))
                 length = next(n for n in self._request_lengths() if n >= longest)
-                self._encode_batch(batch, rows, length)
+                self._states |= self._encode_batch(batch, rows, length)
             found = self(sentences, self.max_tokens)
             self._requested += [sentence for sentence, _ in new]
             for oldest in self._requested[:-REQUEST_KEPT]:
@@ -167,7 +192,7 @@ class TextStates:
     def warm_up(self) -> None:
         """Compiles all that `for_request` needs."""
         for rows, length in product(REQUEST_ROWS, self._request_lengths()):
-            self._encode_batch({}, rows, length)
+            list(self._encode_batch({}, rows, length))
 
     def _request_lengths(self) -> list[int]:
         return [*(n for n in REQUEST_LENGTHS if n < self.max_tokens), self.max_tokens]
@@ -180,7 +205,7 @@ class TextStates:
 
     def token_quantile(self, sentences: Iterable[str], share: float = 1.0) -> int:
         """The number of tokens that this share of the encoded sentences does not exceed."""
-        counts = [self._states.rows(sentence) for sentence in sentences]
+        counts = [self.count_tokens(sentence) for sentence in sentences]
         return int(np.quantile(counts, share, method="higher")) if counts else 1
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
@@ -190,7 +215,7 @@ class TextStates:
         states of a language model share a large common part; without it names differ from the first steps on.
         """
         self.encode(names)
-        states = [self._states[name][:, -1].astype(np.float32) for name in names]
+        states = [self.states_of(name)[:, -1].astype(np.float32) for name in names]
         pooled = np.stack([state.mean(0) if self.pool == "mean" else state[-1] for state in states])
         centred = pooled - pooled.mean(0)
         return centred / max(float(centred.std()), 1e-6)
@@ -239,25 +264,26 @@ class TextStates:
         return self.tokenizer(read, truncation=True, max_length=self._limit).encodings or []
 
     def _not_known(self, sentences: Iterable[str]) -> dict[str, list[int]]:
-        """Ids of the sentences that neither memory nor cache has. Makes room in the cache for their states."""
+        """Ids of the sentences that neither memory nor files have."""
         names = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._states]
         new = dict(zip(names, self._tokenize(names), strict=True)) if names else {}
         if self._cache is None:
             return new
-        known = {sentence for sentence, ids in new.items() if _key(ids) in self._cache}
-        for sentence in known:
-            (self._states[sentence],) = self._cache[_key(new.pop(sentence))]
-        tokens = sum(max(len(ids), 1) + bool(self._full_length) for ids in new.values())
-        self._cache.make_room("sentences", len(new), 2 * tokens * len(self.layers) * self.dim)
+        for sentence, key in {sentence: _key(ids) for sentence, ids in new.items()}.items():
+            if key in self._cache:
+                self._states[sentence] = self._cache.place(key)
+                del new[sentence]
         return new
 
-    def _encode_batch(self, batch: dict[str, list[int]], rows: int, length: int, kind: Products = "float32") -> None:
-        """Encodes and keeps a batch that is padded to `rows` sentences of `length` tokens."""
+    def _encode_batch(
+        self, batch: dict[str, list[int]], rows: int, length: int, kind: Products = "float32"
+    ) -> Iterator[tuple[str, Float16[np.ndarray, "t l e"]]]:
+        """Encodes a batch that is padded to `rows` sentences of `length` tokens."""
         ids, mask = self._pad(list(batch.values()), rows, length)
         states = np.asarray(self._encoder(self.weights, ids, mask, kind))
         for row, (sentence, ids) in enumerate(batch.items()):
             kept = states[row, : max(len(ids), 1)]
-            self._states[sentence] = np.concatenate([kept, states[row, -1:]]) if self._full_length else kept.copy()
+            yield sentence, np.concatenate([kept, states[row, -1:]]) if self._full_length else kept.copy()
 
     def _pad(
         self, sentences: Sequence[Sequence[int]], rows: int, length: int

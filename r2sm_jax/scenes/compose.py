@@ -71,6 +71,8 @@ class ComposeSource(ProceduralSource):
         if cutouts is not None and split == "train":
             self.extra = _other_things(read_cutouts(Path(cutouts), self.size), self.classes)
         self.vocabulary = {"category": tuple(dict.fromkeys([*self.classes, *(c.item.category for c in self.extra)]))}
+        photos, extra = map(self.photos.dataset.image_path, self.below), (cutout.path for cutout in self.extra)
+        self.files = (self.photos.path, *photos, *extra)
         own = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
         self.cutouts = [cutout for cutout in own if cutout.complete]
         needed = FEWEST if split == "train" else 1

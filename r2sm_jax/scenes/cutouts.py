@@ -87,6 +87,7 @@ class CutoutSource(ProceduralSource):
             photos = find_images(Path(backgrounds), (".jpg", ".jpeg", ".png", ".webp"), "background photos")
             chosen = divide([photo.name for photo in photos], HELD_OUT, key=_stem)[part]
             self.photos = [photo for photo in photos if photo.name in chosen]
+        self.files = (self.folder / "index.json", *(cutout.path for cutout in self.cutouts), *self.photos)
 
     def scene(self, number: int) -> Scene:
         """Raises InputError for a photo or cut-out that cannot be read (any more)."""

@@ -7,13 +7,16 @@ then scaled, so that it is the same at every size.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
 from r2sm_jax.errors import InputError
+from r2sm_jax.feature_cache import digest, stamp
 from r2sm_jax.queries.nouns import display_name
 from r2sm_jax.queries.objects import ObjectFacts
 from r2sm_jax.queries.write import ABSENT_SPLIT, QUERY_STRIDE, SPLIT_STRIDE, SPLITS, TEST_SPLIT, write_queries
@@ -178,6 +181,8 @@ class ProceduralSource(ABC):
     """Scenes that are made when they are asked for: any sample is rebuilt from (seed, split, index)."""
 
     vocabulary: dict[str, tuple[str, ...]]
+    files: tuple[Path, ...] = ()
+    """Those that the samples are made of."""
     splits: tuple[str, ...] = tuple(split for split in SPLITS if split not in (ABSENT_SPLIT, TEST_SPLIT))
 
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
@@ -192,6 +197,14 @@ class ProceduralSource(ABC):
     @abstractmethod
     def scene(self, number: int) -> Scene:
         """The scene of a number that no other scene of any split has."""
+
+    def fingerprint(self) -> str:
+        """Changes with all that the samples depend on but their number: options, files, and the code of this package.
+        A file is known by its size and time of change."""
+        code = sorted(p for p in Path(__file__).parents[1].rglob("*") if p.is_file() and p.suffix != ".pyc")
+        states = [(str(path.resolve()), stamp(path)) for path in (*code, *self.files)]
+        options = type(self).__name__, self.split, self.seed, self.size, self.queries, sorted(self.vocabulary.items())
+        return digest(*options, states, np.__version__, PIL.__version__)
 
     def __len__(self) -> int:
         return self.count

@@ -18,8 +18,8 @@ from r2sm_jax.cpu import products
 from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.distributed import AXES, gather, whole
 from r2sm_jax.errors import InputError
+from r2sm_jax.feature_cache import FeatureCache, digest, to_float16
 from r2sm_jax.flags import to_json
-from r2sm_jax.models.feature_cache import FeatureCache, digest
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
@@ -214,7 +214,7 @@ class FrozenImages:
                 images = np.stack([p["image"] for p in padded]), np.stack([p["valid"] for p in padded])
                 made = features(weights, *jax.device_put(images, sharding))
                 arrays = [np.asarray(x, np.float32) for x in made if x is not None]
-                yield from ((key, tuple(x[row] for x in arrays)) for row, key in enumerate(keys))
+                yield from ((key, tuple(to_float16(x[row]) for x in arrays)) for row, key in enumerate(keys))
 
         one = self.prepared[0]
         spec = jax.eval_shape(features, weights, one["image"][None], one["valid"][None])
