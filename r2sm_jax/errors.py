@@ -1,5 +1,6 @@
 """Errors that the user can mend: one sentence, exit code 2, no traceback."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,10 @@ def refuse(problems: Mapping[str, bool]) -> None:
 def exit_cleanly(main: Callable[[], None]) -> NoReturn:
     """Runs a command's `main`; an `InputError` becomes one line on stderr and exit code 2.
 
-    A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect.
+    A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect. What the terminal cannot show
+    is escaped.
     """
+    getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")
     try:
         main()
     except InputError as error:
@@ -38,13 +41,21 @@ def exit_cleanly(main: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = str(error.filename)[:40]
+        print(f"error: {name}...: this is too long for the name of a file; check the arguments", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0)
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError where `path` is a folder, or exists and must not be overwritten."""
+    """Raises InputError where `path` is a folder or in a file, or exists and must not be overwritten."""
     if path.is_dir():
         raise InputError(f"{path}: this is a folder; give the name of a file")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise InputError(f"{path.parent}: this is a file; give the name of a folder")
     if path.exists() and not overwrite:
         raise InputError(f"{path}: the file exists already; give another name or --overwrite")
 

@@ -171,6 +171,8 @@ def main() -> None:
         raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
+    if args.out and args.data and Path(args.out).resolve() == Path(args.data.partition(":")[2] or args.data).resolve():
+        raise InputError(f"--out {args.out}: report.json would look like a split of the data; give another folder")
     with running(args.distributed):
         report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)
         show(markdown(report, brief=True))
@@ -197,6 +199,8 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
     report, evaluated = evaluate(
         run.predictor, sources, spec=data.source, step=run.step, trained=run.config, selected=selected
     )
+    if not any(scored.results for _, scored in evaluated.values()):
+        raise InputError(f"{data.source}: there are no queries; write some with python -m r2sm_jax.data queries")
     if args.verbose:
         print(compiled())
     as_trained = selected and split == REPORTED and not (args.samples or run.exported)
@@ -204,9 +208,12 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
 
 
 def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
-    path, split = Path(args.predictions or ""), args.split or "all"
-    if args.data is None or "," in split:
-        raise InputError("--predictions are for one split of some data; give --data json:FILE and one --split")
+    path = Path(args.predictions or "")
+    if args.data is None:
+        raise InputError("--predictions are for some data; give it as --data json:FILE")
+    split, *others = split_names(args.data, args.split or "all")
+    if others:
+        raise InputError(f"--predictions are for one split; give one --split of {', '.join((split, *others))}")
     source = open_source(
         args.data, split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds,
         need_images=False,

@@ -26,6 +26,7 @@ FILES = (CONFIG, WEIGHTS, FUNCTIONS, SUMS, CARD, "preprocessor_config.json", *MO
 FILES += tuple(f"{LANGUAGE_MODEL}/{name}" for name in MODEL_FILES)
 """All files that an export may have: names and patterns."""
 RELEASED = Path(__file__).parent / "released"
+RELEASED_MODELS = sorted(path.parent.name for path in RELEASED.glob(f"*/{CONFIG}"))
 """Models that this package brings along, by name."""
 REMEDY = "export the run again or download the export again"
 SAME_NAMES = KeyTable({"**": "**"})

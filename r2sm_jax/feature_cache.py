@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from PIL import __version__ as PIL_VERSION
 from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -46,6 +47,15 @@ def stamp(path: Path) -> list[int] | None:
     except OSError:
         return None
     return [stat.st_size, stat.st_mtime_ns]
+
+
+def fingerprint(files: Iterable[Path], *options: Any) -> str:
+    """Changes with all that samples depend on: options, the code of this package, and files, each of which is known by
+    its size and time of change."""
+    code = sorted(p for p in Path(__file__).parent.rglob("*") if p.is_file() and p.suffix != ".pyc")
+    return digest(
+        *options, [(str(path.resolve()), stamp(path)) for path in (*code, *files)], np.__version__, PIL_VERSION
+    )
 
 
 class Place(NamedTuple):

@@ -4,8 +4,6 @@ One query about one image gives `FILES`. With several images or queries, answers
 eight images (journal.py), so that a killed command can be resumed. At the end `predictions.json` is made from it.
 """
 
-import glob
-import hashlib
 import json
 import os
 import sys
@@ -13,7 +11,7 @@ import warnings
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,13 +25,22 @@ from scipy.special import expit
 
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import find_images, frames, open_image
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.images import frames, open_image
 from r2sm_jax.distributed import ProcessConfig, gather, is_first, of_first, running
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
 from r2sm_jax.feature_cache import stamp
 from r2sm_jax.flags import parse_flags
-from r2sm_jax.journal import Place, is_mine, journals, read_journals
+from r2sm_jax.journal import (
+    Place,
+    Task,
+    Tasks,
+    earlier_journals,
+    find_tasks,
+    is_mine,
+    is_pattern,
+    journals,
+    read_journals,
+)
 from r2sm_jax.metrics.predictions import entries_of
 from r2sm_jax.metrics.score import Answer
 from r2sm_jax.prediction import FILES
@@ -41,7 +48,6 @@ from r2sm_jax.predictor import CutQuery, Predictor, QueryOutputs, check_query
 from r2sm_jax.query import MaskType
 from r2sm_jax.runs import keep_compiled, open_run
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 PRODUCT = "predictions.json"
 PART = 8  # images that are answered, and written, together; so many are lost at most when the process is killed
 
@@ -51,7 +57,7 @@ class PredictConfig:
     """Segments what a sentence means in one image, or in many."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, or hf:owner/name of one on the Hugging Face hub."""
+    """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the Hugging Face hub."""
     image: Annotated[str, tyro.conf.Positional]
     """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as 'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None
@@ -83,6 +89,8 @@ def main() -> None:
         raise InputError("too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'")
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
     keep_compiled()
+    if not args.image:
+        raise InputError("IMAGE is empty; give an image file, a folder of images, or a pattern in quotes")
     if args.query is None and args.queries is None:
         raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
     if args.queries is not None or Path(args.image).is_dir() or is_pattern(args.image):
@@ -138,29 +146,6 @@ def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, 
 # Several queries, or several images.
 
 
-class Question(NamedTuple):
-    """A query, with its id in the data set, or else its number."""
-
-    text: str
-    id: int
-
-
-class Task(NamedTuple):
-    """One image and all queries about it."""
-
-    path: Path
-    queries: tuple[Question, ...]
-    size: tuple[int, int] | None = None
-    """Height and width that the data set states."""
-
-
-class Tasks(NamedTuple):
-    """All images with their queries, and a hash of the queries, which must be the same when a call is resumed."""
-
-    images: list[Task]
-    sha256: str
-
-
 class Outcome(NamedTuple):
     """How many images this call answered, and the earlier ones that it resumed; and why others could not be read."""
 
@@ -173,8 +158,9 @@ def _predict_many(args: PredictConfig) -> None:
     if args.json or args.explain or args.abstain:
         raise InputError("--json, --explain and --abstain are for one query about one image; leave them out")
     tasks = find_tasks(args.image, args.query, args.queries)
-    name = Path(args.image).parent.name if is_pattern(args.image) else Path(args.image).stem
+    name = tasks.root.name if Path(args.image).is_dir() or is_pattern(args.image) else Path(args.image).stem
     out = Path(args.out) if args.out else Path("predictions") / (name or "images")
+    refuse_overwrite(out / PRODUCT, overwrite=True)  # finds that the folder cannot be one
     predictor = open_run(Path(args.run), checkpoint=args.checkpoint, kind=args.products).predictor
     outcome = predict_many(predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite)
     if cut := predictor.texts.truncated:
@@ -188,83 +174,6 @@ def _predict_many(args: PredictConfig) -> None:
     )
 
 
-def is_pattern(image: str) -> bool:
-    """Whether IMAGE means files that match, such as 'photos/*.jpg'. A file of that very name is no pattern."""
-    return glob.has_magic(image) and not Path(image).exists()
-
-
-def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
-    """The tasks that a command line names: images from a file, a folder or a pattern, and one query or a file of them.
-    Raises InputError if there are no images or no queries, the query file cannot be read, or it names images that do
-    not exist."""
-    if query is not None and queries is not None:
-        raise InputError("--queries: there is a query on the command line as well; leave one of them out")
-    if queries is None:
-        check_query(query or "")
-        asked, content = [("", query or "")], (query or "").encode()
-    elif Path(queries).suffix.lower() == ".json":
-        return _from_dataset(Path(queries), image)
-    else:
-        asked, content = _read_lines(Path(queries))
-    for_all = [text for name, text in asked if not name]
-    found = _images(image) if for_all or not Path(image).is_dir() else []
-    by_name = {file.name: file for file in found}
-    by_image = {file: list(for_all) for file in found}
-    for name, text in asked:
-        if name:
-            file = by_name.get(name, Path(image) / name)
-            if not file.is_file():
-                raise InputError(f"{queries}: it asks about {name}, which is not among the images of {image}; check it")
-            by_image.setdefault(file, []).append(text)
-    number = count(1)
-    tasks = [
-        Task(file, tuple(Question(text, next(number)) for text in texts)) for file, texts in by_image.items() if texts
-    ]
-    return Tasks(tasks, hashlib.sha256(content).hexdigest())
-
-
-def _images(image: str) -> list[Path]:
-    if is_pattern(image):
-        found = sorted(Path(name) for name in glob.glob(image, recursive=True) if Path(name).is_file())
-        if not found:
-            raise InputError(f"{image}: no file matches this pattern; check it, and put it in quotes")
-        return found
-    return find_images(Path(image), SUFFIXES, "images") if Path(image).is_dir() else [Path(image)]
-
-
-def _from_dataset(path: Path, image: str) -> Tasks:
-    """The queries of a data set about its images, which lie in the folder `image`."""
-    if not Path(image).is_dir():
-        raise InputError(f"{image}: with a data set as --queries, give the folder of its images here")
-    dataset = read_json(path, image)
-    tasks = []
-    for index in range(len(dataset)):
-        if queries := tuple(Question(query.text, query.id) for query in dataset.queries_at(index)):
-            tasks.append(Task(dataset.image_path(index), queries, dataset.size_at(index)))
-    if not tasks:
-        raise InputError(f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries")
-    return Tasks(tasks, dataset.sha256)
-
-
-def _read_lines(path: Path) -> tuple[list[tuple[str, str]], bytes]:
-    """The image, "" for all of them, and the query of each line of a text file; and the content of the file."""
-    try:
-        content = path.read_bytes()
-        lines = content.decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json") from None
-    asked: list[tuple[str, str]] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            *image, query = (part.strip() for part in line.split("\t", maxsplit=1))
-            if "" in (*image, query):
-                raise InputError(f"{path}: line {number} lacks the image before its tab or the query after; mend it")
-            asked.append(("".join(image), query))
-    if not asked:
-        raise InputError(f"{path}: the query file is empty; write one query a line, or IMAGE, a tab and a query")
-    return asked, content
-
-
 def predict_many(
     predictor: Predictor, tasks: Tasks, out: Path, *, mask_type: str = "auto", overwrite: bool = False
 ) -> Outcome:
@@ -272,13 +181,13 @@ def predict_many(
     `out` holds something else or cannot be written, or no image at all can be read."""
     predictor.check((), mask_type)
     header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
-              "queries": tasks.sha256, "mask_type": mask_type}  # fmt: skip
+              "queries": tasks.sha256, "mask_type": mask_type, "images": str(tasks.root)}  # fmt: skip
     header |= {} if predictor.kind == "float32" else {"products": predictor.kind}
     product = out / PRODUCT
 
     def start() -> dict[str, Place]:
         out.mkdir(parents=True, exist_ok=True)
-        earlier = list(out.glob("answers*.jsonl"))
+        earlier = earlier_journals(out)
         if overwrite:
             for journal in earlier:
                 journal.unlink()
@@ -374,7 +283,7 @@ def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Ma
             if str(task.path) in failed:
                 continue
             for query, entries in zip(task.queries, known[str(task.path)].read(), strict=True):
-                about = {"query_id": query.id, "image": task.path.name, "query": query.text}
+                about = {"query_id": query.id, "image": task.name, "query": query.text}
                 for entry in entries:
                     product.write(f"{separator}\n{json.dumps(about | entry)}")
                     separator = ","

@@ -1,6 +1,7 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -68,8 +69,8 @@ class CutQuery(UserWarning):
 
 def check_query(query: str) -> None:
     """Raises InputError for a query without words, and for one that no file in UTF-8 could hold."""
-    if not query.strip():
-        raise InputError("the query is empty; say what to segment, such as 'the red mug'")
+    if not isinstance(query, str) or not re.search(r"\w", query):
+        raise InputError("the query is empty or has no words; say what to segment, such as 'the red mug'")
     if not is_text(query):
         raise InputError("the query holds half of a character; write it in UTF-8")
 
@@ -125,7 +126,11 @@ class Predictor:
         return EncodedImage(box, tokens, pixels)
 
     def predict(
-        self, queries: Sequence[str], mask_type: str = "auto", image: EncodedImage | None = None, abstain: float = 0.0
+        self,
+        queries: Sequence[str],
+        mask_type: str = "auto",
+        image: EncodedImage | ImageLike | None = None,
+        abstain: float = 0.0,
     ) -> list[Prediction]:
         """One prediction for each query, about the image that was set or that is given.
 
@@ -134,10 +139,11 @@ class Predictor:
         no type is forced.
         """
         queries = [queries] if isinstance(queries, str) else list(queries)
-        image = image or self._image
+        self.check(queries, mask_type)
+        image = self._image if image is None else image
         if image is None:
             raise InputError("no image to look at; call set_image first")
-        self.check(queries, mask_type)
+        image = image if isinstance(image, EncodedImage) else self.encode(image)
         found: list[Prediction] = []
         for part in _parts([(None, query) for query in queries], QUERY_BUCKETS[-1]):
             decoded = self._decode(image.tokens, image.pixels, [(image.box, part)], self.texts.for_request)
@@ -178,6 +184,7 @@ class Predictor:
         InputError as `set_image` and `predict`, or if there is not one list of queries for each image."""
         if len(images) != len(queries):
             raise InputError(f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image")
+        queries = [[of_image] if isinstance(of_image, str) else of_image for of_image in queries]
         for of_image in queries:
             self.check(of_image, mask_type)
         found: list[list[Prediction]] = [[] for _ in images]

@@ -75,7 +75,8 @@ def read_config(folder: Path) -> Config:
     if exported.is_export(folder):
         raise InputError(f"{folder}: this is an export, which cannot be trained on; give the run folder")
     if not path.exists():
-        raise InputError(f"{folder}: no such run folder, its config.json is missing; give one that train wrote")
+        given = f"one that train wrote, or a released model ({', '.join(exported.RELEASED_MODELS)})"
+        raise InputError(f"{folder}: no such run folder, its config.json is missing; give {given}")
     try:
         return from_json(Config, json.loads(path.read_text()), str(path))
     except (OSError, ValueError, TypeError) as error:

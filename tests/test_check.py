@@ -198,3 +198,11 @@ def test_any_change_is_a_problem_or_harmless(tmp_path, data):
     loaded, problems = check_file(path)
     repair(path, loaded, problems)
     assert check_file(save(tmp_path, loaded))[1] == []
+
+
+def test_a_repair_that_would_leave_nothing_is_refused(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(good()))  # without its images
+    records, problems = check_file(path)
+    with pytest.raises(InputError, match=r"no image would be left .*--images DIR"):
+        repair(path, records, problems)

@@ -1,6 +1,7 @@
 """Reports side by side: their own figures, and intervals of the differences."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from sample_records import to_records
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
 from r2sm_jax.metrics.compare import FIGURES, NAME, compare
 from r2sm_jax.metrics.predictions import score_predictions
@@ -111,3 +113,12 @@ def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
     assert "no table of queries" in spoilt("a,b", "1,2")
     assert "no table of queries" in spoilt(lines[0], lines[1].replace(",", ",x", 1), *lines[2:])
     assert "no table of queries" in spoilt("")
+
+
+def test_reports_of_other_sentences_are_not_compared(reports, tmp_path):
+    other = shutil.copytree(reports / "b", tmp_path / "b")
+    report = json.loads((other / "report.json").read_text())
+    report["meta"]["data_sha256"]["all"] = "another"
+    (other / "report.json").write_text(json.dumps(report))
+    with pytest.raises(InputError, match=r"queries or masks of all in .* differ"):
+        compare([reports / "a", other])

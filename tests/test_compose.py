@@ -377,3 +377,17 @@ def test_coco() -> None:
     found = list(map(source.__getitem__, range(12)))
     assert all(sample.queries for sample in found) and any(any(hidden(sample)) for sample in found)
     assert any(query.kind["task"] == "reasoning" for sample in found for query in sample.queries)
+
+
+def test_cutouts_of_photos_of_one_name_are_all_written(tmp_path: Path) -> None:
+    file = write_photos(tmp_path / "photos", 12)
+    records = json.loads(file.read_text())
+    for number, image in enumerate(records["images"]):
+        folder = file.parent / "images" / str(number)
+        folder.mkdir()
+        (folder.parent / image["file_name"]).rename(folder / "photo.jpg")
+        image["file_name"] = f"{number}/photo.jpg"
+    file.write_text(json.dumps(records))
+    cutouts(file, out=tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert len({record["file"] for record in index}) == len(index) == len(list((tmp_path / "out").glob("*.png")))

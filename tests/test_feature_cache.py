@@ -22,7 +22,6 @@ from r2sm_jax.flags import parse_config
 from r2sm_jax.models import text_states
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.scenes import scenes
 from r2sm_jax.scenes.paint import COLOURS
 from r2sm_jax.scenes.scenes import ProceduralSource
 from r2sm_jax.sources import open_source
@@ -248,21 +247,10 @@ def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(cutout_fold
     assert open_source(f"cutouts:{cutout_folder}", count=2).fingerprint() == before
     assert open_source(f"cutouts:{cutout_folder}", "dev", count=1).fingerprint() != before
     for changed in (source.files[-1], Path(feature_cache.__file__)):
-        monkeypatch.setattr(scenes, "stamp", lambda path, changed=changed: "new" if path == changed else stamp(path))
+        monkeypatch.setattr(
+            feature_cache, "stamp", lambda path, changed=changed: "new" if path == changed else stamp(path)
+        )
         assert source.fingerprint() != before
-
-
-def test_pixels_for_which_features_stand_take_no_memory():
-    prepared = PreparedSource(open_source("scenes", count=2), 48, 12)
-    prepared.remember()
-    before = prepared[1] | {}
-    prepared.forget_pixels()
-    for name, array in prepared[1].items():
-        if name in ("image", "valid"):
-            assert array.shape == before[name].shape and array.dtype == before[name].dtype
-            assert before[name].any() and not array.any() and not any(array.strides)
-        else:
-            assert array is before[name]
 
 
 def test_why_images_are_not_cached(tmp_path, capsys):

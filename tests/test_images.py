@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from r2sm_jax.data.images import PAD_COLOUR, Letterbox, image_size, open_image
 from r2sm_jax.errors import InputError
@@ -77,7 +77,7 @@ def test_first_frame_of_an_animation(tmp_path):
 
 def test_what_cannot_be_read_says_why(tmp_path):
     assert "no such image" in error(tmp_path / "missing.png")
-    assert "cannot be read" in error(tmp_path)
+    assert "this is a folder" in error(tmp_path)
     (tmp_path / "empty.jpg").touch()
     assert "empty" in error(tmp_path / "empty.jpg")
     (tmp_path / "text.jpg").write_text("not an image")
@@ -274,3 +274,25 @@ def test_extreme_shapes_and_misuse():
         box.coverage(np.zeros((1000, 1), bool), 96)
     with pytest.raises(ValueError, match="positive"):
         Letterbox(0, 10, 96)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright_whatever_its_other_tags_say(tmp_path, orientation):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "a.png", exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
+    np.testing.assert_array_equal(open_image(tmp_path / "a.png"), expected)
+    broken = tmp_path / "broken.jpg"  # its unit of resolution is text, not a number
+    tags = struct.pack("<HHHIHHHHI4sI", 2, 0x0112, 3, 1, orientation, 0, 0x0128, 2, 4, b"in\0\0", 0)
+    image.save(broken, exif=b"Exif\0\0II*\0\x08\0\0\0" + tags)
+    assert open_image(broken).shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("values", "white"), [(np.int32([[0, 255]]), 255), (np.int32([[0, 65535]]), 255), (np.float32([[0, 65535]]), 255)]
+)
+def test_numbers_are_scaled_to_eight_bits(tmp_path, values, white):
+    Image.fromarray(values).save(tmp_path / "a.tiff")
+    assert open_image(tmp_path / "a.tiff")[0, :, 0].tolist() == [0, white]

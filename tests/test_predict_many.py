@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -338,3 +339,61 @@ def test_a_killed_process_is_resumed(tiny_run, photos, tmp_path):
     subprocess.run([*line[:-1], str(tmp_path / "q")], check=True, capture_output=True)
     assert [e["image"] for e in fused(tmp_path / "p")] == [e["image"] for e in fused(tmp_path / "q")]
     assert entries(tmp_path / "p") == entries(tmp_path / "q")
+
+
+def test_other_images_are_not_written_over_the_answers(photos, tmp_path, command, refused):
+    other = tmp_path / "else" / "photos"
+    shutil.copytree(photos, other)
+    assert command(main, "run", photos, QUERY, "--out", tmp_path / "p").code == 0
+    before = entries(tmp_path / "p")
+    assert "answers are of other images" in refused(main, "run", other, QUERY, "--out", tmp_path / "p")
+    assert entries(tmp_path / "p") == before
+
+
+def test_overwriting_removes_no_file_of_others(photos, tmp_path, command, refused):
+    out = tmp_path / "p"
+    assert command(main, "run", photos, QUERY, "--out", out).code == 0
+    for name in ("answers-mine.jsonl", "answers_mine.jsonl"):
+        (out / name).write_text("mine")
+    assert command(main, "run", photos, "the blue mug", "--out", out, "--overwrite").code == 0
+    assert {(out / name).read_text() for name in ("answers-mine.jsonl", "answers_mine.jsonl")} == {"mine"}
+    (tmp_path / "q.txt").write_text(QUERY)
+    words = ("run", tmp_path / "missing.jpg", "--queries", tmp_path / "q.txt", "--out", out, "--overwrite")
+    assert "no such image" in refused(main, *words) and (out / JOURNAL).read_text()
+
+
+def test_images_of_a_pattern_are_told_apart_by_their_folders(photos, tmp_path, command, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (photos / folder).mkdir()
+        shutil.copy2(next(photos.glob("*.png")), photos / folder / "1.png")
+    lines = tmp_path / "q.txt"
+    lines.write_text(f"a/1.png\t{QUERY}\nb/1.png\tthe mug\n")
+    assert command(main, "run", "photos/**/1.png", "--queries", lines).code == 0
+    found = {(e["image"], e["query"]) for e in entries(tmp_path / "predictions" / "photos")}
+    assert found == {("a/1.png", QUERY), ("b/1.png", "the mug")}
+    lines.write_text("1.png\tthe mug\n")
+    assert "asks about 1.png" in refused(main, "run", "photos/**/1.png", "--queries", lines)
+
+
+def test_the_default_folder_is_named_after_the_images(photos, tmp_path, command, monkeypatch):
+    versioned = photos.rename(photos.with_name("shots.v2"))
+    monkeypatch.chdir(versioned)
+    assert command(main, "run", ".", QUERY).code == 0
+    assert entries(versioned / "predictions" / "shots.v2")
+
+
+def test_arguments_that_cannot_be_images_are_one_sentence(tmp_path, refused, photos):
+    assert "IMAGE is empty" in refused(main, "run", "", QUERY)
+    assert "too long for the name of a file" in refused(main, "run", "what is " * 60, QUERY)
+    (tmp_path / "file").write_text("")
+    assert "this is a file" in refused(main, "run", photos, QUERY, "--out", tmp_path / "file")
+
+
+def test_a_file_name_that_is_no_text(photos, tmp_path, command):
+    try:
+        shutil.copy2(next(photos.glob("*.png")), os.fsencode(photos) + b"/caf\xe9.png")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    assert command(main, "run", photos, QUERY, "--out", tmp_path / "p").code == 0
+    assert len({e["image"] for e in entries(tmp_path / "p")}) == COUNT + 1

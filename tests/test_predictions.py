@@ -256,3 +256,66 @@ def test_scenes_have_query_ids_of_their_own(tmp_path):
 def test_bad_arguments(refused, arguments, words):
     message = refused(main, *arguments)
     assert all(word in message for word in words), message
+
+
+def test_an_empty_mask_is_no_detection(tmp_path):
+    """Neither beside the mask of another instance nor where nothing is meant."""
+    dataset = make_dataset(tmp_path)
+    kept = [entry(n, block(2, 4, 10, 14)) for n in (1, 2, 3, 6)]
+    emptied = [entry(n, block(0, 0, 0, 0)) for n in SCORED]
+    found = []
+    for name, entries in {"without": kept, "with": [*kept, *emptied]}.items():
+        scored = score_predictions(save(tmp_path / f"{name}.json", entries), dataset)
+        found.append(split_figures(scored.results, scored.instances))
+    for figures in found:
+        assert figures["all"]["ap"] == found[0]["all"]["ap"] > 0 and figures["variants"] == found[0]["variants"]
+
+
+def test_the_mask_type_is_given_for_every_answer_or_for_none(tmp_path):
+    dataset = make_dataset(tmp_path)
+    entries = [entry(1, block(2, 4, 10, 14), mask_type="modal"), entry(2, block(2, 4, 10, 14))]
+    with pytest.raises(InputError, match="query 2 has an answer without mask_type, others have one"):
+        score_predictions(save(tmp_path / "p.json", entries), dataset)
+
+
+def test_the_hash_of_the_data_does_not_depend_on_their_order(tmp_path):
+    dataset, path = make_dataset(tmp_path), save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14))])
+    hashes = {score_predictions(path, dataset.subset(order)).data_sha256 for order in ((0, 1), (1, 0))}
+    assert len(hashes) == 1 and score_predictions(path, dataset.subset([0])).data_sha256 not in hashes
+
+
+def test_queries_without_a_target_have_no_size(tmp_path):
+    scored = score_predictions(save(tmp_path / "p.json", []), make_dataset(tmp_path))
+    sizes = split_figures(scored.results)["breakdowns"]["size"]
+    assert sum(figures["queries"] for figures in sizes.values()) == len(SCORED) - 1
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("RGB", (1, 0, 0)), ("RGB", (0, 0, 4)), ("RGBA", (255, 255, 255, 255))])
+def test_a_png_mask_may_have_colours_and_transparency(tmp_path, mode, colour):
+    make_dataset(tmp_path)
+    (tmp_path / "masks").mkdir()
+    ground = (255, 255, 255, 0) if mode == "RGBA" else (0, 0, 0)
+    image = Image.new(mode, (WIDTH, HEIGHT), ground)
+    image.paste(colour, (2, 4, 10, 14))
+    image.save(tmp_path / "masks" / "1.png")
+    answers = read_predictions(tmp_path / "masks", {1: (HEIGHT, WIDTH)})
+    assert (masks.decode(answers[1].instances[0]) == block(2, 4, 10, 14)).all()
+
+
+def test_several_splits_are_named_and_a_report_is_not_put_beside_them(tmp_path, refused):
+    make_dataset(tmp_path)
+    path = save(tmp_path / "p.json", [entry(1, block(2, 4, 10, 14))])
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test_a", "test_b"):
+        (tmp_path / "data.json").rename(tmp_path / "data" / f"{split}.json") if split == "train" else None
+        (tmp_path / "data" / f"{split}.json").write_text((tmp_path / "data" / "train.json").read_text())
+    words = ("--predictions", path, "--data", f"json:{tmp_path / 'data'}")
+    assert "give one --split of test_a, test_b" in refused(main, *words)
+    (tmp_path / "data" / "test_b.json").unlink()
+    assert "would look like a split" in refused(main, *words, "--out", tmp_path / "data")
+
+
+@pytest.mark.parametrize("score", [10**400, float("nan"), float("inf")])
+def test_scores_that_are_no_numbers(tmp_path, score):
+    with pytest.raises(InputError, match="is not a number"):
+        score_predictions(save(tmp_path / "p.json", [entry(1, block(0, 0, 2, 2), score)]), make_dataset(tmp_path))

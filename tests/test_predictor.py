@@ -279,3 +279,13 @@ def test_ten_thousand_words_are_cut_with_a_warning(predictor, images):
         (prediction,) = predictor.predict([words])
     assert prediction.query == words and prediction.unread.endswith("hidden parts included")
     assert predictor.predict(["the red mug"])[0].unread == ""
+
+
+def test_a_sentence_and_an_image_may_be_given_as_they_are(predictor, images):
+    array = images[0]
+    (one,) = predictor.predict(["the red mug"], image=array)
+    ((same,),) = predictor.predict_batch([array], ["the red mug"])
+    assert one.query == same.query == "the red mug" and np.array_equal(one.mask, same.mask)
+    for query in (".", "\u200b", " "):
+        with pytest.raises(InputError, match="has no words"):
+            predictor.predict([query], image=array)

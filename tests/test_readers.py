@@ -294,6 +294,25 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
         join_queries(path, records, R2SMFields())
 
 
+@pytest.mark.parametrize("answer", ["instance ids are 31 and 32", "instance id: 31", "instance id is 31, 32"])
+def test_an_answer_whose_ids_cannot_be_read_is_a_bad_record(tmp_path, answer):
+    records = read_coco_like(to_read(write(tmp_path / "c.json", coco())), PRESETS["cocoa-cls"]).records("test")
+    path = write(tmp_path / "q.json", [{"image_id": 7, "text": "x", "mask_type": "modal", "answer": answer}])
+    with pytest.raises(InputError, match="ids in its answer cannot be read"):
+        join_queries(path, records, R2SMFields())
+
+
+def test_r2sm_images_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    images = [{"id": n, "file_name": f"{n}/a.jpg", "height": 9, "width": 9} for n in (1, 2)]
+    records = {"images": images, "annotations": [], "categories": [], "queries": []}
+    line = {"text": "x", "mask_type": "modal", "instance_ids": []}
+    path = write(tmp_path / "q.json", [line | {"image_id": "2/a.jpg"}, line | {"image_id": "1/a.jpg"}])
+    assert [q["image_id"] for q in join_queries(path, records, R2SMFields()).queries] == [2, 1]
+    write(path, [line | {"image_id": "a.jpg"}])
+    with pytest.raises(InputError, match="or several have this name"):
+        join_queries(path, records, R2SMFields())
+
+
 READERS = {
     "coco": lambda path: read_coco_like(to_read(path), PRESETS["d2sa"]),
     "mmr": lambda path: read_mmr(to_read(path)),

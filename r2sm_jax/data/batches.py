@@ -237,11 +237,6 @@ class PreparedSource:
         with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
             yield from pool.imap(_prepare_served, indices, chunksize=32)
 
-    def forget_pixels(self) -> None:
-        """Frees the images that are kept in memory, for which features stand; empty ones take their places."""
-        for p in self._kept if isinstance(self._kept, list) else ():
-            p |= {name: np.broadcast_to(np.zeros((), p[name].dtype), p[name].shape) for name in ("image", "valid")}
-
 
 _served: list[PreparedSource] = []  # in a worker process; sent to it once, since each copy keeps photos of its own
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from scipy.sparse import csr_array
 
 from r2sm_jax.data.masks import box
@@ -23,6 +23,10 @@ from r2sm_jax.errors import InputError
 MAX_MEGAPIXELS = 50
 # Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+ORIENTATION = 0x0112
+"""EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's `exif_transpose`, which refuses
+images with other tags that are wrong."""
+UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
 PAD_COLOUR = (124, 116, 104)
 """Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero."""
 
@@ -52,14 +56,23 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
 def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Image:
     """The first frame of an image, upright, in the mode that it is stored in. Raises InputError like `open_image`."""
     with _opened(image, name) as opened:
-        return ImageOps.exif_transpose(opened)
+        turn = UPRIGHT.get(opened.getexif().get(ORIENTATION, 1))
+        return opened.copy() if turn is None else opened.transpose(turn)
+
+
+def brightness(image: Image.Image) -> np.ndarray:
+    """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is transparent."""
+    if image.mode not in ("RGB", "LA", "RGBA"):
+        return np.asarray(image)
+    rgba = np.asarray(image.convert("RGBA"))
+    return rgba[..., :3].max(-1) * (rgba[..., 3] > 0)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
     """Height and width of what `open_image` would return, read from the header alone. Raises InputError like it."""
     with _opened(path) as image:
         width, height = image.size
-        sideways = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        sideways = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
         return (width, height) if sideways else (height, width)
 
 
@@ -211,6 +224,8 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise
     except FileNotFoundError as error:
         raise InputError(f"{name}: there is no such image; check the path") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{name}: this is a folder; give the path of an image") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first") from error
     except UnidentifiedImageError as error:
@@ -230,7 +245,10 @@ def _check_size(name: str, width: int, height: int) -> None:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip at 255
         pixels = np.nan_to_num(np.asarray(image, np.float64))
-        pixels = pixels / 257 if image.mode != "F" else pixels * 255 if pixels.max() <= 1 else pixels
+        if image.mode == "F" and pixels.max() <= 1:
+            pixels *= 255
+        elif image.mode.startswith("I;16") or pixels.max() > 255:
+            pixels /= 257
         return Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -21,6 +21,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.feature_cache import fingerprint
 from r2sm_jax.query import Query
 
 M = TypeVar("M")
@@ -107,8 +108,8 @@ class Problem(NamedTuple):
 
 
 def is_id(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number (True and False are not)."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value is a whole number (True and False are not) of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def is_text(value: Any) -> TypeGuard[str]:
@@ -292,6 +293,10 @@ class Dataset:
     @property
     def image_ids(self) -> tuple[int, ...]:
         return tuple(image["id"] for image in self.images)
+
+    def fingerprint(self) -> str:
+        """Changes with all that the samples depend on."""
+        return fingerprint(map(self.image_path, range(len(self))), self.path.resolve(), self.sha256, self.image_ids)
 
     def image_path(self, index: int) -> Path:
         """The file of image `index`. Raises InputError where it is in none of the folders."""

@@ -31,6 +31,8 @@ Colour = tuple[int, int, int]
 Mask = Bool[np.ndarray, "H W"]
 Picture = UInt8[np.ndarray, "H W 3"]
 
+LARGE = 4_000_000  # pixels from which an overlay is drawn at the image's own size
+
 # Measures of a sheet in pixels.
 _CELL, _GAP, _MARGIN, _PADDING = 464, 32, 44, 12
 _TITLE_SIZE, _TEXT_SIZE, _CAPTION_SIZE, _TAG_SIZE = 26, 22, 18, 16
@@ -62,11 +64,13 @@ def overlay(image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType |
     height, width = visible.shape
     line = max(1.0, min(height, width) / 220)
     # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced again.
-    tint = _tint(visible.repeat(2, 0).repeat(2, 1), occluded.repeat(2, 0).repeat(2, 1), mask_type, 2 * line)
-    tint = tint.reshape(height, 2, width, 2, 4).mean((1, 3))
+    fold = 2 if visible.size <= LARGE else 1
+    larger = (x.repeat(fold, 0).repeat(fold, 1) for x in (visible, occluded))
+    tint = _tint(next(larger), next(larger), mask_type, fold * line)
+    tint = tint.reshape(height, fold, width, fold, 4).mean((1, 3))
     # Paler colours, on which the two tints stand out.
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
-    pale = 0.45 * image + 0.45 * grey[..., None] + 0.10 * 255
+    pale = np.float32(0.45) * image + np.float32(0.45) * grey[..., None] + np.float32(0.10 * 255)
     return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
 
 

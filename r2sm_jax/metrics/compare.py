@@ -1,7 +1,9 @@
 """`queries.csv`, a line for every query that was scored, and reports side by side by these files."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +88,19 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         raise InputError(f"--compare: {folders[0]} and {folders[1]} have no split in common; evaluate the same data")
     for folder, report in zip(folders[1:], reports[1:], strict=True):
         for split in shared:
+            if len({_hash_of(other, split) for other in (folders[0], folder)} - {None}) > 1:
+                what = f"the queries or masks of {split} in {folders[0]} and {folder} differ"
+                raise InputError(f"--compare: {what}; evaluate the same data")
             _check_same(reports[0][split], report[split], f"{folders[0]} and {folder}, split {split}")
     splits = {split: _compare([report[split] for report in reports]) for split in shared}
     return {"reports": [str(folder) for folder in folders], "splits": splits}
+
+
+def _hash_of(folder: Path, split: str) -> str | None:
+    """The hash of the data that a report states; None where it is not there."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return json.loads((folder / "report.json").read_text())["meta"]["data_sha256"][split]
+    return None
 
 
 def _check_same(one: Table, other: Table, where: str) -> None:

@@ -43,11 +43,12 @@ class InstanceScores:
         crowd: Sequence[RLE] = (),
     ) -> None:  # fmt: skip
         """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
-        ignore (`crowd`). Raises ValueError for a query that was added before."""
+        ignore (`crowd`). An empty mask detects nothing. Raises ValueError for a query that was added before."""
         if query_id in self.units:
             raise ValueError(f"query {query_id} was added before")
         values = np.asarray(scores, float)
-        order = np.argsort(-values, kind="stable")[:MOST]
+        drawn = np.array(masks.areas(list(detections)), float) > 0
+        order = [i for i in np.argsort(-values, kind="stable") if drawn[i]][:MOST]
         found, wanted = [detections[i] for i in order], [*truth, *crowd]
         flags = [False] * len(truth) + [True] * len(crowd)
         self.units[query_id] = Unit(

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.images import brightness
 from r2sm_jax.data.samples import Source, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics.score import Answer, Scored, score, truths
@@ -82,6 +83,10 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
             _add_entry(found.setdefault(entry["query_id"], Answer()), entry, size)
         except ValueError as error:
             raise InputError(f"{where}: {error}; see docs/metrics.md") from error
+    undecided = [number for number, answer in found.items() if answer.decision is None]
+    if 0 < len(undecided) < len(found):
+        problem = f"query {undecided[0]} has an answer without mask_type, others have one"
+        raise InputError(f"{path}: {problem}; give it for every answer or for none")
     if not any(answer.instances for answer in found.values()):
         for answer in found.values():  # a system that gives one mask for a query has one detection
             answer.instances, answer.scores = [answer.mask(0, 0)], [1.0]
@@ -92,7 +97,7 @@ def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) 
     """Adds an entry of a `coco` file to the answer to its query. Raises ValueError for a bad value."""
     mask, score = masks.compressed(entry.get("segmentation"), *size), entry.get("score", 1.0)
     mask_type, probability = entry.get("mask_type"), entry.get("amodal_probability")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not np.isfinite(score):
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) < 1e300:
         raise ValueError(f"score {score!r} is not a number")
     if mask_type not in ("modal", "amodal", None):
         raise ValueError(f"mask_type {mask_type!r} is neither modal nor amodal")
@@ -139,7 +144,7 @@ def _check_size(shape: tuple[int, ...], size: tuple[int, int]) -> None:
 def _read_png(file: Path, size: tuple[int, int]) -> np.ndarray:
     with Image.open(file) as image:
         _check_size((image.height, image.width), size)  # before it is decoded: it may be huge
-        return np.asarray(image.convert("L") if image.mode in ("RGB", "LA", "RGBA") else image)[None] > 0
+        return brightness(image)[None] > 0
 
 
 def _read_logits(file: Path, size: tuple[int, int]) -> np.ndarray:

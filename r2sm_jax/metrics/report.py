@@ -131,7 +131,7 @@ def _groups(result: QueryResult) -> dict[str, str | None]:
         "difficulty": HARD.get(kind.get("hard")),
         "instances": MULTI.get(kind.get("multi")),
         "occlusion": None if rate is None else next(name for name, high in RATES.items() if rate <= high),
-        "size": next(name for name, high in SIZES.items() if result.answered.truth <= high),
+        "size": next((name for name, high in SIZES.items() if 0 < result.answered.truth <= high), None),
     }
 
 

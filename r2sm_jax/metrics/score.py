@@ -197,9 +197,9 @@ class Scored:
 
     @property
     def data_sha256(self) -> str:
-        """Hash of the queries, requested types and true masks in their order: the same for the same data, whatever
-        file they come from."""
-        return hashlib.sha256(b"".join(self._hashed)).hexdigest()
+        """Hash of the queries, requested types and true masks: the same for the same data, whatever file they come
+        from, and in any order."""
+        return hashlib.sha256(b"".join(sorted(self._hashed))).hexdigest()
 
     def merge(self, other: "Scored") -> None:
         """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""

@@ -112,14 +112,14 @@ def find_model(name: str, flag: str) -> Path:
             print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
             return found
         except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            tried.append(f"{place} ({type(error).__name__})")
+            tried.append(f"{place} ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})")
     if not places:
         raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
     if list(places) == ["the Hugging Face cache"]:
         raise InputError(f"{flag} {name}: there is no such folder; write {published} for a model of the hub")
     raise InputError(
-        f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files (docs/weights.md) "
-        f"elsewhere and pass their folder as {flag} FOLDER"
+        f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files elsewhere "
+        f"(docs/weights.md) and put them into {own}, or train with {flag} FOLDER"
     )
 
 

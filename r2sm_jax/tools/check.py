@@ -105,16 +105,18 @@ def repair(path: Path, records: Records, problems: list[Problem], images_dir: Pa
             for key in LISTS:
                 records[key] = [record for index, record in enumerate(records[key]) if (key, index) not in left_out]
         problems = list(_all_problems(records, image_folders(path, images_dir)))
+    if done and not records["images"]:
+        raise InputError(f"{path}: no image would be left ({done[0]}); give the folder of the images with --images DIR")
     return done
 
 
 def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path | None) -> list[str]:
-    """Images that two dataset files share, by id or by the hash of their pixels, one sentence each.
+    """Images that two dataset files share, by id and name or by the hash of their pixels, one sentence each.
 
     Raises InputError for an image that cannot be read.
     """
     (ids, hashes), (other_ids, other_hashes) = _fingerprints(path, images_dir), _fingerprints(other, other_dir)
-    by_id = [f"image id {i} is in both ({ids[i]} and {other_ids[i]})" for i in sorted(ids.keys() & other_ids.keys())]
+    by_id = [f"image id {i} is in both ({name})" for i, name in sorted(ids.items() & other_ids.items())]
     both = [(name, other_hashes[digest]) for digest, name in hashes.items() if digest in other_hashes]
     return by_id + [f"{name} and {other_name} have the same pixels" for name, other_name in both]
 

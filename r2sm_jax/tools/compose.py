@@ -90,8 +90,8 @@ def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, ov
         raise InputError(f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos")
     index = []
     for cutout in chosen:
-        stem = Path(photos.dataset.images[cutout.photo]["file_name"]).stem
-        name = f"{stem}_{cutout.number}.png"
+        photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
+        name = f"{'_'.join(photo.parts)}_{cutout.number}.png"
         _save(photos.cut(cutout)[0], out / name)
         index.append({"file": name, "label": cutout.category})
     with writing(out / "index.json", overwrite) as part:

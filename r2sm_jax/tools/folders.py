@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 from tyro.conf import OmitArgPrefixes
 
-from r2sm_jax.data.images import decode
+from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.conversion import Conversion, Files
@@ -96,7 +96,7 @@ def _read(entry: Entry, path: Path, size: Size) -> Mask:
         image = decode(path)
     except InputError as error:
         raise entry.error(f"{path} cannot be read ({error})", "give the mask again") from error
-    values = np.asarray(image if image.mode in ("1", "L", "P", "I;16", "I") else image.convert("L"))
+    values = brightness(image)
     if values.shape != size:
         what = f"{path.name} is {values.shape[0]} x {values.shape[1]}, but its image is {size[0]} x {size[1]}"
         raise entry.error(what, "give masks of the image's size")

@@ -174,6 +174,16 @@ def named_ids(answer: str) -> list[str]:
     return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
+def _read_ids(entry: Entry, answer: str) -> list[int]:
+    """The ids in an answer as R2SM writes it; none where it names no instance. Raises RecordError where it names some
+    in another form."""
+    ids, mentioned = named_ids(answer), re.findall(r"instance id", answer, re.IGNORECASE)
+    several = re.search(r"instance id is\s*\[?\s*\w+\]?\s*(,|and)\s*\d", answer, re.IGNORECASE)
+    if several or len(ids) != len(mentioned) or not all(map(str.isdecimal, ids)):
+        raise entry.error("the ids in its answer cannot be read", "write 'instance id is [3]' for each of them")
+    return list(map(int, ids))
+
+
 def read_mmr(files: Files) -> Conversion:
     """MMR (jdg900/MMR): questions about objects and parts, several targets each; visible masks.
 
@@ -253,19 +263,23 @@ def join_queries(
     those of the annotations' `source_id` where there is one, else of the annotations. Raises InputError where more than
     `max_bad` of the queries do not fit the dataset.
     """
-    images = {image["id"]: image["id"] for image in records["images"]}
-    images |= {Path(image["file_name"]).name: image["id"] for image in records["images"]}
+    images: dict[Any, int | None] = {}
+    for image in records["images"]:  # the name alone means an image where only one has it
+        name = Path(image["file_name"]).name
+        images[name] = None if name in images else image["id"]
+    images |= {image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")}
     ids = {(a["image_id"], a.get("source_id", a["id"])): a["id"] for a in records["annotations"]}
     found = Conversion(max_bad=max_bad)
     for entry in found.read_lists([path], "a list of queries, or one JSON object a line (.jsonl)"):
         with found.record():
             name = entry.need(fields.image, int, str)
-            image_id = images.get(Path(name).name if isinstance(name, str) else name)
+            image_id = images.get(name, images.get(Path(name).name) if isinstance(name, str) else None)
             if image_id is None:
-                raise entry.error(f"image {name!r} is not in the dataset", "convert the images first")
+                problem = f"image {name!r} is not in the dataset, or several have this name"
+                raise entry.error(problem, "convert the images first, and name it as the dataset does")
             answer, listed = entry.get(fields.answer), entry.get(fields.instances)
             if listed is None and isinstance(answer, str):
-                listed = [int(number) for number in named_ids(answer) if number.isdecimal()]
+                listed = _read_ids(entry, answer)
             if not isinstance(listed, list):
                 raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
             for number in listed:

@@ -224,8 +224,6 @@ class FrozenImages:
             self.cache.add(computed())
         gather(None)
         self.cache.refresh()
-        if (_stem_is_frozen(vision) or vision.stem == "none") and (vision.plain_is_frozen or vision.name is None):
-            self.prepared.forget_pixels()
         return len(new)
 
 
