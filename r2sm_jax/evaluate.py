@@ -171,7 +171,8 @@ def main() -> None:
         raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
-    if args.out and args.data and Path(args.out).resolve() == Path(args.data.partition(":")[2] or args.data).resolve():
+    kind, _, folder = (args.data or "").partition(":")
+    if args.out and folder and same_data(args.data or "", f"{kind}:{args.out}"):
         raise InputError(f"--out {args.out}: report.json would look like a split of the data; give another folder")
     with running(args.distributed):
         report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)

@@ -62,8 +62,8 @@ KEPT_WHOLE = 0.9
 SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)
 HASHED = 64
 FEW = 256  # fewer samples are prepared sooner than other processes start
-KEPT_BYTES = 4 << 30
-"""Prepared samples are kept in memory up to this size in all, and prepared anew at each visit beyond it."""
+KEPT_BYTES, KEPT_ON_DISK = 4 << 30, 16 << 30
+"""Prepared samples are kept in memory or on disk up to this size in all, and prepared anew at each visit beyond it."""
 
 
 def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]) -> Prepared:
@@ -206,9 +206,9 @@ class PreparedSource:
     def remember(self, folder: str | None = None) -> bool:
         """Prepares every sample now, on all cores, and keeps them. Returns whether it did so.
 
-        It does not where crops differ from visit to visit, or the samples need more memory than `KEPT_BYTES`, judged by
-        one. In `folder`, those of a source that has a fingerprint are kept on disk instead, also for later runs, and
-        each process prepares a share of them.
+        It does not where crops differ from visit to visit, or the samples are too large together, judged by one. In
+        `folder`, those of a source that has a fingerprint are kept on disk, also for later runs, and each process
+        prepares a share of them.
         """
         if self.crop < 1 or not len(self):
             return False
@@ -219,6 +219,8 @@ class PreparedSource:
             if fits := len(self) * size <= KEPT_BYTES:
                 self._kept = list(self._prepare(range(len(self))))
             return fits
+        if len(self) * size > KEPT_ON_DISK:
+            return False
         cache = FeatureCache(Path(folder), digest("prepared", fingerprint(), *self.sizes))
         missing = [index for index in range(len(self)) if str(index) not in cache]
         mine = missing[jax.process_index() :: jax.process_count()]

@@ -62,7 +62,7 @@ def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Ima
 
 def brightness(image: Image.Image) -> np.ndarray:
     """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is transparent."""
-    if image.mode not in ("RGB", "LA", "RGBA"):
+    if len(image.getbands()) == 1:
         return np.asarray(image)
     rgba = np.asarray(image.convert("RGBA"))
     return rgba[..., :3].max(-1) * (rgba[..., 3] > 0)
