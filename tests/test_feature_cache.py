@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 from r2sm_jax import feature_cache
 from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.data import batches
 from r2sm_jax.data.batches import Prepared, PreparedSource, to_arrays
 from r2sm_jax.errors import InputError
 from r2sm_jax.feature_cache import TYPES, FeatureCache, digest, stamp, to_float16
@@ -236,6 +237,10 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     for index in range(5):
         assert same(fresh[index], again[index]) and again.texts(index) == fresh.texts(index)
     assert same(first[3], again[3]) and not same(again[3], again[4])
+    monkeypatch.setattr(batches, "KEPT_ON_DISK", 1)
+    assert not PreparedSource(open_source(spec, count=3), 48, 12).remember(str(tmp_path / "cache"))
+    monkeypatch.undo()
+    monkeypatch.setattr(ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i))
     for other in ({"seed": 1}, {"size": 64}, {"queries": 3}):
         prepared(2, **other)
         assert len(drawn) == 3, other

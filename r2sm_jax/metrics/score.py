@@ -197,9 +197,10 @@ class Scored:
 
     @property
     def data_sha256(self) -> str:
-        """Hash of the queries, requested types and true masks: the same for the same data, whatever file they come
-        from, and in any order."""
-        return hashlib.sha256(b"".join(sorted(self._hashed))).hexdigest()
+        """Hash of the queries, requested types and true masks by query id: the same for the same data, whatever file
+        they come from, and in any order."""
+        in_order = sorted(self._hashed, key=lambda entry: int(entry.partition(b" ")[0]))
+        return hashlib.sha256(b"".join(in_order)).hexdigest()
 
     def merge(self, other: "Scored") -> None:
         """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""
