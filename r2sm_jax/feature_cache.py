@@ -41,7 +41,7 @@ def digest(*parts: Any) -> str:
 
 
 def stamp(path: Path) -> list[int] | None:
-    """Size and time of change of an image file; None where there is no file."""
+    """Size and time of change of a file; None where there is none."""
     try:
         stat = path.stat()
     except OSError:

@@ -88,10 +88,10 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         raise InputError(f"--compare: {folders[0]} and {folders[1]} have no split in common; evaluate the same data")
     for folder, report in zip(folders[1:], reports[1:], strict=True):
         for split in shared:
+            _check_same(reports[0][split], report[split], f"{folders[0]} and {folder}, split {split}")
             if len({_hash_of(other, split) for other in (folders[0], folder)} - {None}) > 1:
                 what = f"the queries or masks of {split} in {folders[0]} and {folder} differ"
                 raise InputError(f"--compare: {what}; evaluate the same data")
-            _check_same(reports[0][split], report[split], f"{folders[0]} and {folder}, split {split}")
     splits = {split: _compare([report[split] for report in reports]) for split in shared}
     return {"reports": [str(folder) for folder in folders], "splits": splits}
 
