@@ -117,7 +117,7 @@ def test_names_pick_exactly_their_targets(split):
     other = name.replace("P<", "P<other_")
     whole = rf"{name}(?: (?P<link>behind|in front of) {other})?"
     held_out = split == "val_phrasing"
-    frames = [] if held_out else ["{w}", *phrasebook(False).commands, *phrasebook(False).questions]
+    frames = [] if held_out else ["{w}", *phrasebook("wordings").commands, *phrasebook("wordings").questions]
     bare_wordings = read_sections("held_out.txt" if held_out else "wordings.txt")["modal: bare"]
     frames += [wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording]
     shells = [re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?") for frame in frames]

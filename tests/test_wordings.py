@@ -6,7 +6,7 @@ import pytest
 from query_samples import ALL_CLASSES, CLASSES, COLOURS, GROUPS, has_words, queries_of
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import Phrasebook, phrasebook, phrasebook_of_test
+from r2sm_jax.queries.grammar import Phrasebook, phrasebook
 from r2sm_jax.queries.nouns import lexicon, plural
 from r2sm_jax.queries.sentences import free_templates, write_free_sentences, written_sentences
 
@@ -16,12 +16,12 @@ def all_wordings(book, mask_type):
 
 
 def held_out_wordings():
-    books = phrasebook(True), phrasebook_of_test()
+    books = phrasebook("held_out"), phrasebook("test")
     return frozenset().union(*(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal")))
 
 
 def test_wordings_are_many_and_disjoint():
-    train, *others = phrasebook(False), phrasebook(True), phrasebook_of_test()
+    train, *others = phrasebook("wordings"), phrasebook("held_out"), phrasebook("test")
     sets = [all_wordings(book, mask_type) for book in (train, *others) for mask_type in ("modal", "amodal")]
     assert len(frozenset().union(*sets)) == sum(map(len, sets))
     for mask_type in ("modal", "amodal"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.nouns import lexicon
@@ -136,12 +136,6 @@ def _split(line: str, *names: str) -> tuple[Any, str]:
 
 
 @cache
-def phrasebook(held_out: bool) -> Phrasebook:
-    """The training wordings or the held-out ones."""
-    return Phrasebook("held_out.txt" if held_out else "wordings.txt")
-
-
-@cache
-def phrasebook_of_test() -> Phrasebook:
-    """The wordings of the split `test`, which are neither of these."""
-    return Phrasebook("test.txt")
+def phrasebook(name: Literal["wordings", "held_out", "test"]) -> Phrasebook:
+    """The training wordings, the held-out ones, or those of the split `test`, which are neither of these."""
+    return Phrasebook(f"{name}.txt")

@@ -18,13 +18,12 @@ import numpy as np
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.queries.grammar import FIELDS, Phrasebook, Wording, agreement, expand, phrasebook, read_sections
-from r2sm_jax.query import MaskType, Sentence
+from r2sm_jax.query import MASK_TYPES, MaskType, Sentence
 from r2sm_jax.random_choice import pick
 
 PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
 R2SM_SHARE = 0.6  # draws of a sentence in the manner of R2SM
 NOTHING_SHARE = 0.04  # draws of a text from which nobody can tell what is wanted
-TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 
 SentenceList = Literal["development", "test", "calibration", "r2sm_train", "rules_train", "val_r2sm"]
 """Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
@@ -37,7 +36,7 @@ def free_templates() -> dict[str, tuple[str, ...]]:
     fields = FIELDS | words.keys()
     try:
         return {
-            title: tuple(text for line in lines for text in expand(line, fields, phrasebook(held_out=False).shared))
+            title: tuple(text for line in lines for text in expand(line, fields, phrasebook("wordings").shared))
             for title, lines in (words | read_sections("free_sentences.txt")).items()
         } | {"nothing": tuple(read_sections("nothing.txt")["nothing"])}
     except InputError as error:
@@ -50,13 +49,13 @@ def write_free_sentences(count: int, *, seed: int, without: Sequence[str] = ()) 
     Those in the manner of R2SM are written `without` some of their authors, such as "author a". What says nothing
     at all (`nothing.txt`) is there as modal and as amodal, so that a head learns to be undecided.
     """
-    rng, book = np.random.default_rng(seed), phrasebook(held_out=False)
+    rng, book = np.random.default_rng(seed), phrasebook("wordings")
     written = _written(rng, without)
     found: dict[str, Sentence] = {}
     while len(found) < count:
         draw = rng.random()
         if draw < NOTHING_SHARE:
-            text, both = _draw(rng, "nothing"), pick(rng, TYPES)
+            text, both = _draw(rng, "nothing"), pick(rng, MASK_TYPES)
             found.setdefault(f"{both}: {text}", Sentence(text, both, f"{both}: nothing"))
         elif draw < NOTHING_SHARE + R2SM_SHARE:
             sentence = next(written)
@@ -76,7 +75,7 @@ def _from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iterator[tuple
         modal, amodal = pick(rng, book.pairs)
         wordings = {"modal": pick(rng, modal), "amodal": pick(rng, amodal)}
     else:
-        drawn: MaskType = pick(rng, TYPES)
+        drawn: MaskType = pick(rng, MASK_TYPES)
         wordings = {drawn: _wording(rng, book, drawn)}
     for mask_type, wording in wordings.items():
         if wording.needs <= fields.keys():
@@ -106,7 +105,7 @@ def _written(rng: np.random.Generator, without: Sequence[str]) -> Iterator[Sente
         if row.family not in without:
             texts[row.reason].append(row.text)
     while True:
-        mask_type: MaskType = pick(rng, TYPES)
+        mask_type: MaskType = pick(rng, MASK_TYPES)
         form = pick(rng, free_templates()[f"{mask_type}: forms"])
         reason, _, section = form.partition(", ")
         left[reason] = left[reason] or rng.permutation(texts[reason]).tolist()

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.queries.grammar import Wording, agreement, phrasebook, phrasebook_of_test
+from r2sm_jax.queries.grammar import Wording, agreement, phrasebook
 from r2sm_jax.queries.objects import ObjectFacts, Objects
 from r2sm_jax.queries.phrases import Phrase, PhraseWriter
 from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
@@ -104,7 +104,7 @@ class _QueryWriter:
     def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, split: Split):
         held_out = split in ("val_phrasing", "val_hard", "test")
         self.rng, self.all_hard = rng, split == "val_hard"
-        self.book = phrasebook_of_test() if split == "test" else phrasebook(held_out)
+        self.book = phrasebook("test" if split == "test" else "held_out" if held_out else "wordings")
         self.objects = Objects(objects)
         self.phrases = PhraseWriter(self.objects, rng, held_out)
 
