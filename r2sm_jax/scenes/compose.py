@@ -175,10 +175,9 @@ class ComposeSource(ProceduralSource):
         fits = np.all(np.less(sprite.mask.shape, layout.shape))
         if not fits or masks.area(sprite.mask) < self._rules.smallest_area:
             return False
-        free = below is None
-        place = layout.find_free(rng, sprite) if free else layout.find_over(rng, sprite, below, share)
+        place = layout.find_free(rng, sprite) if below is None else layout.find_over(rng, sprite, below, share)
         if place is not None:
-            layout.put(Placed(item, sprite, *place, on_top=not free))
+            layout.put(Placed(item, sprite, *place, on_top=below is not None))
         return place is not None
 
     def _choose(self, rng: np.random.Generator, side: float) -> Cutout:

@@ -29,6 +29,7 @@ UNIT = 96  # layout units along a side
 TILT = {"butterfly": 45, "kite": 40, "rocket": 50, "fish": 25, "apple": 25, "ice cream": 30, "shirt": 25}
 TILT |= dict.fromkeys(("pencil", "key", "scissors", "hammer", "banana", "book", "envelope", "ball"), 180)
 LONG = {"bottle": 1.15, "wine glass": 1.15, "pencil": 1.25, "key": 1.1, "hammer": 1.1, "banana": 1.1}
+VOCABULARY = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
 FEWEST = 3
 COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 objects
 PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
@@ -231,11 +232,7 @@ class SceneSource(ProceduralSource):
     """Drawn scenes."""
 
     splits = (*ProceduralSource.splits, TEST_SPLIT)
-
-    def __init__(self, split: str, count: int, **options: int):
-        """As `ProceduralSource`."""
-        super().__init__(split, count, **options)
-        self.vocabulary = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
+    vocabulary = VOCABULARY
 
     def scene(self, number: int) -> Scene:
         return draw_scene(self.seed, number, self.size)
