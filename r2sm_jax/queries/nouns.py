@@ -137,15 +137,14 @@ def same_class(said: str, name: str) -> bool:
 
 def says_name(text: str, name: str) -> bool:
     """Whether a text says a class name or its plural, in one word, in several or with hyphens."""
-    pattern = _name_pattern(name)
-    return pattern is not None and pattern.search(text.casefold()) is not None
+    return _name_pattern(name).search(text.casefold()) is not None
 
 
 @cache
-def _name_pattern(name: str) -> re.Pattern[str] | None:
+def _name_pattern(name: str) -> re.Pattern[str]:
     *first, last = words_of(display_name(name)) or ("",)
     if not last:
-        return None
+        return re.compile("(?!)")  # found nowhere
     # More spellings than English has do no harm: nobody writes "mouses" but for mice.
     lasts = {last, last + "s", last + "es", plural(last)}
     lasts |= {re.sub(ending, several, last) for ending, several in (("y$", "ies"), ("fe?$", "ves"))}
