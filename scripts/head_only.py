@@ -57,23 +57,20 @@ class Sentences(NamedTuple):
         return Sentences(texts, self.amodal[np.asarray(rows, int)], families)
 
 
-def scene_sentences(split: str, scenes: int, *, queries: int = 8, seed: int = 0) -> Sentences:
+def scene_sentences(split: str, scenes: int) -> Sentences:
     """The different queries about the first scenes of a split."""
-    source = SceneSource(split, scenes, seed=seed, queries=queries)
+    source = SceneSource(split, scenes)
     found = {q.text: q for index in range(scenes) for q in source.queries_at(index)}
-    families = tuple(f"{q.mask_type}: {q.kind['wording']}" for q in found.values())
-    return Sentences(tuple(found), np.array([q.mask_type == "amodal" for q in found.values()]), families)
+    return listed([Sentence(q.text, q.mask_type, f"{q.mask_type}: {q.kind['wording']}") for q in found.values()])
 
 
-def free_sentences(count: int, *, seed: int = 0, without: Sequence[str] = ()) -> Sentences:
+def free_sentences(count: int, *, without: Sequence[str] = ()) -> Sentences:
     """Sentences about anything (queries/sentences.py), maybe `without` those of some authors."""
-    found = write_free_sentences(count, seed=seed, without=without)
-    amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
-    return Sentences(tuple(s.text for s in found), amodal, tuple(s.family for s in found))
+    return listed(write_free_sentences(count, seed=0, without=without))
 
 
 def listed(rows: Sequence[Sentence]) -> Sentences:
-    """Sentences of the lists of docs/intent.md. Their families are the authors, or what the list has there."""
+    """Rows as `Sentences`. In the lists of docs/intent.md, families are the authors, or what the list has there."""
     amodal = np.array([row.mask_type == "amodal" for row in rows])
     return Sentences(tuple(row.text for row in rows), amodal, tuple(row.family for row in rows))
 
