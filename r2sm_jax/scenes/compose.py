@@ -74,15 +74,14 @@ class ComposeSource(ProceduralSource):
         photos, extra = map(self.photos.dataset.image_path, self.below), (cutout.path for cutout in self.extra)
         self.files = (self.photos.path, *photos, *extra)
         own = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
-        self.cutouts = [cutout for cutout in own if cutout.complete]
+        complete = [cutout for cutout in own if cutout.complete]
         needed = FEWEST if split == "train" else 1
-        if len(self.cutouts) < needed:
+        if len(complete) < needed:
             raise InputError(
-                f"{path}: the split {split!r} has {len(self.cutouts)} complete objects to lay over photos (not small, "
+                f"{path}: the split {split!r} has {len(complete)} complete objects to lay over photos (not small, "
                 f"with a gap to the border and to other masks), {needed} are needed; add photos with masks"
             )
-        if split == "train":
-            self.cutouts = own
+        self.cutouts = own if split == "train" else complete
         self._sides = np.array([cutout.side for cutout in self.cutouts])
         often = Counter(cutout.category for cutout in self.cutouts)
         self._weights = np.cumsum([0.0, *(often[cutout.category] ** -0.5 for cutout in self.cutouts)])

@@ -55,8 +55,7 @@ def annotate(canvas: Image.Image, placed: Sequence[Placed], sprites: Sequence[Sp
     `placed` and `sprites`, their pictures in place, have the rearmost object first. An object is said to hide another
     where it covers at least 1 % (and 4 pixels) of the other's complete mask.
     """
-    image, count = np.array(canvas), len(placed)
-    shape = image.shape[0], image.shape[1]
+    count, shape = len(placed), (canvas.height, canvas.width)
     amodal = [whole_mask(sprite, shape) for sprite in sprites]
     ranked = sorted(range(count), key=lambda k: (placed[k].x, placed[k].y, k))
     ids = {k: rank for rank, k in enumerate(ranked, start=1)}
@@ -68,7 +67,7 @@ def annotate(canvas: Image.Image, placed: Sequence[Placed], sprites: Sequence[Sp
         modal = whole & ~np.any(amodal[k + 1 :], axis=0)
         instances.append(Instance(ids[k], item.category, modal, whole, item.attributes))
         facts.append(_facts(instances[-1], item.category, sorted(hidden_by), item.uses, item.ideas))
-    return Scene(image, tuple(instances), tuple(facts))
+    return Scene(np.array(canvas), tuple(instances), tuple(facts))
 
 
 def _facts(
@@ -94,8 +93,7 @@ def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
         hidden = instance.complete & ~instance.modal
         x0, y0, x1, y1 = masks.box(hidden)
         window, least = np.s_[y0:y1, x0:x1], max(1.0, HIDING_SHARE * masks.area(instance.complete))
-        others = [other for other in instances if other is not instance]
-        hidden_by = [o.id for o in others if masks.area(hidden[window] & o.modal[window]) >= least]
+        hidden_by = [o.id for o in instances if masks.area(hidden[window] & o.modal[window]) >= least]  # never itself
         found.append(_facts(instance, display_name(instance.category), hidden_by))
     return found
 
