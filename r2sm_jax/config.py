@@ -342,7 +342,9 @@ def check_head(name: str) -> None:
 SMALLEST = {
     "train.steps": 1, "train.batch_size": 1, "train.log_every": 1, "train.checkpoint_every": 1,
     "train.evaluate_every": 1, "train.devices": 0, "train.accumulate": 0, "data.queries": 1, "data.scenes": 1,
-    "data.instances": 1, "model.text.max_tokens": 3, "distributed.fsdp": 1,
+    "data.instances": 1, "data.free_sentences": 0, "model.text.max_tokens": 3, "distributed.fsdp": 1,
+    "train.evaluate_samples": 1, "train.report_samples": 1, "model.vision.image_size": 1, "model.vision.patch_size": 1,
+    "model.vision.dim": 1, "model.vision.heads": 1, "model.decoder.dim": 1, "model.decoder.heads": 1,
 }  # fmt: skip
 """Fields of a `Config` -> their smallest value."""
 
@@ -350,20 +352,22 @@ SMALLEST = {
 def check_config(config: Config) -> Config:
     """Refuses values with which training would fail later. Raises InputError, which names flag and possible values."""
     check_head(config.model.head)
-    if not any(config.model.vision.published):
-        check_sizes(config.model)  # published sizes are known, and checked, when training starts
-    data, instance = config.data, config.loss.instance
-    problems = {
-        f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0 < data.crop <= 1,
-        f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0 <= data.colour_jitter < 1,
-        f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
-        "--model.decoder.no-second-look": config.model.looks_again and instance <= 0,
-        "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on == "test",
-    }
+    problems = {}
     for name, least in SMALLEST.items():
         value = attrgetter(name)(config)
         problems[f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"] = value < least
     refuse(problems)
+    if not any(config.model.vision.published):
+        check_sizes(config.model)  # published sizes are known, and checked, when training starts
+    data, instance = config.data, config.loss.instance
+    refuse({
+        f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0 < data.crop <= 1,
+        f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0 <= data.colour_jitter < 1,
+        f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none": not 0 <= data.token_drop < 1,
+        f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
+        "--model.decoder.no-second-look": config.model.looks_again and instance <= 0,
+        "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on == "test",
+    })  # fmt: skip
     return config
 
 

@@ -98,7 +98,7 @@ def _connect(config: ProcessConfig) -> bool:
     missing = [f"--distributed.{name}" for name, value in given.items() if value is None]
     if not config.detect and len(missing) == len(given):
         for mark, variable in LAUNCHERS.items():
-            if mark in os.environ and int(os.environ.get(variable, 1)) > 1:
+            if mark in os.environ and os.environ.get(variable, "1") != "1":
                 raise InputError(
                     f"a launcher started {os.environ[variable]} of these processes ({variable}), which would not know "
                     "of one another; add --distributed.detect, or start one"

@@ -111,24 +111,30 @@ def repair(path: Path, records: Records, problems: list[Problem], images_dir: Pa
 
 
 def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path | None) -> list[str]:
-    """Images that two dataset files share, by id and name or by the hash of their pixels, one sentence each.
+    """Images of a dataset file that are in the other, too, by id and name or by their pixels; a sentence for each.
 
     Raises InputError for an image that cannot be read.
     """
-    (ids, hashes), (other_ids, other_hashes) = _fingerprints(path, images_dir), _fingerprints(other, other_dir)
-    by_id = [f"image id {i} is in both ({name})" for i, name in sorted(ids.items() & other_ids.items())]
-    both = [(name, other_hashes[digest]) for digest, name in hashes.items() if digest in other_hashes]
-    return by_id + [f"{name} and {other_name} have the same pixels" for name, other_name in both]
+    others = _fingerprints(other, other_dir)
+    known = {(number, name) for number, name, _ in others}
+    by_pixels = {digest: name for _, name, digest in others}
+    leaks = []
+    for number, name, digest in _fingerprints(path, images_dir):
+        if (number, name) in known:
+            leaks.append(f"image id {number} is in both ({name})")
+        elif digest in by_pixels:
+            leaks.append(f"{name} and {by_pixels[digest]} have the same pixels")
+    return leaks
 
 
-def _fingerprints(path: Path, images_dir: Path | None) -> tuple[dict[int, str], dict[str, str]]:
-    """The file names of the images of a dataset file, by id and by the hash of their pixels."""
-    dataset, hashes = read_json(path, images_dir, need_images=False), {}
-    names = {image["id"]: image["file_name"] for image in dataset.images}
-    for index, name in enumerate(names.values()):
+def _fingerprints(path: Path, images_dir: Path | None) -> list[tuple[int, str, str]]:
+    """Id, file name and hash of the pixels of every image of a dataset file."""
+    dataset, found = read_json(path, images_dir, need_images=False), []
+    for index, record in enumerate(dataset.images):
         image = open_image(dataset.image_path(index))
-        hashes[hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()] = name
-    return names, hashes
+        digest = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
+        found.append((record["id"], record["file_name"], digest))
+    return found
 
 
 def _all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
