@@ -101,6 +101,15 @@ def refused(command):
     return run
 
 
+@pytest.fixture
+def steps_alone(monkeypatch):
+    """Trainings are not evaluated, which takes more than half of a tiny one: for tests that read steps or weights."""
+    from r2sm_jax import train
+
+    monkeypatch.setattr(train, "quick_evaluation", lambda predictor, dev, constants, *_, **__: (0.0, constants))
+    monkeypatch.setattr(train, "report_on_best", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory) -> Path:
     """A tiny random BERT with its own word-piece tokenizer, in Hugging Face's layout."""

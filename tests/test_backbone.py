@@ -273,6 +273,7 @@ def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, c
     assert command(main, "--resume", "--run", folder_of_run).code == 0
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
     """Here the stages after stride 8, from features that are kept."""
     cache = "--data.cache-features", tmp_path / "features"
@@ -289,6 +290,7 @@ def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
     assert 0 < difference <= 3 * config.backbone_rate * config.learning_rate
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_compact_export_has_no_frozen_backbone(flags, folder, bert_folder, tmp_path, command, monkeypatch):
     """Its weights are found by name when the export is loaded, here beside it."""
     assert command(main, *flags, "--run", tmp_path / "run").code == 0

@@ -153,6 +153,7 @@ def test_a_dead_process_ends_the_others_with_a_sentence(tiny_flags, tmp_path):
     assert "process 0 of 2 lost another one, whose output says why" in first.err and "--resume" in first.err
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(tiny_run, tiny_flags, tmp_path, command):
     """The second process alone gets the signal, in step 1; all learn of it two steps later. One process then reads the
     checkpoint, whose arrays they wrote in parts."""

@@ -154,6 +154,7 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("stem", ["sam", "conv"])
 def test_training_from_the_cache_is_training(stem, published_flags, published_folders, tmp_path, command):
     """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that is trained."""
@@ -277,6 +278,7 @@ def test_why_images_are_not_cached(tmp_path, capsys):
         assert "no image encoder is frozen" in obstacle(*model, *still)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):
     """Sentences are."""
     flags = [*tiny_flags, "--data.cache-features", tmp_path / "cache"]

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.evaluate import score_source
@@ -21,6 +22,7 @@ def best_without_learning(source) -> float:
     return max(float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in wanted])) for m in drawn)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path):
     steps = 200
     config = replace(

@@ -70,6 +70,7 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_fol
     assert end.code == 0 and json.loads(end.out)["size"] == [40, 70]
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_the_weights_of_sam_are_where_training_starts(published_flags, published_folders, tmp_path):
     """Trained whole, with our decoder: after one step with a rate of zero they are still the published ones."""
     config = parse_config(

@@ -136,6 +136,7 @@ def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_
     assert "train.steps" not in message
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_the_default_optimizer_halves_and_products_resume_exactly(tiny_config, tmp_path, monkeypatch):
     loop = replace(tiny_config.train, steps=3, products="bfloat16", accumulate=0, evaluate_every=100)
     config = replace(tiny_config, optimizer=OptimizerConfig(), train=loop)
@@ -176,6 +177,7 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
 # Things that go wrong.
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_path, capsys):
     data = replace(tiny_config.data, crop=0.7, colour_jitter=0.2)
     run = train_module.train(replace(tiny_config, data=data, run=str(tmp_path / "run")))
@@ -262,6 +264,7 @@ def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
                 assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (step, name)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp_path):
     """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
     config = replace(tiny_config, run=str(tmp_path / "run"), train=replace(tiny_config.train, steps=2))
@@ -303,6 +306,7 @@ def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(tiny_flags, t
         assert used == {name: meta[name] for name in used if name != "select_on"} | {"select_on": meta["selected_on"]}
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp_path):
     config = replace(tiny_config, run=str(tmp_path / "rounded"))
     rounded = losses(train_module.train(replace(config, train=replace(config.train, products="bfloat16"))))
