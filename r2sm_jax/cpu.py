@@ -52,17 +52,17 @@ def choose_products(kept: Path) -> Products:
     """
     if jax.default_backend() != "cpu":
         return "tensorfloat32"
-    about = CPUINFO.read_text().partition("\n\n")[0] if CPUINFO.exists() else platform.processor()
+    about = CPUINFO.read_text("utf-8").partition("\n\n")[0] if CPUINFO.exists() else platform.processor()
     lines = sorted(line for line in about.splitlines() if line.startswith(("flags", "Features", "model name")))
     processor = hashlib.sha256("\n".join([jax.__version__, *lines]).encode()).hexdigest()[:16]
     try:
-        known = dict(json.loads(kept.read_text()))
+        known = dict(json.loads(kept.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         known = {}
     if not isinstance(known.get(processor), float):
         known[processor] = measure_bfloat16()
         with suppress(InputError), writing(kept) as part:  # or else it is measured again the next time
-            part.write_text(json.dumps(known))
+            part.write_text(json.dumps(known), "utf-8")
     return "bfloat16" if known[processor] >= WORTH else "float32"
 
 

@@ -235,9 +235,9 @@ def _compare(folders: list[Path], out: str | None) -> None:
     if out is not None:
         file = Path(out) / "compare.html"
         with writing(file) as part:
-            part.write_text(page("R2SM evaluations side by side", render(text)))
-            file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n")
-            file.with_suffix(".md").write_text(text)
+            part.write_text(page("R2SM evaluations side by side", render(text)), "utf-8")
+            file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
+            file.with_suffix(".md").write_text(text, "utf-8")
         print(f"wrote {file}, compare.md and compare.json")
 
 

@@ -42,7 +42,7 @@ def is_export(folder: Path) -> bool:
 def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a folder; empty where it is missing or damaged."""
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
         return config if isinstance(config, dict) else {}
     except (OSError, ValueError):
         return {}
@@ -75,7 +75,7 @@ def write_sums(folder: Path) -> None:
     """Writes `SHA256SUMS` in the format of `sha256sum`."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     lines = [f"{file_sha256(folder / name)}  {name}\n" for name in names if name not in (CARD, SUMS)]
-    (folder / SUMS).write_text("".join(lines))
+    (folder / SUMS).write_text("".join(lines), "utf-8")
 
 
 def check_export(folder: Path) -> None:
@@ -87,7 +87,7 @@ def check_export(folder: Path) -> None:
             f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to {FORMAT_VERSION}; "
             "upgrade it with pip install --upgrade r2sm_jax"
         )
-    text = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).is_file() else ""
+    text = (folder / SUMS).read_text("utf-8", errors="replace") if (folder / SUMS).is_file() else ""
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
     if not {CONFIG, WEIGHTS} <= sums.keys():
         raise InputError(f"{folder / SUMS}: missing or not readable; {REMEDY}")

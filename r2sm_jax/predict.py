@@ -216,7 +216,7 @@ def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_t
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
     with (
         Progress(*columns, console=Console(stderr=True), disable=not is_first()) as progress,
-        journal.open("a") as lines,
+        journal.open("a", encoding="utf-8") as lines,
     ):
         bar = progress.add_task("images", total=total, completed=total - len(waiting))
         for start in range(0, len(waiting), PART):
@@ -277,7 +277,7 @@ def to_answer(
 def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
     """Writes the predictions for all tasks but those that failed, one image in memory at a time."""
     separator = ""
-    with writing(file) as part, part.open("w") as product:
+    with writing(file) as part, part.open("w", encoding="utf-8") as product:
         product.write("[")
         for task in tasks:
             if str(task.path) in failed:

@@ -133,7 +133,7 @@ class Prediction:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
             Image.fromarray(with_words(overlay, words) if words else overlay).save(folder / "overlay.png")
-            part.write_text(json.dumps(self.to_json(words)) + "\n")
+            part.write_text(json.dumps(self.to_json(words)) + "\n", "utf-8")
 
     def summary(self, words: Sequence[WordShare] = ()) -> str:
         """The answer in two lines; a third one lists the words of most influence, with their logits for amodal."""

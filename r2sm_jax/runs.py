@@ -78,7 +78,7 @@ def read_config(folder: Path) -> Config:
         given = f"one that train wrote, or a released model ({', '.join(exported.RELEASED_MODELS)})"
         raise InputError(f"{folder}: no such run folder, its config.json is missing; give {given}")
     try:
-        return from_json(Config, json.loads(path.read_text()), str(path))
+        return from_json(Config, json.loads(path.read_text("utf-8")), str(path))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: not a readable configuration ({error}); restore it or train again") from None
 
@@ -146,7 +146,7 @@ def start_folder(config: Config, locks: ExitStack) -> Path:
     if (folder / "config.json").exists():
         raise InputError(f"{folder} holds a run already; continue it with --resume or give another --run")
     with writing(folder / "config.json") as part:
-        part.write_text(json.dumps(to_json(config), indent=1) + "\n")
+        part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
         (folder / "samples").mkdir(exist_ok=True)
         if config.run is None:  # replaced in one step, so that there is always a link
             link = LATEST.with_name(f".latest-{os.getpid()}")
@@ -202,7 +202,7 @@ def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: s
         "data": {"source": config.data.source, "sha256": data_sha256},
     }
     with writing(folder / INPUTS) as part:
-        part.write_text(json.dumps(inputs, indent=1) + "\n")
+        part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
 
 
 def read_inputs(folder: Path) -> dict[str, dict[str, str]]:

@@ -148,7 +148,7 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
             print(f"{name}: {found}", flush=True)
         lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
         if lines and is_first():
-            (folder / "published_weights.txt").write_text("\n".join(lines) + "\n")
+            (folder / "published_weights.txt").write_text("\n".join(lines) + "\n", "utf-8")
         return params, constants
     if runs.read_config(Path(config.init)).model != config.model:
         raise InputError(f"--init {config.init}: its model differs from the configuration; use the same --model flags")

@@ -118,7 +118,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
         if cell is None:
             cell = {"head": head, "seed": seed, "settings": mine}
             cell |= _text_cell(head, seed, options.steps, groups, training, padded, tests["calibration"].amodal, forms)
-            path.write_text(json.dumps(cell))
+            path.write_text(json.dumps(cell), "utf-8")
         shares = [accuracy(cell["probabilities"][n], s.amodal) for n, s in tests.items()]
         print(f"{head} {seed}: {', '.join(f'{n} {a:.3f}' for n, a in zip(tests, shares, strict=True))}", flush=True)
         return cell
@@ -143,7 +143,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
 def _finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """A cell that was run before with the same settings."""
     try:
-        cell = json.loads(path.read_text())
+        cell = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return cell if cell.get("settings") == settings else None
@@ -290,7 +290,7 @@ def whole_runs(options: Options, config: Config, folder: Path) -> None:
                 start_folder(resolve(cell), locks)  # refuses one of other settings
         else:
             train(cell)
-        reports.setdefault(head, []).append(json.loads((run / "report.json").read_text()))
+        reports.setdefault(head, []).append(json.loads((run / "report.json").read_text("utf-8")))
     rows = []
     for head, found in reports.items():
         row: Row = {"head": head, "parameters": _parameters(folder / f"run_{head}_0")}

@@ -84,8 +84,8 @@ def make(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
                 {"query_id": number, "segmentation": drawn[chosen[i]], "score": round(float(rng.random()), 3)}
                 for i in meant
             ]
-    (folder / "data.json").write_text(json.dumps(data))
-    (folder / "predictions.json").write_text(json.dumps(predictions))
+    (folder / "data.json").write_text(json.dumps(data), "utf-8")
+    (folder / "predictions.json").write_text(json.dumps(predictions), "utf-8")
     return folder / "data.json", folder / "predictions.json"
 
 
@@ -99,7 +99,7 @@ def ours(data: Path, predictions: Path) -> dict[str, Any]:
 
 def plain_loop(data: Path, predictions: Path) -> dict[str, float]:
     """gIoU, cIoU, occluded and boundary IoU, AP and AR by decoding every mask and by COCOeval."""
-    records, found = json.loads(data.read_text()), json.loads(predictions.read_text())
+    records, found = json.loads(data.read_text("utf-8")), json.loads(predictions.read_text("utf-8"))
     annotations = {a["id"]: a for a in records["annotations"]}
     by_query: dict[int, list[Any]] = {}
     for entry in found:

@@ -197,7 +197,7 @@ def _prepare(arguments: list[str], folder: Path) -> None:
             row.what, f"{row.found:.1e}", f"{row.allowed:.0e}", "" if row.found <= row.allowed else "TOO LARGE"
         )
     Console().print(table)
-    (folder / "differences.json").write_text(json.dumps([row._asdict() for row in differences]))
+    (folder / "differences.json").write_text(json.dumps([row._asdict() for row in differences]), "utf-8")
     if not all(row.found <= row.allowed for row in differences):
         sys.exit(1)
 
@@ -298,7 +298,7 @@ def work(variant: str, file: Path, started: float, pipe: Any) -> None:
         calls["step"]()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     statm = Path("/proc/self/statm")  # Linux: pages in all, pages in memory, ...
-    resident = int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else peak
+    resident = int(statm.read_text("utf-8").split()[1]) * resource.getpagesize() if statm.exists() else peak
     for call in calls.values():
         call()
     pipe.send({"calls": list(calls), "first": first, "memory": peak / 1e6, "resident": resident / 1e6})
@@ -348,7 +348,7 @@ def measure(variants: list[str], file: Path, rounds: int) -> dict[str, dict[str,
 def processor() -> dict[str, Any]:
     """The processor's name, its number of cores that this process may use, and which of `FEATURES` it has."""
     file = Path("/proc/cpuinfo")
-    about = file.read_text().partition("\n\n")[0] if file.exists() else ""
+    about = file.read_text("utf-8").partition("\n\n")[0] if file.exists() else ""
     lines = dict([part.strip() for part in line.split(":", 1)] for line in about.splitlines() if ":" in line)
     flags = set(lines.get("flags", lines.get("Features", "")).split())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -382,13 +382,15 @@ def main() -> None:
         preparing.join()
         if preparing.exitcode:
             sys.exit(preparing.exitcode)
-        differences = json.loads((Path(folder) / "differences.json").read_text())
+        differences = json.loads((Path(folder) / "differences.json").read_text("utf-8"))
         variants = [*OURS, *(name for name, (_, compiled) in THEIRS.items() if not (compiled and options.no_compile))]
         figures = measure(variants, Path(folder) / "kept.pkl", options.rounds)
     Console(width=None if sys.stdout.isatty() else 160).print(make_table(figures))
     print(about := processor())
     if options.json:
-        options.json.write_text(json.dumps({**about, "differences": differences, "figures": figures}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({**about, "differences": differences, "figures": figures}, indent=1) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def main() -> None:
         parts: dict[str, Callable[[CheckConfig], Any]] = {
             "tests": run_tests, "ours": measure_ours, "torch": measure_torch, "train": train,
         }  # fmt: skip
-        args.out.write_text(json.dumps(parts[args.part](args)))
+        args.out.write_text(json.dumps(parts[args.part](args)), "utf-8")
         return
     found: dict[str, Any] = {"dry_run": args.dry_run}
     for part in PARTS:
@@ -77,11 +77,11 @@ def main() -> None:
         words = [sys.executable, __file__, "--part", part, "--out", str(result), "--run", str(args.run)]
         environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if args.dry_run else {})
         code = subprocess.run([*words, *(["--dry-run"] if args.dry_run else [])], env=environment).returncode
-        found[part] = json.loads(result.read_text()) if code == 0 else f"failed, exit code {code}"
+        found[part] = json.loads(result.read_text("utf-8")) if code == 0 else f"failed, exit code {code}"
         result.unlink(missing_ok=True)
         print(f"{part}: {found[part]}, {time.monotonic() - started:.0f} s", flush=True)
         with writing(args.out, overwrite=True) as file:  # after each part, so that a later one loses nothing
-            file.write_text(json.dumps(found, indent=1) + "\n")
+            file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     print("dry run on a CPU: no GPU was used, and no figure counts" if args.dry_run else f"wrote {args.out}")
     if failed := [part for part in PARTS if isinstance(found[part], str) and found[part].startswith("failed")]:
         raise InputError(f"{', '.join(failed)} failed; the output above says why")
@@ -225,7 +225,7 @@ def train(args: CheckConfig) -> dict[str, Any]:
     started = time.monotonic()
     if code := subprocess.run(words).returncode:
         raise InputError(f"training failed with exit code {code}; its output is above")
-    report = json.loads((args.run / "report.json").read_text())
+    report = json.loads((args.run / "report.json").read_text("utf-8"))
     splits = {name: split["all"] for name, split in report["splits"].items()}
     return {"minutes": (time.monotonic() - started) / 60, "giou": {name: x.get("giou") for name, x in splits.items()}}
 

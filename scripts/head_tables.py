@@ -81,8 +81,8 @@ def changed_decisions(heads: Sequence[str], cells: Sequence[dict[str, Any]]) -> 
 
 def write_tables(folder: Path, name: str, lines: Sequence[str], rows: Sequence[Row], tests: Sequence[str]) -> None:
     """Prints the lines and writes them as NAME.md, the rows as NAME.csv, and accuracies on `tests` as NAME.png."""
-    (folder / f"{name}.md").write_text("\n".join(lines))
-    with (folder / f"{name}.csv").open("w", newline="") as file:
+    (folder / f"{name}.md").write_text("\n".join(lines), "utf-8")
+    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(list(rows[-1]))
         for row in rows:

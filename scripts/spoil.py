@@ -118,7 +118,7 @@ def cases(folder: Path) -> dict[str, Case]:
     folder.mkdir(parents=True)
     (folder / "a.jpg").write_bytes(image_bytes("JPEG"))
     for name, content in (("data.json", dataset), ("refs.json", refs), ("instances.json", coco)):
-        (folder / name).write_text(json.dumps(content))
+        (folder / name).write_text(json.dumps(content), "utf-8")
 
     write = "--out DIR/converted.json --overwrite"
     convert, score = f"{write} --images DIR", "--data json:DIR/data.json --out DIR/scores"

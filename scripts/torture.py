@@ -159,7 +159,7 @@ def train(folder: Path, flags: str, *more: str, kill_after: float | None = None)
             process.kill()
             process.wait()
     if process.returncode not in (0, -signal.SIGKILL):
-        end = (folder.parent / f"{folder.name}.log").read_text(errors="replace")[-2000:]
+        end = (folder.parent / f"{folder.name}.log").read_text("utf-8", errors="replace")[-2000:]
         raise InputError(f"training ended with code {process.returncode}: {end}")
     return process.returncode == 0, time.monotonic() - started
 
@@ -169,7 +169,7 @@ def end_of(run: Path) -> dict[str, Any]:
     _, state, constants = abstract_state(read_config(run))
     checkpoints = Checkpoints(run)
     restored = flatten(checkpoints.restore(state, constants, step=checkpoints.steps[-1]))
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
     losses = {f"loss of step {line['step']}": line["train/loss"] for line in lines if "train/loss" in line}
     return {name: np.asarray(leaf).tobytes() for name, leaf in restored.items()} | losses
 
@@ -215,11 +215,11 @@ def ask_page(rng: random.Random, count: int, tally: Tally, run: Path) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for outcome in pool.map(lambda visitor: visitor.visit(), visitors):
                 tally.add("page", outcome)
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
         peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
         process.terminate()
     tally.add("page memory", "bounded" if peak < GIGABYTES else f"the page took {peak:.1f} GB")
-    for story in log.read_text(errors="replace").split("Traceback ")[1:]:
+    for story in log.read_text("utf-8", errors="replace").split("Traceback ")[1:]:
         tally.add("page log", story if "tools/demo" in story else "gradio")
 
 
@@ -242,7 +242,7 @@ def main() -> None:
     for kind, number in sorted(tally.counts.items()):
         print(f"{number:6} {kind}")
     print(f"{files} files, {images} images, {requests} requests, {kills} kills: {len(tally.failures)} failures")
-    (options.out / "failures.txt").write_text("\n\n".join(tally.failures))
+    (options.out / "failures.txt").write_text("\n\n".join(tally.failures), "utf-8")
     print("\n\n".join(tally.failures[:20]), file=sys.stderr)
     sys.exit(bool(tally.failures))
 

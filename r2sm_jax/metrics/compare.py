@@ -30,7 +30,7 @@ intersections and unions `[n 2]`, NaN where there are none."""
 
 def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
     """All splits in one table. Areas are in pixels; a cell is empty where a value is not defined."""
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for split, queries in results.items():
@@ -99,7 +99,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 def _hash_of(folder: Path, split: str) -> str | None:
     """The hash of the data that a report states; None where it is not there."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        return json.loads((folder / "report.json").read_text())["meta"]["data_sha256"][split]
+        return json.loads((folder / "report.json").read_text("utf-8"))["meta"]["data_sha256"][split]
     return None
 
 

@@ -280,7 +280,7 @@ def write_report(report: dict[str, Any], evaluated: Mapping[str, tuple[Source, S
         if not isinstance(source, Dataset) or source.has_images
     }
     with writing(folder / "report.json") as part:
-        part.write_text(json.dumps(report, indent=1) + "\n")
-        (folder / "report.md").write_text(markdown(report))
-        (folder / "report.html").write_text(html(report, galleries))
+        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        (folder / "report.md").write_text(markdown(report), "utf-8")
+        (folder / "report.html").write_text(html(report, galleries), "utf-8")
         write_queries(folder / NAME, {name: scored.results for name, (_, scored) in evaluated.items()})

@@ -41,7 +41,7 @@ class Wheel(NamedTuple):
 
 def read_toml(name: str) -> dict[str, Any]:
     """A TOML file beside this one."""
-    return tomllib.loads((resources.files("r2sm_jax.models") / name).read_text())
+    return tomllib.loads((resources.files("r2sm_jax.models") / name).read_text("utf-8"))
 
 
 SIZES: dict[str, dict[str, Any]] = read_toml("sizes.toml")
@@ -215,7 +215,7 @@ def weight_files(source: Path) -> list[Path]:
             raise InputError(f"{pickles[0]} {NO_PICKLES}")
         return [single]
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         if not names or any(Path(name).name != name for name in names):
             raise ValueError("weight_map must name files of the same folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -14,7 +14,7 @@ from r2sm_jax.random_choice import pick
 RGB = Sequence[int]
 Part = tuple[str, np.ndarray]
 """A role and the polygon `[N 2]` that it paints."""
-COLOUR_TABLES = tomllib.loads(files("r2sm_jax.scenes").joinpath("colours.toml").read_text())
+COLOUR_TABLES = tomllib.loads(files("r2sm_jax.scenes").joinpath("colours.toml").read_text("utf-8"))
 COLOURS: dict[str, RGB] = COLOUR_TABLES["objects"]
 PATTERNS = ("plain", "striped", "dotted", "checked")
 ROLES = ("hole", "main", "shade", "deep", "light", "glow", "detail", "detail_shade", *COLOUR_TABLES["fixed"])

@@ -36,7 +36,7 @@ PREVIEW_SIDE = 960
 """Pixels of the longer side of every picture on the page."""
 MAX_CHARACTERS = 100_000
 EXAMPLES, EXAMPLE_SIDE = 5, 480
-PARTS = (files("r2sm_jax.tools") / "demo.html").read_text()
+PARTS = (files("r2sm_jax.tools") / "demo.html").read_text("utf-8")
 HTML: Any = Template(PARTS, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined).module
 decision_html, message_html = HTML.decision, HTML.message
 """The decision about an answer at a threshold; a hint, or an InputError, in its place. Visitors' words are escaped."""
@@ -144,7 +144,7 @@ def write_files(folder: Path, picture: UInt8[np.ndarray, "h w 3"], answer: Answe
     inside.mkdir(parents=True, exist_ok=True)
     for name, pixels in (pictures | {"overlay": picture}).items():
         Image.fromarray(pixels).save(inside / f"{name}.png")
-    (inside / "prediction.json").write_text(json.dumps(entry | {"threshold": threshold}) + "\n")
+    (inside / "prediction.json").write_text(json.dumps(entry | {"threshold": threshold}) + "\n", "utf-8")
     return shutil.make_archive(str(inside), "zip", inside), str(inside / "prediction.json")
 
 

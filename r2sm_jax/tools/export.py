@@ -134,8 +134,8 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
         "weights_sha256": run.predictor.weights_sha256,
         "config": to_json(config),
     }  # fmt: skip
-    (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n")
-    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n")
+    (folder / CONFIG).write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing(run.config), indent=1) + "\n", "utf-8")
     kept = trained or {name: np.asarray(x) for name, x in weights.items()}
     save_file(kept, folder / WEIGHTS, {"format": "np"})
     if lm == "embed":
@@ -145,7 +145,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
         _copy(texts.folder, folder, TOKENIZER_FILES)
         functions = export_functions(run.config.model, weights, texts.folder, read_tensors(texts.folder))
         write_functions(folder / exported.FUNCTIONS, functions)
-    (folder / exported.CARD).write_text(model_card(title, written, config, report))
+    (folder / exported.CARD).write_text(model_card(title, written, config, report), "utf-8")
     exported.write_sums(folder)
 
 
@@ -171,7 +171,7 @@ def _move(new: Path, out: Path) -> None:
 def report_of(run: Run) -> dict[str, Any] | None:
     """The run's own `report.json`, if it is about these weights."""
     try:
-        report = json.loads((run.folder / "report.json").read_text())
+        report = json.loads((run.folder / "report.json").read_text("utf-8"))
         return report if report["meta"].get("weights_sha256") == run.predictor.weights_sha256 else None
     except (OSError, ValueError, KeyError):
         return None
@@ -221,7 +221,7 @@ def _name(model: str) -> str:
 def preprocessing(config: Config) -> dict[str, Any]:
     """How an image becomes the frame that `encode_image` takes, in the terms of Hugging Face's image processors."""
     size = config.model.vision.image_size
-    fixed = json.loads((files("r2sm_jax.tools") / "preprocessor_config.json").read_text())
+    fixed = json.loads((files("r2sm_jax.tools") / "preprocessor_config.json").read_text("utf-8"))
     return fixed | {
         "size": {"longest_edge": size},
         "pad_size": {"height": size, "width": size},
@@ -252,7 +252,7 @@ def model_card(title: str, written: Mapping[str, Any], config: Config, report: M
         model_name=title,
         eval_results=_eval_results(report) if report else None,
     )
-    card = (files("r2sm_jax.tools") / "card.md").read_text()
+    card = (files("r2sm_jax.tools") / "card.md").read_text("utf-8")
     template = Template(card, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     return template.render(
         title=title,

@@ -29,7 +29,7 @@ from r2sm_jax.queries.objects import HIDDEN
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.tools.conversion import write_json
 
-TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text())
+TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text("utf-8"))
 REASONS: dict[str, str] = TEXTS["reasons"]
 PATTERNS = {name: re.compile(text, re.VERBOSE | re.IGNORECASE) for name, text in TEXTS["patterns"].items()}
 _AROUND_QUESTION, _AROUND_NAME = "\"'`*“” ", " \t.,:\"'`*()[]"

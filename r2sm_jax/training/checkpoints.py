@@ -57,7 +57,7 @@ class Position:
         async def write() -> None:
             folder = await directory.await_creation()
             if is_first():
-                (folder / self.FILE).write_text(state)
+                (folder / self.FILE).write_text(state, "utf-8")
 
         return write()
 
@@ -65,7 +65,7 @@ class Position:
         """Called by orbax, which awaits the result."""
 
         async def read() -> None:
-            self._batches.set_state(json.loads((directory / self.FILE).read_text()))
+            self._batches.set_state(json.loads((directory / self.FILE).read_text("utf-8")))
 
         return read()
 

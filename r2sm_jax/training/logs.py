@@ -24,7 +24,7 @@ class Logs:
     def __init__(self, folder: Path, config: Config, *, start: int):
         self._loop, self._queries = config.train, config.data.queries
         try:
-            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open("a")
+            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open("a", encoding="utf-8")
             self._events = SummaryWriter(str(folder), write_to_disk=is_first())
         except OSError as error:
             raise InputError(f"{folder}: logs cannot be written ({error.strerror}); give another --run") from None
