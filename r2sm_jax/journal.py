@@ -112,8 +112,8 @@ def _from_dataset(path: Path, image: str) -> Tasks:
     tasks = []
     for index in range(len(dataset)):
         if queries := tuple(Question(query.text, query.id) for query in dataset.queries_at(index)):
-            file = dataset.image_path(index)
-            tasks.append(Task(file, file.name, queries, dataset.size_at(index)))
+            name = dataset.images[index]["file_name"]
+            tasks.append(Task(dataset.image_path(index), name, queries, dataset.size_at(index)))
     if not tasks:
         raise InputError(f"{path}: the data set has no queries; write some with python -m r2sm_jax.data queries")
     return Tasks(tasks, dataset.sha256, Path(image).resolve())
@@ -164,9 +164,9 @@ def earlier_journals(out: Path) -> list[Path]:
     return sorted(path for path in out.glob("answers*.jsonl") if re.fullmatch(r"answers(-\d+)?\.jsonl", path.name))
 
 
-def is_mine(image: Path) -> bool:
-    """Whether this process answers what is asked about an image."""
-    return zlib.crc32(os.fsencode(image.name)) % jax.process_count() == jax.process_index()
+def is_mine(name: str) -> bool:
+    """Whether this process answers what is asked about the image that the answers call so."""
+    return zlib.crc32(os.fsencode(name)) % jax.process_count() == jax.process_index()
 
 
 def read_journals(out: Path, header: dict[str, str]) -> dict[str, Place]:
@@ -193,7 +193,7 @@ def read_journal(journal: Path, header: dict[str, str]) -> dict[str, Place]:
                 break
             try:
                 entry = json.loads(line)
-                changed = [] if end else [key for key in header if entry.get(key) != header[key]]
+                changed = [] if end else [key for key in header | entry if entry.get(key) != header.get(key)]
                 if end:
                     found[entry["image"]] = Place(entry["stamp"], journal, end)
             except (ValueError, KeyError, TypeError, AttributeError):

@@ -198,7 +198,7 @@ def predict_many(
     try:
         known = of_first(start)
         waiting = [t for t in tasks.images if str(t.path) not in known or known[str(t.path)].stamp != stamp(t.path)]
-        mine = [task for task in waiting if is_mine(task.path)]
+        mine = [task for task in waiting if is_mine(task.name)]
         total = len(tasks.images) - len(waiting) + len(mine)
         failed = dict(ChainMap(*gather(_answer(predictor, mine, journals(out)[jax.process_index()], mask_type, total))))
         if len(failed) == len(tasks.images):
