@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, strategies as st
 
-from r2sm_jax.metrics.report import calibration_error
+from r2sm_jax.metrics.report import mask_type_scores
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.prediction import BATCH, WordShare, explain_words
 from r2sm_jax.predictor import Predictor
@@ -31,7 +31,7 @@ def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
     found = fit_temperature(logits, amodal)
     assert found == pytest.approx(temperature, rel=0.05)
     probability = 1 / (1 + np.exp(-logits / found))
-    assert calibration_error(probability, amodal) < 0.02
+    assert mask_type_scores(probability, amodal)["ece"] < 0.02
 
 
 def test_a_perfect_head_gets_the_smallest_temperature_and_a_wrong_one_the_largest():

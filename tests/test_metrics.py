@@ -6,7 +6,7 @@ import pytest
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import Instance
 from r2sm_jax.metrics.iou import VARIANTS, lisa, overlap
-from r2sm_jax.metrics.report import calibration_error, mask_type_scores, split_figures
+from r2sm_jax.metrics.report import mask_type_scores, split_figures
 from r2sm_jax.metrics.score import Answer, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
 
@@ -120,8 +120,19 @@ def test_mask_type_scores_where_they_are_undefined():
 def test_calibration_error_by_hand():
     # Confidences 0.92 and 0.94 share a bin in which one of two is right; 0.6 stands alone and is right.
     probability, wants = np.array([0.92, 0.06, 0.6]), np.array([True, True, True])
-    assert calibration_error(probability, wants) == pytest.approx(2 / 3 * abs(0.93 - 0.5) + 1 / 3 * abs(0.6 - 1))
-    assert calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0
+    by_hand = 2 / 3 * abs(0.93 - 0.5) + 1 / 3 * abs(0.6 - 1)
+    assert mask_type_scores(probability, wants)["ece"] == pytest.approx(by_hand)
+    assert mask_type_scores(np.array([1.0, 0.0]), np.array([True, False]))["ece"] == 0
+
+
+@pytest.mark.parametrize(("decision", "accuracy"), [("modal", 1), ("amodal", 0)])
+def test_the_decision_counts_where_the_probability_says_something_else(decision, accuracy):
+    """As where `predict --mask-type` forces it. The probabilities are still as wrong as they are."""
+    one = replace(result_of((LEFT, LEFT | TOP), (LEFT, LEFT | TOP)), probability=0.9, decision=decision)
+    figures = split_figures([replace(one, query_id=n, image_id=n) for n in range(30)])["mask_type"]
+    assert figures["accuracy"] == figures["modal"] == accuracy
+    assert figures["interval"]["accuracy"] == [accuracy, accuracy]
+    assert figures["confusion"]["modal_as_modal"] == 30 * accuracy and figures["ece"] == pytest.approx(0.9)
 
 
 def test_split_figures_put_references_beside_the_decision():

@@ -163,11 +163,12 @@ def _decisions(results: Sequence[QueryResult]) -> dict[str, Any]:
     """Quality of the decisions about the type, and calibration where every decision has a probability."""
     decided = [r for r in results if r.decision is not None]
     requested = np.array([r.mask_type == "amodal" for r in decided], bool)
-    right = np.array([r.decision == r.mask_type for r in decided], float)
+    predicted = np.array([r.decision == "amodal" for r in decided], bool)
     known = all(r.probability is not None for r in decided)
-    probability = [r.probability if known else r.decision == "amodal" for r in decided]
-    scores = mask_type_scores(np.array(probability, float), requested, calibrated=known)
-    bounds = interval(np.array([r.image_id for r in decided], np.int64), (right, np.ones(len(decided))))
+    probability = np.array([r.probability for r in decided] if known else predicted, float)
+    scores = mask_type_scores(probability, requested, predicted, calibrated=known)
+    right, images = (predicted == requested).astype(float), np.array([r.image_id for r in decided], np.int64)
+    bounds = interval(images, (right, np.ones(len(right))))
     keyword = [r.keyword == r.mask_type for r in decided]
     return scores | {"keyword": float(np.mean(keyword)) if keyword else None, "interval": {"accuracy": bounds}}
 
@@ -198,18 +199,20 @@ def sentence_figures(
 
 
 def mask_type_scores(
-    probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"], *, calibrated: bool = True
-) -> dict[str, Any]:
-    """Accuracy (of all, of modal and of amodal queries), F1, Matthews correlation, confusion counts and calibration of
-    probabilities of amodal, the positive class, which decide above 0.5.
+    probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"],
+    predicted: Bool[np.ndarray, " n"] | None = None, *, calibrated: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Accuracy (of all, of modal and of amodal queries), F1, Matthews correlation and confusion counts of decisions for
+    amodal, the positive class (`predicted`; by default probabilities above 0.5), and calibration of its probabilities.
 
     Figures are None where they are undefined, calibration where the probabilities are mere decisions (not
     `calibrated`), and everything without queries.
     """
     if not len(probability):
         return dict.fromkeys(("accuracy", *TYPES, "f1", "mcc", "ece", "confusion", "reliability"))
-    predicted = probability > 0.5
+    predicted = probability > 0.5 if predicted is None else predicted
     tn, fp, fn, tp = np.bincount(2 * requested + predicted, minlength=4).tolist()
+    bins = reliability(probability, requested) if calibrated else None
     denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     return {
         "accuracy": (tp + tn) / len(predicted),
@@ -217,21 +220,15 @@ def mask_type_scores(
         "amodal": tp / (tp + fn) if tp + fn else None,
         "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
         "mcc": (tp * tn - fp * fn) / denominator if denominator else None,
-        "ece": calibration_error(probability, requested) if calibrated else None,
+        "ece": bins and sum(abs(b["confidence"] - b["accuracy"]) * b["queries"] / len(predicted) for b in bins),
         "confusion": {"amodal_as_amodal": tp, "amodal_as_modal": fn, "modal_as_amodal": fp, "modal_as_modal": tn},
-        "reliability": reliability(probability, requested) if calibrated else None,
+        "reliability": bins,
     }
 
 
-def calibration_error(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"]) -> float:
-    """Mean gap between confidence in the decision and how often it is right, weighted by bin size
-    (Guo et al. 2017, arXiv 1706.04599)."""
-    bins = reliability(probability, requested)
-    return sum(abs(b["confidence"] - b["accuracy"]) * b["queries"] / len(probability) for b in bins)
-
-
 def reliability(probability: Float[np.ndarray, " n"], requested: Bool[np.ndarray, " n"]) -> list[dict[str, float]]:
-    """For each of the `BINS` bins of confidence that has queries: their number, mean confidence and accuracy."""
+    """For each of the `BINS` bins of confidence that has queries: their number, mean confidence and accuracy. The mean
+    gap of the two, weighted by the number, is the calibration error (ECE; Guo et al. 2017, arXiv 1706.04599)."""
     confidence, right = np.maximum(probability, 1 - probability), (probability > 0.5) == requested
     return _curve((confidence - 0.5) * 2 * BINS, confidence, right)
 
