@@ -169,6 +169,8 @@ def main() -> None:
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if sum(map(bool, (args.run, args.predictions, args.compare))) != 1:
         raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")
+    if args.samples is not None and args.samples < 1:
+        raise InputError(f"--samples {args.samples}: a split needs scenes; give 1 or more, or leave the flag out")
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
     kind, _, folder = (args.data or "").partition(":")

@@ -217,6 +217,8 @@ def test_the_truth_is_the_union_of_what_is_meant():
         (["--data", "json:nowhere.json"], ["nowhere.json"]),
         (["--checkpoint", "first"], ["first", "best, latest"]),
         (["--checkpoint", "77"], ["77"]),
+        (["--samples", "0"], ["--samples 0", "give 1 or more"]),
+        (["--samples", "-5"], ["--samples -5", "give 1 or more"]),
     ],
 )
 def test_bad_arguments_are_one_sentence(arguments, words, tiny_run, refused):
