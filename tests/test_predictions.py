@@ -298,9 +298,12 @@ def test_a_png_mask_may_have_colours_and_transparency(tmp_path, mode, colour):
     ground = (255, 255, 255, 0) if mode == "RGBA" else (0, 0, 0)
     image = Image.new(mode, (WIDTH, HEIGHT), ground)
     image.paste(colour, (2, 4, 10, 14))
-    image.save(tmp_path / "masks" / "1.png")
+    image.save(tmp_path / "masks" / "1.PNG")  # as cameras and Windows write it
     answers = read_predictions(tmp_path / "masks", {1: (HEIGHT, WIDTH)})
     assert (masks.decode(answers[1].instances[0]) == block(2, 4, 10, 14)).all()
+    image.save(tmp_path / "masks" / "01.png")
+    with pytest.raises(InputError, match="query 1 is answered by another file already"):
+        read_predictions(tmp_path / "masks", {1: (HEIGHT, WIDTH)})
 
 
 def test_several_splits_are_named_and_a_report_is_not_put_beside_them(tmp_path, refused):

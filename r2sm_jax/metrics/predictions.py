@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import brightness
+from r2sm_jax.data.images import brightness, find_images
 from r2sm_jax.data.samples import Source, is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.metrics.score import Answer, Scored, score, truths
@@ -41,7 +41,7 @@ def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, 
     query that does not exist or is answered twice, a mask of the wrong size, an unreadable file; the message names the
     entry or the file."""
     if form == "auto":
-        form = "coco" if not path.is_dir() else "png" if any(path.glob("*.png")) else "logits"
+        form = "coco" if not path.is_dir() else "png" if any(path.glob("*.[pP][nN][gG]")) else "logits"
     if form != "coco" and form not in FOLDERS:
         raise InputError(f"--format {form!r} is unknown; use coco, {' or '.join(FOLDERS)}")
     if not path.exists():
@@ -119,7 +119,7 @@ def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) 
 def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict[int, Answer]:
     """One file for each query, named after its id."""
     found: dict[int, Answer] = {}
-    for file in sorted(path.glob(f"*{suffix}")):
+    for file in find_images(path, (suffix,), "masks that are named after their query ids"):
         if not re.fullmatch(r"\d+", file.stem):
             raise InputError(f"{file}: its name is not a query id; name it <query id>{suffix}")
         number = int(file.stem)
@@ -131,8 +131,6 @@ def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict
         except Exception as error:  # damaged images and arrays raise nearly anything
             raise InputError(f"{file}: no masks can be read from it ({error}); see docs/metrics.md") from error
         found[number] = Answer(instances=[masks.encode(mask) for mask in drawn], scores=[1.0] * len(drawn))
-    if not found:
-        raise InputError(f"{path}: there is no {suffix} file in this folder; name them after their query ids")
     return found
 
 
