@@ -1,8 +1,11 @@
 """Reports side by side: their own figures, and intervals of the differences."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -97,7 +100,7 @@ def test_the_command_shows_and_writes_the_comparison(reports, command, tmp_path)
     assert "<table>" in (tmp_path / "out" / "compare.html").read_text()
 
 
-def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
+def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path, monkeypatch):
     assert "two reports or more" in refused(main, "--compare", reports / "a")
     assert f"there is no {NAME}" in refused(main, "--compare", reports / "a", tmp_path)
     assert "one of them" in refused(main, "run", "--compare", reports / "a", reports / "b")
@@ -113,6 +116,13 @@ def test_what_cannot_be_compared_is_one_sentence(reports, refused, tmp_path):
     assert "no table of queries" in spoilt("a,b", "1,2")
     assert "no table of queries" in spoilt(lines[0], lines[1].replace(",", ",x", 1), *lines[2:])
     assert "no table of queries" in spoilt("")
+    assert "no table of queries" in spoilt(lines[0], lines[1] + "0" * 200_000, *lines[2:])
+
+    def denied(path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert f"{NAME}: cannot read the file (Permission denied)" in refused(main, "--compare", reports / "a", tmp_path)
 
 
 def test_reports_of_other_sentences_are_not_compared(reports, tmp_path):

@@ -4,12 +4,13 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.metrics.iou import Ratio, interval, mean_ratio, ratios
 from r2sm_jax.metrics.pages import TEMPLATES, TYPES
 from r2sm_jax.metrics.score import QueryResult
@@ -46,12 +47,12 @@ def read_queries(folder: Path) -> dict[str, Table]:
     path = folder / NAME
     if not path.is_file():
         raise InputError(f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote")
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = list(csv.DictReader(file, restval="missing"))
+    text = StringIO(read_bytes(path).decode("utf-8", "replace"), newline="")
     try:
+        rows = list(csv.DictReader(text, restval="missing"))
         splits = list(dict.fromkeys(row["split"] for row in rows))
         tables = {split: _table([row for row in rows if row["split"] == split]) for split in splits}
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, ValueError, OverflowError, csv.Error):
         tables = {}
     if not tables:
         raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
