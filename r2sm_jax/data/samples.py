@@ -20,7 +20,7 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.feature_cache import fingerprint
 from r2sm_jax.query import Query
 
@@ -363,8 +363,9 @@ def read_json(
     opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file, record and remedy,
     for anything that is not right; for a missing first image only if images are needed.
     """
-    path = Path(path)
-    dataset = Dataset(path, read_records(path), images_dir, hashlib.sha256(path.read_bytes()).hexdigest())
+    content = read_bytes(path := Path(path))
+    check_records(path, records := parse_json(content, str(path), "a dataset file"))
+    dataset = Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
     if need_images and len(dataset):
         dataset.image_path(0)  # finds a wrong folder now, not only when training reaches the first image
     return dataset
