@@ -26,6 +26,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import exit_cleanly
 from r2sm_jax.flags import parse_flags
+from r2sm_jax.metrics.instances import instance_figures
 from r2sm_jax.metrics.predictions import score_predictions
 from r2sm_jax.metrics.report import split_figures
 
@@ -93,7 +94,7 @@ def ours(data: Path, predictions: Path) -> dict[str, Any]:
     """All figures by this package."""
     (data.parent / "1.jpg").touch()  # that images are there is checked, none is opened
     scored = score_predictions(predictions, read_json(data))
-    figures, seconds = timed(scored.instances.figures)
+    figures, seconds = timed(instance_figures, scored.instances)
     return {**split_figures(scored.results, scored.instances)["all"], **figures, "ap_seconds": seconds}
 
 

@@ -175,7 +175,7 @@ def test_every_query_is_answered_once(predictor, tmp_path):
     source = open_source("scenes", "val", count=5, size=48, queries=19)
     scored = score_source(predictor, source)
     results = scored.results
-    assert sorted(scored.instances.units) == sorted(scored.drawings) == sorted(r.query_id for r in results)
+    assert sorted(scored.instances) == sorted(scored.drawings) == sorted(r.query_id for r in results)
     assert sorted((r.image_id, r.query_id) for r in results) == sorted(
         (s.image_id, q.id) for s in map(source.__getitem__, range(5)) for q in s.queries
     )

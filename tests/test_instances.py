@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from r2sm_jax.data import masks
-from r2sm_jax.metrics.instances import InstanceScores, muse
+from r2sm_jax.metrics.instances import Unit, instance_figures, muse, unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:hotcoco. use_cats is false")  # that is meant
 SIDE = 128
@@ -66,10 +66,11 @@ def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, flo
 
 
 def ours(queries: list[dict]) -> dict[str, float | None]:
-    scores = InstanceScores()
-    for number, one in enumerate(queries, start=1):
-        scores.add(number, [m for m, _ in one["found"]], [s for _, s in one["found"]], one["truth"], one["crowd"])
-    return scores.figures()
+    return instance_figures(dict(enumerate(map(unit_of, queries))))
+
+
+def unit_of(one: dict) -> Unit:
+    return unit([m for m, _ in one["found"]], [s for _, s in one["found"]], one["truth"], one["crowd"])
 
 
 def assert_equal(queries: list[dict]) -> dict[str, float | None]:
@@ -156,24 +157,16 @@ def test_more_than_a_hundred_detections():
     assert figures["detections"] == (100 + 5) / 2
 
 
-def test_the_order_of_queries_does_not_matter_and_none_is_added_twice():
+def test_the_order_of_queries_does_not_matter():
     queries = random_queries(3)
-    scores = InstanceScores()
-    for number, one in reversed(list(enumerate(queries, start=1))):
-        found = one["found"]
-        scores.add(number, [m for m, _ in found], [s for _, s in found], one["truth"], one["crowd"])
-    assert scores.figures() == ours(queries)
-    with pytest.raises(ValueError, match="added before"):
-        scores.add(2, [], [], [])
+    units = {number: unit_of(one) for number, one in reversed(list(enumerate(queries)))}
+    assert instance_figures(units) == ours(queries)
 
 
 def test_muse_pairs_instances_and_counts_what_is_left_over():
-    scores = InstanceScores()
     left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
-    scores.add(1, [half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right])  # IoU 1, .5, one too many
-    scores.add(2, [], [], [left])
-    scores.add(3, [], [], [])
-    found = muse(list(scores.units.values()))
+    one = unit([half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right])  # IoU 1, .5, one too many
+    found = muse([one, unit([], [], [left]), unit([], [], [])])
     assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
     assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
     assert muse([]) == {"giou": None, "ciou": None}
@@ -182,10 +175,6 @@ def test_muse_pairs_instances_and_counts_what_is_left_over():
 def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
     left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
     for found in ([left], [left, inside]):
-        scores = InstanceScores()
-        scores.add(1, found, [0.9] * len(found), [left], [region])
-        assert muse(list(scores.units.values())) == {"giou": 1.0, "ciou": 1.0}
-    scores = InstanceScores()
-    scores.add(1, [inside], [0.9], [inside], [region])  # an instance within the region still counts
-    scores.add(2, [left], [0.9], [], [region])
-    assert muse(list(scores.units.values())) == {"giou": 0.5, "ciou": pytest.approx(100 / 500)}
+        assert muse([unit(found, [0.9] * len(found), [left], [region])]) == {"giou": 1.0, "ciou": 1.0}
+    counts = unit([inside], [0.9], [inside], [region])  # an instance within the region still counts
+    assert muse([counts, unit([left], [0.9], [], [region])]) == {"giou": 0.5, "ciou": pytest.approx(100 / 500)}

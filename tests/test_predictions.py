@@ -130,9 +130,9 @@ def test_a_fused_mask_is_the_one_detection_of_a_system_without_instances(tmp_pat
     dataset, drawn = make_dataset(tmp_path), block(2, 4, 10, 14)
     alone = [entry(number, drawn, fused=True) for number in SCORED]
     scored = score_predictions(save(tmp_path / "p.json", alone), dataset)
-    assert [len(unit.scores) for unit in scored.instances.units.values()] == [1] * 5
+    assert [len(unit.scores) for unit in scored.instances.values()] == [1] * 5
     scored = score_predictions(save(tmp_path / "p.json", [*alone, entry(1, drawn, 0.5)]), dataset)
-    assert {number: len(unit.scores) for number, unit in scored.instances.units.items() if len(unit.scores)} == {1: 1}
+    assert {number: len(unit.scores) for number, unit in scored.instances.items() if len(unit.scores)} == {1: 1}
 
 
 def test_folders_of_pngs_and_of_logits_score_alike(tmp_path):

@@ -6,8 +6,7 @@ queries are ranked by their scores together, but are matched within their query.
 
 import contextlib
 import io
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,51 +31,41 @@ class Unit(NamedTuple):
     iou: Float[np.ndarray, "d g"]
 
 
-@dataclass
-class InstanceScores:
-    """The queries whose instances are scored, by id."""
+def unit(detections: Sequence[RLE], scores: Sequence[float], truth: Sequence[RLE], crowd: Sequence[RLE] = ()) -> Unit:
+    """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
+    ignore (`crowd`). An empty mask detects nothing."""
+    values = np.asarray(scores, float)
+    drawn = np.array(masks.areas(list(detections)), float) > 0
+    order = [i for i in np.argsort(-values, kind="stable") if drawn[i]][:MOST]
+    found, wanted = [detections[i] for i in order], [*truth, *crowd]
+    flags = [False] * len(truth) + [True] * len(crowd)
+    return Unit(
+        values[order],
+        np.array(masks.areas(found), float),
+        np.array(masks.areas(wanted), float),
+        np.array(flags, bool),
+        masks.ious(found, wanted, flags),
+    )
 
-    units: dict[int, Unit] = field(default_factory=dict)
 
-    def add(
-        self, query_id: int, detections: Sequence[RLE], scores: Sequence[float], truth: Sequence[RLE],
-        crowd: Sequence[RLE] = (),
-    ) -> None:  # fmt: skip
-        """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
-        ignore (`crowd`). An empty mask detects nothing. Raises ValueError for a query that was added before."""
-        if query_id in self.units:
-            raise ValueError(f"query {query_id} was added before")
-        values = np.asarray(scores, float)
-        drawn = np.array(masks.areas(list(detections)), float) > 0
-        order = [i for i in np.argsort(-values, kind="stable") if drawn[i]][:MOST]
-        found, wanted = [detections[i] for i in order], [*truth, *crowd]
-        flags = [False] * len(truth) + [True] * len(crowd)
-        self.units[query_id] = Unit(
-            values[order],
-            np.array(masks.areas(found), float),
-            np.array(masks.areas(wanted), float),
-            np.array(flags, bool),
-            masks.ious(found, wanted, flags),
-        )
-
-    def figures(self, queries: Collection[int] | None = None) -> dict[str, float | None]:
-        """`ap`, `ap50`, `ap75`, `ap_small`, `ap_medium`, `ap_large`, `ar` (at 100 detections), `ar1`, `ar10` and
-        `detections`, the mean number of them a query, of all queries or of some. None where no instance counts."""
-        units = [self.units[number] for number in sorted(self.units if queries is None else queries)]
-        found = _evaluate(units)
-        precision, recall = found["precision"][:, :, 0], found["recall"][:, 0]  # [t r a m], [t a m]
-        return {
-            "ap": _mean(precision[:, :, 0, 2]),
-            "ap50": _mean(precision[0, :, 0, 2]),
-            "ap75": _mean(precision[5, :, 0, 2]),
-            "ap_small": _mean(precision[:, :, 1, 2]),
-            "ap_medium": _mean(precision[:, :, 2, 2]),
-            "ap_large": _mean(precision[:, :, 3, 2]),
-            "ar": _mean(recall[:, 0, 2]),
-            "ar1": _mean(recall[:, 0, 0]),
-            "ar10": _mean(recall[:, 0, 1]),
-            "detections": float(np.mean([len(unit.scores) for unit in units])) if units else None,
-        }
+def instance_figures(by_id: Mapping[int, Unit]) -> dict[str, float | None]:
+    """`ap`, `ap50`, `ap75`, `ap_small`, `ap_medium`, `ap_large`, `ar` (at 100 detections), `ar1`, `ar10` and
+    `detections`, the mean number of them a query, of queries by their ids. None where no instance counts."""
+    units = [by_id[number] for number in sorted(by_id)]
+    found = _evaluate(units)
+    precision, recall = found["precision"][:, :, 0], found["recall"][:, 0]  # [t r a m], [t a m]
+    return {
+        "ap": _mean(precision[:, :, 0, 2]),
+        "ap50": _mean(precision[0, :, 0, 2]),
+        "ap75": _mean(precision[5, :, 0, 2]),
+        "ap_small": _mean(precision[:, :, 1, 2]),
+        "ap_medium": _mean(precision[:, :, 2, 2]),
+        "ap_large": _mean(precision[:, :, 3, 2]),
+        "ar": _mean(recall[:, 0, 2]),
+        "ar1": _mean(recall[:, 0, 0]),
+        "ar10": _mean(recall[:, 0, 1]),
+        "detections": float(np.mean([len(one.scores) for one in units])) if units else None,
+    }
 
 
 def _evaluate(units: Sequence[Unit]) -> dict[str, Any]:

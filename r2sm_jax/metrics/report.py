@@ -14,7 +14,7 @@ import r2sm_jax
 from r2sm_jax.data.samples import Dataset, Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
-from r2sm_jax.metrics.instances import InstanceScores, muse
+from r2sm_jax.metrics.instances import Unit, instance_figures, muse
 from r2sm_jax.metrics.iou import VARIANTS, Overlap, interval, lisa, lisa_iou, ratios
 from r2sm_jax.metrics.pages import benchmark_of, choose, html, markdown, panels
 from r2sm_jax.metrics.score import QueryResult, Scored
@@ -41,13 +41,13 @@ def collect(results: Sequence[QueryResult], pick: Pick) -> Int[np.ndarray, "n 4"
 answered, occluded, complete, boundary = map(attrgetter, ("answered", "occluded", "complete", "boundary"))
 
 
-def split_figures(results: Sequence[QueryResult], instances: InstanceScores | None = None) -> dict[str, Any]:
+def split_figures(results: Sequence[QueryResult], instances: Mapping[int, Unit] | None = None) -> dict[str, Any]:
     """All figures of one split: All / Modal / Amodal queries, mask type, references, variants and breakdowns."""
     groups = {"all": list(results), **{t: [r for r in results if r.mask_type == t] for t in TYPES}}
     counts = collect(results, answered)
     variants: dict[str, Any] = {name: variant(counts) for name, variant in VARIANTS.items()}
     if instances is not None:
-        variants["muse"] = muse([instances.units[result.query_id] for result in results])
+        variants["muse"] = muse([instances[result.query_id] for result in results])
     return {
         **{name: _figures(group, instances) for name, group in groups.items()},
         "mask_type": _decisions(results),
@@ -58,7 +58,7 @@ def split_figures(results: Sequence[QueryResult], instances: InstanceScores | No
     }
 
 
-def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -> dict[str, Any]:
+def _figures(results: Sequence[QueryResult], instances: Mapping[int, Unit] | None) -> dict[str, Any]:
     images = np.array([result.image_id for result in results], np.int64)
     counts, hidden, outline = (collect(results, pick) for pick in (answered, occluded, boundary))
     hidden_scores, whole_scores = lisa(hidden), lisa(collect(results, complete))
@@ -74,7 +74,7 @@ def _figures(results: Sequence[QueryResult], instances: InstanceScores | None) -
         "queries": len(results),
         "occluded_queries": len(hidden),
         "interval": {name: interval(images, r) for name, r in ratios(counts, hidden_of_all, outline).items()},
-        **(instances.figures([result.query_id for result in results]) if instances is not None else {}),
+        **(instance_figures({r.query_id: instances[r.query_id] for r in results}) if instances is not None else {}),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.samples import Dataset, Instance, Sample, Source
-from r2sm_jax.metrics.instances import InstanceScores
+from r2sm_jax.metrics.instances import Unit, unit
 from r2sm_jax.metrics.iou import Overlap, boundary_overlap
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
 
@@ -189,7 +189,7 @@ class Scored:
     """The results of the queries of one split."""
 
     results: list[QueryResult] = field(default_factory=list)
-    instances: InstanceScores = field(default_factory=InstanceScores)
+    instances: dict[int, Unit] = field(default_factory=dict)
     drawings: dict[int, Drawing] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     """Queries without an answer; they count as answered with an empty mask."""
@@ -205,7 +205,7 @@ class Scored:
     def merge(self, other: "Scored") -> None:
         """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""
         self.results += other.results
-        self.instances.units |= other.instances.units
+        self.instances |= other.instances
         self.drawings |= other.drawings
         self.missing += other.missing
         self._hashed += other._hashed
@@ -254,7 +254,7 @@ class Scored:
         self.drawings[query.id] = Drawing(truth.index, *either)
         wanted = [i.complete if query.mask_type == "amodal" else i.modal for i in truth.instances]
         crowd = [] if truth.ignored is None else [truth.ignored]
-        self.instances.add(query.id, answer.instances, answer.scores, wanted, crowd)
+        self.instances[query.id] = unit(answer.instances, answer.scores, wanted, crowd)
         runs = [r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])]
         self._hashed.append(b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""]))
 
