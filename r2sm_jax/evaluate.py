@@ -35,7 +35,7 @@ from r2sm_jax.predict import to_answer
 from r2sm_jax.predictor import ROWS, Predictor
 from r2sm_jax.query import Sentence
 from r2sm_jax.runs import keep_compiled, open_run
-from r2sm_jax.sources import REPORTED, open_source, same_data, sentence_splits, split_names
+from r2sm_jax.sources import REPORTED, intent_sentences, open_source, same_data, split_names
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """Source and scores of every split."""
@@ -113,7 +113,7 @@ def evaluate(
     evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
     report = make_report(
         evaluated,
-        {name: decide(predictor, sentences) for name, sentences in sentence_splits(spec).items()},
+        {"val_r2sm": decide(predictor, intent_sentences("val_r2sm"))} if spec == "scenes" else {},
         source=spec,
         step=step,
         threshold=predictor.config.mask_threshold,

@@ -10,9 +10,11 @@ from r2sm_jax.config import is_procedural
 from r2sm_jax.data.samples import Dataset, Source, read_json
 from r2sm_jax.data.splits import images_of_split, stored_split
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.sentences import intent_sentences, write_free_sentences as write_free_sentences
+from r2sm_jax.queries.sentences import (
+    intent_sentences as intent_sentences,
+    write_free_sentences as write_free_sentences,
+)
 from r2sm_jax.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
-from r2sm_jax.query import Sentence
 from r2sm_jax.scenes.compose import ComposeSource
 from r2sm_jax.scenes.cutouts import CutoutSource
 from r2sm_jax.scenes.scenes import SceneSource
@@ -104,13 +106,3 @@ def same_data(spec: str, other: str) -> bool:
     """Whether two SPECs name the same data, perhaps by different paths."""
     (kind, _, path), (other_kind, _, other_path) = spec.partition(":"), other.partition(":")
     return kind == other_kind and Path(path).resolve() == Path(other_path).resolve()
-
-
-def calibration_sentences() -> list[Sentence]:
-    """Sentences that are never trained on and widened no grammar, on which the temperature of the head is fitted."""
-    return list(intent_sentences("calibration"))
-
-
-def sentence_splits(spec: str) -> dict[str, tuple[Sentence, ...]]:
-    """The lists of sentences without an image that a report on `spec` has beside its splits."""
-    return {"val_r2sm": intent_sentences("val_r2sm")} if spec == "scenes" else {}

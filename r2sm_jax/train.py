@@ -41,7 +41,7 @@ from r2sm_jax.metrics.report import collect, split_figures, write_report
 from r2sm_jax.models.published import load_published
 from r2sm_jax.models.text_states import TextStates
 from r2sm_jax.predictor import Predictor
-from r2sm_jax.sources import REPORTED, calibration_sentences, open_source, split_names, write_free_sentences
+from r2sm_jax.sources import REPORTED, intent_sentences, open_source, split_names, write_free_sentences
 from r2sm_jax.training.calibration import NOT_FITTED, fit_iou, fit_presence, fit_temperature, with_constants
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
@@ -270,7 +270,7 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
     write: nothing is trained on it, and no wording was added because of it.
     """
     if predictor.config.head in LEARNED_HEADS:
-        sentences = calibration_sentences()
+        sentences = intent_sentences("calibration")
         predictor.weights = nnx.merge_state(params, with_constants(constants, type_temperature=1.0))
         logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
