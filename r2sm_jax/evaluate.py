@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,10 +139,10 @@ def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any
     return sentence_figures(sentences, expit(logits), calibrated=True)
 
 
-def open_splits(spec: str, split: str, **options: Any) -> dict[str, Source]:
-    """The sources of the splits that were asked for, as `split_names`. `options` are those of `open_source`. Raises
-    InputError if a split does not exist."""
-    return {name: open_source(spec, name, **options) for name in split_names(spec, split)}
+def source_options(data: DataConfig, *, size: int, count: int) -> dict[str, Any]:
+    """Options of `open_source` that all splits share; `count` scenes are made, of `size`."""
+    folders = {"images_dir": data.images, "backgrounds": data.backgrounds, "cutouts": data.cutouts}
+    return {"seed": data.seed, "size": size, "count": count} | folders
 
 
 def show(text: str) -> None:
@@ -190,15 +190,10 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
     trained = run.config.data
     data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     split, selected = args.split or ("all" if args.data else REPORTED), args.checkpoint == "best"
-    sources = open_splits(
-        data.source,
-        split,
-        count=args.samples or run.config.train.report_samples,
-        seed=data.seed,
-        size=run.config.model.vision.image_size,
-        images_dir=args.images or data.images,
-        backgrounds=args.backgrounds or data.backgrounds,
-    )
+    data = replace(data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds)
+    count = args.samples or run.config.train.report_samples
+    options = source_options(data, size=run.config.model.vision.image_size, count=count)
+    sources = {name: open_source(data.source, name, **options) for name in split_names(data.source, split)}
     report, evaluated = evaluate(
         run.predictor, sources, spec=data.source, step=run.step, trained=run.config, selected=selected
     )

@@ -33,7 +33,7 @@ from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.distributed import AnyProcess, agree, gather, is_first, of_first, place, place_batch, running, shardings
 from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.evaluate import evaluate, open_splits, score_source, show
+from r2sm_jax.evaluate import evaluate, score_source, show, source_options
 from r2sm_jax.flags import parse_config, to_json
 from r2sm_jax.metrics.iou import lisa_iou
 from r2sm_jax.metrics.pages import first_of_images, markdown, panels
@@ -64,21 +64,15 @@ class Data(NamedTuple):
     sha256: str
 
 
-def source_options(config: Config) -> dict[str, Any]:
-    """Options of `open_source` that all splits share."""
-    data, size = config.data, config.model.vision.image_size
-    folders = {"images_dir": data.images, "backgrounds": data.backgrounds, "cutouts": data.cutouts}
-    return {"seed": data.seed, "size": size} | folders
-
-
 def open_data(config: Config, split: str, count: int) -> Source:
     """One split of the run's data source: for training, with as many queries as a step asks of a scene, or `count`
     images, evenly spread, to select on. Where `dev` does not select, files are trained on with it."""
-    spec, options = config.data.source, source_options(config)
+    spec = config.data.source
+    options = source_options(config.data, size=config.model.vision.image_size, count=count)
     if split == "train":
         split = "train" if config.train.select_on == "dev" or is_procedural(spec) else WHOLE_TRAIN
-        return open_source(spec, split, count=count, queries=config.data.queries, **options)
-    source: Any = open_source(spec, split, count=count, **options)
+        return open_source(spec, split, queries=config.data.queries, **options)
+    source: Any = open_source(spec, split, **options)
     size = len(source)
     return source if size <= count else source.subset(place * size // count for place in range(count))
 
@@ -308,7 +302,8 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best, data, loop = runs.restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
-    sources = open_splits(data.source, REPORTED, count=loop.report_samples, **source_options(config))
+    options = source_options(data, size=config.model.vision.image_size, count=loop.report_samples)
+    sources = {name: open_source(data.source, name, **options) for name in split_names(data.source, REPORTED)}
     report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     if is_first():

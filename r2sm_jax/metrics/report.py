@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
+from r2sm_jax.config import is_procedural
 from r2sm_jax.data.samples import Dataset, Source
 from r2sm_jax.errors import writing
 from r2sm_jax.metrics.compare import NAME, write_queries
@@ -28,8 +29,6 @@ SIZES = {"small": 32**2, "medium": 96**2, "large": 1e10}
 HARD: dict[Any, str] = {True: "hard", False: "easy"}
 MULTI: dict[Any, str] = {True: "several", False: "one"}
 BINS = 10
-FIXED_DATA = ("json", "tfds")
-"""Kinds of sources that a published split can come from; the others make as many samples as are asked for."""
 
 
 def collect(results: Sequence[QueryResult], pick: Pick) -> Int[np.ndarray, "n 4"]:
@@ -251,7 +250,7 @@ def make_report(
     for name, (source, scored) in evaluated.items():
         counts = {t: sum(r.mask_type == t for r in scored.results) for t in TYPES}
         benchmark = benchmark_of(images=len(source), **counts)
-        if benchmark and meta["source"].partition(":")[0] in FIXED_DATA:
+        if benchmark and not is_procedural(meta["source"]):
             benchmarks[name] = benchmark
     return {
         "splits": {name: split_figures(scored.results, scored.instances) for name, (_, scored) in evaluated.items()},
