@@ -25,7 +25,7 @@ from scipy.special import expit
 
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import frames, open_image
+from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.distributed import ProcessConfig, gather, is_first, of_first, running
 from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
 from r2sm_jax.feature_cache import stamp
@@ -131,15 +131,9 @@ def _predict_one(args: PredictConfig, query: str) -> None:
 
 def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """The image, with a warning where it has several frames. `size`: height and width that it must have."""
-    image = open_image(path)
+    image = open_image(path) if size is None else open_annotated(path, size, "the data set")
     if (found := frames(path)) > 1:
         print(f"warning: {path}: it has {found} frames; the first one is looked at", file=sys.stderr)
-    if size not in (None, image.shape[:2]):
-        (height, width), (high, wide, _) = size, image.shape
-        raise InputError(
-            f"{path}: the image is {high} pixels high and {wide} wide, but the data set says {height} and {width}; "
-            "give the image that was annotated"
-        )
     return image
 
 

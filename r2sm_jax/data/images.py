@@ -53,6 +53,16 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
     return array
 
 
+def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.ndarray, "H W 3"]:
+    """The image of a data set, which `source` says has this height and width. Raises InputError if it has not, and as
+    `open_image`."""
+    image = open_image(path)
+    if (found := image.shape[:2]) != size:
+        sizes = f"{found[0]} pixels high and {found[1]} wide, but {source} says {size[0]} and {size[1]}"
+        raise InputError(f"{path}: the image is {sizes}; give the image that was annotated")
+    return image
+
+
 def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Image:
     """The first frame of an image, upright, in the mode that it is stored in. Raises InputError like `open_image`."""
     with _opened(image, name) as opened:

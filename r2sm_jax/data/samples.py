@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar, runti
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import open_image
+from r2sm_jax.data.images import open_annotated
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.feature_cache import fingerprint
@@ -260,14 +260,7 @@ class Dataset:
 
     def image_at(self, index: int) -> np.ndarray:
         """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the size in the file."""
-        path, (height, width) = self.image_path(index), self.size_at(index)
-        image = open_image(path)
-        if image.shape[:2] != (height, width):
-            raise InputError(
-                f"{path}: the image is {image.shape[0]} pixels high and {image.shape[1]} wide, but {self.path} says "
-                f"{height} and {width}; give the image that was annotated"
-            )
-        return image
+        return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
