@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 from sample_records import to_records
 
+from r2sm_jax import evaluate
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.samples import Instance, Sample
@@ -224,6 +226,17 @@ def test_the_truth_is_the_union_of_what_is_meant():
 def test_bad_arguments_are_one_sentence(arguments, words, tiny_run, refused):
     message = refused(main, tiny_run, *arguments)
     assert all(word in message for word in words), message
+
+
+def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
+    run, asked = open_run(tiny_run), {}
+    data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
+    opened = replace(run, config=replace(run.config, data=data))
+    monkeypatch.setattr(evaluate, "open_run", lambda folder, checkpoint: opened)
+    monkeypatch.setattr(evaluate, "open_source", lambda spec, split, **options: asked.update(options) or Listed([]))
+    assert "there are no queries" in refused(main, tiny_run, "--split", "train", "--samples", 3)
+    folders = {"images_dir": "photos", "backgrounds": None, "cutouts": "things"}
+    assert asked == folders | {"seed": 7, "size": 32, "count": 3}
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tiny_run, tmp_path, refused):
