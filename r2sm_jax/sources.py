@@ -25,8 +25,8 @@ REPORTED = "reported"
 
 def open_source(
     spec: str, split: str = "train", *, count: int = 256, seed: int = 0, size: int = 96, queries: int = 8,
-    images_dir: str | None = None, backgrounds: str | None = None, cutouts: str | None = None,
-    need_images: bool = True,
+    images_dir: str | PathLike[str] | None = None, backgrounds: str | PathLike[str] | None = None,
+    cutouts: str | PathLike[str] | None = None, need_images: bool = True,
 ) -> Source:  # fmt: skip
     """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 

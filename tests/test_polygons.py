@@ -7,7 +7,7 @@ from test_readers import mask, photo, to_read, write
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.polygons import draw_polygon, read_mask
+from r2sm_jax.tools.entries import draw_polygon, read_mask
 from r2sm_jax.tools.referring import read_reasonseg
 
 SIZE = 20, 30

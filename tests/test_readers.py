@@ -17,8 +17,6 @@ from r2sm_jax.tools.coco import PRESETS, MaskOptions, read_coco_like
 from r2sm_jax.tools.conversion import Conversion, Files, write_json
 from r2sm_jax.tools.referring import (
     AmodalQAFields,
-    R2SMFields,
-    join_queries,
     read_amodal_qa,
     read_lisa_plus_plus,
     read_mmr,
@@ -272,45 +270,6 @@ def test_amodal_questions_and_answers(tmp_path):
     assert (sample.instances[0].modal == SEEN).all() and (sample.instances[0].amodal == BACK).all()
     (query,) = sample.queries
     assert (query.mask_type, query.instance_ids, query.kind["answer"]) == ("amodal", (1,), "the book")
-
-
-def test_r2sm_queries_by_ids_or_answer(tmp_path):
-    records = read_coco_like(to_read(write(tmp_path / "c.json", coco())), PRESETS["cocoa-cls"]).records("test")
-    lines = [
-        {"image_id": 7, "text": "the  cup", "mask_type": "modal", "instance_ids": [32]},
-        {"image_id": "dir/a.jpg", "text": "both", "mask_type": "amodal",
-         "answer": "instance id is [31], class name is bottle; Instance id is 32, class name is bottle."},
-    ]  # fmt: skip
-    path = tmp_path / "q.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    queries = join_queries(path, records, R2SMFields()).queries
-    assert [q["instance_ids"] for q in queries] == [[2], [1, 2]] and queries[0]["text"] == "the cup"
-    renamed = [{"img": 7, "sentence": "x", "ids": [31]}]
-    fields = R2SMFields(image="img", text="sentence", instances="ids")
-    (query,) = join_queries(write(tmp_path / "q.json", renamed), records, fields, "amodal").queries
-    assert query["mask_type"] == "amodal"
-    path.write_text(json.dumps(lines[0] | {"instance_ids": [99]}))
-    with pytest.raises(InputError, match="line 1: image 7 has no instance 99"):
-        join_queries(path, records, R2SMFields())
-
-
-@pytest.mark.parametrize("answer", ["instance ids are 31 and 32", "instance id: 31", "instance id is 31, 32"])
-def test_an_answer_whose_ids_cannot_be_read_is_a_bad_record(tmp_path, answer):
-    records = read_coco_like(to_read(write(tmp_path / "c.json", coco())), PRESETS["cocoa-cls"]).records("test")
-    path = write(tmp_path / "q.json", [{"image_id": 7, "text": "x", "mask_type": "modal", "answer": answer}])
-    with pytest.raises(InputError, match="ids in its answer cannot be read"):
-        join_queries(path, records, R2SMFields())
-
-
-def test_r2sm_images_of_one_name_are_told_apart_by_their_folders(tmp_path):
-    images = [{"id": n, "file_name": f"{n}/a.jpg", "height": 9, "width": 9} for n in (1, 2)]
-    records = {"images": images, "annotations": [], "categories": [], "queries": []}
-    line = {"text": "x", "mask_type": "modal", "instance_ids": []}
-    path = write(tmp_path / "q.json", [line | {"image_id": "2/a.jpg"}, line | {"image_id": "1/a.jpg"}])
-    assert [q["image_id"] for q in join_queries(path, records, R2SMFields()).queries] == [2, 1]
-    write(path, [line | {"image_id": "a.jpg"}])
-    with pytest.raises(InputError, match="or several have this name"):
-        join_queries(path, records, R2SMFields())
 
 
 READERS = {

@@ -69,8 +69,7 @@ def write_pictures(source: Source, out: Path, description: str) -> dict[str, lis
         }
         for query in sample.queries:
             targets = [ids[i] for i in query.instance_ids]
-            kind = {name: value for name, value in query.kind.items() if name != "multi"}
-            found.add_query(number, query.text, query.mask_type, targets, **kind)
+            found.add_query(number, query.text, query.mask_type, targets, **query.kind)
     return found.records(description)
 
 

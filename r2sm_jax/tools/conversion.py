@@ -24,8 +24,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import image_size
 from r2sm_jax.data.samples import check_records, find_image, leads_outside
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes, writing
-from r2sm_jax.tools.entries import Entry, Note, RecordError, Size, by_reason, read_pickle
-from r2sm_jax.tools.polygons import read_mask
+from r2sm_jax.tools.entries import Entry, Note, RecordError, Size, by_reason, read_mask, read_pickle
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -101,6 +100,8 @@ class Conversion:
     """What is wrong with each record that could not."""
     known: dict[Hashable, int] = field(default_factory=dict)
     """The ids of images (by path) and objects (by a key of the reader) that several entries share."""
+    over: dict[str, Any] | None = None
+    """The records of a dataset file whose queries are replaced by those of the conversion."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad <= 1:
@@ -294,6 +295,8 @@ class Conversion:
 
     def records(self, description: str) -> dict[str, Any]:
         """The records of the dataset file. Raises InputError where there is no image."""
+        if self.over is not None:
+            return self.over | {"queries": self.queries}
         if not self.images:
             raise InputError(f"{description}: there are no annotated images; give annotation files of this format")
         categories = [{"id": number, "name": name} for name, number in self.categories.items()]

@@ -18,7 +18,6 @@ from r2sm_jax.data.samples import Dataset, Instance, Sample, group_by_image, rea
 from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.write import write_queries
-from r2sm_jax.query import MaskType
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
 from r2sm_jax.sources import load_json_split, open_source
 from r2sm_jax.tools import referring
@@ -37,6 +36,7 @@ READERS: dict[str, Callable[..., Conversion]] = {
     "lisa++": referring.read_lisa_plus_plus,
     "refcoco": referring.read_refcoco,
     "amodal-qa": referring.read_amodal_qa,
+    "r2sm": referring.read_r2sm,
 }
 """Formats with queries of their own, by the name of their command. A new one is added here."""
 NOTES_SHOWN = 20
@@ -80,7 +80,8 @@ def reader_command(name: str, read: Callable[..., Conversion]) -> Callable[..., 
 
 
 def _write(files: Files, name: str, read: Callable[[], Conversion], template: TemplateOptions) -> None:
-    """Reads, writes and says what was written; refuses what cannot succeed before anything is read."""
+    """Reads, writes, and says what was written, what was left out and what else the user should know, by reason;
+    refuses what cannot succeed before anything is read."""
     if not files.sources:
         raise InputError("convert: there is nothing to read; give annotation files")
     if template.queries < 0 or template.seed < 0:
@@ -92,44 +93,6 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
-    _print_result(found, files.out, records)
-    if elsewhere:
-        print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
-
-
-def r2sm(
-    queries: Positional[Path],
-    /,
-    over: Path,
-    out: Path,
-    fields: referring.R2SMFields,
-    mask_type: MaskType | None = None,
-    overwrite: bool = False,
-    max_bad: float = Files.max_bad,
-) -> None:
-    """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
-
-    Args:
-        queries: A JSON list of queries, or one JSON object a line (.jsonl).
-        over: The dataset file with the images and annotations; its own queries are left out.
-        out: The dataset file to write.
-        mask_type: For files that hold one mask type only.
-        fields: Names of the fields.
-        overwrite: Replace the dataset file if it exists.
-        max_bad: Share of the queries that may be bad, 0 to 1; they are left out.
-    """
-    refuse_overwrite(out, overwrite)
-    records = read_records(over)
-    found = referring.join_queries(queries, records, fields, mask_type, max_bad)
-    records["queries"] = found.queries
-    about = records.get("info")
-    records["info"] = (about if isinstance(about, dict) else {}) | {"queries": queries.name}
-    write_json(out, records, overwrite)
-    _print_result(found, out, records)
-
-
-def _print_result(found: Conversion, out: Path, records: dict[str, Any]) -> None:
-    """Says what was written, and lists on stderr what was left out and what else the user should know, by reason."""
     if found.bad:
         total = found.good + len(found.bad)
         print(f"note: {len(found.bad)} of {total} records cannot be used and were left out", file=sys.stderr)
@@ -138,7 +101,9 @@ def _print_result(found: Conversion, out: Path, records: dict[str, Any]) -> None
         listed = ", ".join(others[:NOTES_SHOWN]) + (", ..." if len(others) > NOTES_SHOWN else "")
         print(f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""), file=sys.stderr)
     types = Counter(query["mask_type"] for query in records["queries"])
-    print(f"wrote {out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
+    print(f"wrote {files.out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
+    if elsewhere:
+        print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
 
 
 def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: int = 0, overwrite: bool = False) -> None:
@@ -226,8 +191,7 @@ def show(
     if count < 1 or queries < 0 or size < 1 or seed < 0:
         raise InputError("show: --count and --size must be 1 or more, --queries and --seed 0 or more")
     refuse_overwrite(out, overwrite)
-    folder, photos = (None if path is None else str(path) for path in (images, backgrounds))
-    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=folder, backgrounds=photos)
+    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=images, backgrounds=backgrounds)
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
     save_sheet(out, rows, title=f"{data}, {split}")
@@ -298,7 +262,6 @@ def main() -> None:
     for name, read in READERS.items():
         convert.command(name=name)(reader_command(name, read))
     convert.command(folders)
-    convert.command(r2sm)
     for command in (requests, parse, template):
         queries.command(command)
     app.command(convert, name="convert")

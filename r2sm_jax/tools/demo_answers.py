@@ -38,8 +38,9 @@ MAX_CHARACTERS = 100_000
 EXAMPLES, EXAMPLE_SIDE = 5, 480
 PARTS = (files("r2sm_jax.tools") / "demo.html").read_text("utf-8")
 HTML: Any = Template(PARTS, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined).module
-decision_html, message_html = HTML.decision, HTML.message
-"""The decision about an answer at a threshold; a hint, or an InputError, in its place. Visitors' words are escaped."""
+decision_html, facts_html, message_html = HTML.decision, HTML.facts, HTML.message
+"""The decision about an answer at a threshold; a line about its mask and the photo; a hint, or an InputError, in the
+place of the decision. Visitors' words are escaped."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Answer:
     def decision(self, threshold: float) -> MaskType:
         """Amodal where the probability is above the threshold."""
         return "amodal" if self.probability > threshold else "modal"
+
+    def share(self, mask_type: MaskType, name: str) -> float:
+        """The share of the image that one of the masks of a type covers."""
+        entry = self.by_type[mask_type]
+        return masks.areas([entry[name]])[0] / math.prod(entry["size"])
 
 
 def make_examples() -> list[tuple[UInt8[np.ndarray, "H W 3"], list[str]]]:
@@ -156,18 +162,8 @@ def remove_old_answers(folder: Path, seconds: float) -> None:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def facts_html(photo: Photo, answer: Answer, threshold: float) -> str:
-    """A legend, and one line about the mask, the instances, the image and the time."""
-    entry = answer.by_type[answer.decision(threshold)]
-    return HTML.facts(photo, answer, entry, _share_of_image(entry, "mask"))
-
-
 def alt_text(answer: Answer, shown: View) -> str:
     """The picture in words, for visitors who do not see it."""
-    share, most = _share_of_image(answer.by_type["amodal"], shown), 80
+    share, most = answer.share("amodal", shown), 80
     query = answer.query if len(answer.query) <= most else answer.query[: most - 1] + "…"
     return f"The {shown} mask of “{query}” over the image: {share:.1%} of it"
-
-
-def _share_of_image(entry: dict[str, Any], name: str) -> float:
-    return masks.areas([entry[name]])[0] / math.prod(entry["size"])

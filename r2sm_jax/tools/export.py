@@ -72,7 +72,11 @@ def main() -> None:
     """Command line."""
     args = parse_flags(ExportConfig, sys.argv[1:], prog="python -m r2sm_jax.export")
     out = Path(args.out)
-    _check_out(out, args.overwrite)
+    is_taken = (out / CONFIG).exists()
+    if out.is_file() or (out / "checkpoints").exists() or (is_taken and not exported.is_export(out)):
+        raise InputError(f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another --out")
+    if is_taken and not args.overwrite:
+        raise InputError(f"{out}: it holds an export already; give another --out or --overwrite")
     run = open_run(Path(args.run), checkpoint=args.checkpoint)
     if run.exported:
         raise InputError(f"{args.run}: this is an export already; copy the folder, or give the run that it came from")
@@ -89,15 +93,6 @@ def main() -> None:
     print(f"wrote {out}: step {run.step}, {size / 1e6:.1f} MB")
     if args.verify:
         print(verify(run, out))
-
-
-def _check_out(out: Path, overwrite: bool) -> None:
-    """Refuses, before any work is done, a folder that holds something else. Raises InputError."""
-    is_taken = (out / CONFIG).exists()
-    if out.is_file() or (out / "checkpoints").exists() or (is_taken and not exported.is_export(out)):
-        raise InputError(f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another --out")
-    if is_taken and not overwrite:
-        raise InputError(f"{out}: it holds an export already; give another --out or --overwrite")
 
 
 def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> None:
@@ -314,7 +309,7 @@ def export_functions(
         model = exported.with_weights(config, tensors, Path(WEIGHTS))
         return model.answer(features["tokens"], pixels, text, text_mask)._asdict()
 
-    ours, theirs = _shapes(weights), _shapes(text_weights)
+    ours, theirs = jax.eval_shape(lambda *tensors: tensors, dict(weights), dict(text_weights))
     ids, mask = (jax.ShapeDtypeStruct((1, 1), dtype) for dtype in (jnp.int32, jnp.bool_))
     image, valid, text, text_mask = input_spec(config, 1, 1).values()
     programs = {}
@@ -329,11 +324,6 @@ def export_functions(
             lowered = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*symbolic)
             programs[function.__name__] = bytes(lowered.serialize())
     return programs
-
-
-def _shapes(tensors: Tensors) -> dict[str, jax.ShapeDtypeStruct]:
-    dtype = jax.dtypes.canonicalize_dtype
-    return {name: jax.ShapeDtypeStruct(array.shape, dtype(array.dtype)) for name, array in tensors.items()}
 
 
 def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:

@@ -4,7 +4,7 @@ AmodalReasonSeg and R2SM have not published how their files are laid out, so the
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.samples import read_records
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.conversion import Conversion, Files, names_of_image
-from r2sm_jax.tools.entries import Entry, Size
-from r2sm_jax.tools.polygons import draw_polygon
+from r2sm_jax.tools.entries import Entry, Size, draw_polygon
 
 
 @dataclass(frozen=True)
@@ -250,27 +250,28 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
     return found.finish()
 
 
-def join_queries(
-    path: Path,
-    records: Mapping[str, Any],
-    fields: R2SMFields,
-    mask_type: MaskType | None = None,
-    max_bad: float = Files.max_bad,
-) -> Conversion:
-    """R2SM's queries in `path` (JSON list or .jsonl) as queries of the dataset `records`.
+def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType | None = None) -> Conversion:
+    """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
 
-    `mask_type` is for files that hold one type only. Instances are given as ids or named in the answer. Their ids are
-    those of the annotations' `source_id` where there is one, else of the annotations. Raises InputError where more than
-    `max_bad` of the queries do not fit the dataset.
+    A file of queries is a JSON list, or has one JSON object a line (.jsonl). Instances are given as ids or named in the
+    answer. Their ids are those of the annotations' `source_id` where there is one, else of the annotations.
+
+    Args:
+        over: The dataset file with the images and annotations; its own queries are left out.
+        fields: Names of the fields.
+        mask_type: For files that hold one mask type only.
     """
+    records = read_records(over)
+    about = records.get("info")
+    records["info"] = (about if isinstance(about, dict) else {}) | {"queries": ", ".join(p.name for p in files.sources)}
     images: dict[Any, int | None] = {}
     for image in records["images"]:  # the name alone means an image where only one has it
         name = Path(image["file_name"]).name
         images[name] = None if name in images else image["id"]
     images |= {image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")}
     ids = {(a["image_id"], a.get("source_id", a["id"])): a["id"] for a in records["annotations"]}
-    found = Conversion(max_bad=max_bad)
-    for entry in found.read_lists([path], "a list of queries, or one JSON object a line (.jsonl)"):
+    found = Conversion(max_bad=files.max_bad, over=records)
+    for entry in found.read_lists(files.sources, "a list of queries, or one JSON object a line (.jsonl)"):
         with found.record():
             name = entry.need(fields.image, int, str)
             image_id = images.get(name, images.get(Path(name).name) if isinstance(name, str) else None)
