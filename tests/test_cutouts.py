@@ -239,7 +239,8 @@ def test_index(tmp_path: Path, content) -> None:
 
 def test_index_of_plain_labels_and_subfolders(tmp_path: Path) -> None:
     fill_folder(tmp_path / "round", ["red-disc", "red-hoop"])
-    (tmp_path / "index.json").write_text(json.dumps({"round/red-disc.png": "disc", "round/red-hoop.webp": "hoop"}))
+    disc = {"label": "disc", "file": "other.png"}
+    (tmp_path / "index.json").write_text(json.dumps({"round/red-disc.png": disc, "round/red-hoop.webp": "hoop"}))
     labels = {c.item.category for split in ("train", "val") for c in CutoutSource(tmp_path, split, 1).cutouts}
     assert labels == {"disc", "hoop"}
 

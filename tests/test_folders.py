@@ -75,6 +75,18 @@ def test_grey_edges_are_cut_at_half(tmp_path):
     assert masks.area(masks.decode(found["segmentation"])) == masks.area(BACK) + 1
 
 
+def test_masks_with_a_palette(tmp_path):
+    folder = pix2gestalt(tmp_path, 2)
+    drawn = np.where(BACK[..., None], np.uint8([255, 255, 255]), np.uint8(0))
+    Image.fromarray(drawn).quantize(2).save(folder / "whole_mask" / "0_whole_mask.png")
+    labels = Image.fromarray(BACK + SEEN * np.uint8(1))
+    labels.putpalette((0, 0, 0, 128, 0, 0, 0, 128, 0))
+    labels.save(folder / "whole_mask" / "1_whole_mask.png")
+    found = read_mask_folders(replace(to_read(folder), max_bad=0.5))
+    assert (masks.decode(found.annotations[0]["segmentation"]) == BACK).all() and len(found.annotations) == 1
+    assert "holds several values" in str(found.bad[0])
+
+
 def test_folders_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match=r"there is no folder occlusion or images; .*--images"):
         read_mask_folders(to_read(tmp_path))

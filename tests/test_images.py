@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image, ImageOps
 
-from r2sm_jax.data.images import PAD_COLOUR, Letterbox, image_size, open_image
+from r2sm_jax.data.images import PAD_COLOUR, Letterbox, brightness, image_size, open_image
 from r2sm_jax.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -296,3 +296,24 @@ def test_an_image_is_turned_upright_whatever_its_other_tags_say(tmp_path, orient
 def test_numbers_are_scaled_to_eight_bits(tmp_path, values, white):
     Image.fromarray(values).save(tmp_path / "a.tiff")
     assert open_image(tmp_path / "a.tiff")[0, :, 0].tolist() == [0, white]
+
+
+LABELS = np.array([[0, 1], [2, 0]], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("palette", "shown"),
+    [
+        ((255, 255, 255, 0, 0, 0, 60, 60, 60), [[255, 0], [60, 255]]),  # a drawn mask, whatever its palette's order
+        ((255, 0, 0, 0, 0, 0, 0, 0, 9), [[1, 0], [3, 1]]),
+        ((0, 0, 0, 128, 0, 0, 0, 128, 0), [[0, 2], [3, 0]]),  # labels in colours, as PASCAL VOC has them
+        ((70, 0, 90, 250, 230, 30, 0, 90, 0), [[0, 2], [3, 0]]),
+        ((0,) * 9, [[0, 2], [3, 0]]),
+    ],
+)
+def test_palettes_count_by_colour_and_labels_in_colours_stay_apart(tmp_path, palette, shown):
+    image = Image.new("P", (2, 2))
+    image.putdata(LABELS.ravel().tolist())
+    image.putpalette(palette)
+    image.save(tmp_path / "m.png")
+    assert brightness(Image.open(tmp_path / "m.png")).tolist() == shown

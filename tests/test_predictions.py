@@ -291,13 +291,23 @@ def test_queries_without_a_target_have_no_size(tmp_path):
     assert sum(figures["queries"] for figures in sizes.values()) == len(SCORED) - 1
 
 
-@pytest.mark.parametrize(("mode", "colour"), [("RGB", (1, 0, 0)), ("RGB", (0, 0, 4)), ("RGBA", (255, 255, 255, 255))])
+@pytest.mark.parametrize(
+    ("mode", "colour"),
+    [
+        ("RGB", (1, 0, 0)),
+        ("RGB", (0, 0, 4)),
+        ("RGBA", (255, 255, 255, 255)),
+        ("P", (255, 255, 255)),
+        ("P", (0, 255, 0)),
+    ],
+)
 def test_a_png_mask_may_have_colours_and_transparency(tmp_path, mode, colour):
     make_dataset(tmp_path)
     (tmp_path / "masks").mkdir()
     ground = (255, 255, 255, 0) if mode == "RGBA" else (0, 0, 0)
-    image = Image.new(mode, (WIDTH, HEIGHT), ground)
+    image = Image.new("RGB" if mode == "P" else mode, (WIDTH, HEIGHT), ground)
     image.paste(colour, (2, 4, 10, 14))
+    image = image.quantize(2) if mode == "P" else image  # the palette begins with the colour
     image.save(tmp_path / "masks" / "1.PNG")  # as cameras and Windows write it
     answers = read_predictions(tmp_path / "masks", {1: (HEIGHT, WIDTH)})
     assert (masks.decode(answers[1].instances[0]) == block(2, 4, 10, 14)).all()

@@ -34,9 +34,14 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     fields = R2SMFields(image="img", text="sentence", instances="ids")
     (query,) = read_r2sm(to_read(write(tmp_path / "q.json", renamed)), over, fields, "amodal").queries
     assert query["mask_type"] == "amodal"
-    path.write_text(json.dumps(lines[0] | {"instance_ids": [99]}))
-    with pytest.raises(InputError, match="line 1: image 7 has no instance 99"):
-        read_r2sm(to_read(path), over, R2SMFields())
+    before["annotations"][0]["source_id"], before["annotations"][1]["source_id"] = None, [1]
+    write(over, before)
+    path.write_text(json.dumps(lines[0] | {"instance_ids": [2, 1]}))
+    assert read_r2sm(to_read(path), over, R2SMFields()).queries[0]["instance_ids"] == [2, 1]
+    for number in (99, True):
+        path.write_text(json.dumps(lines[0] | {"instance_ids": [number]}))
+        with pytest.raises(InputError, match=f"line 1: image 7 has no instance {number}"):
+            read_r2sm(to_read(path), over, R2SMFields())
 
 
 @pytest.mark.parametrize("answer", ["instance ids are 31 and 32", "instance id: 31", "instance id is 31, 32"])

@@ -131,6 +131,18 @@ def test_d2sa_masks_larger_than_the_image(tmp_path):
     assert (sample.instances[0].amodal == big).all() and masks.area(sample.instances[1].amodal) == masks.area(BACK)
 
 
+def test_padded_images_whose_names_differ_in_the_suffix_alone(tmp_path):
+    big, content = masks.encode(mask(10, 10, 34, 24, 24, 34)), coco()
+    content["images"] = [content["images"][0] | {"id": n, "file_name": f"a.{s}"} for n, s in ((7, "bmp"), (8, "png"))]
+    first = content["annotations"][0] | {"segmentation": big, "visible_mask": big}
+    content["annotations"] = [first, first | {"id": 32, "image_id": 8}]
+    for image, colour in zip(content["images"], ("red", "blue"), strict=True):
+        Image.new("RGB", (WIDTH, HEIGHT), colour).save(tmp_path / image["file_name"])
+    files = to_read(write(tmp_path / "c.json", content), images=tmp_path, out=tmp_path / "out.json")
+    dataset = finished(read_coco_like(files, PRESETS["d2sa"], MaskOptions("pad")), tmp_path, tmp_path)
+    assert [sample.image[0, 0].tolist() for sample in dataset] == [[255, 0, 0], [0, 0, 255]]
+
+
 @pytest.mark.parametrize("names", [("segmentation", "inmodal_seg"), ("a_segm", "i_segm")])
 def test_kins(names, tmp_path):
     amodal, modal = names
@@ -250,6 +262,10 @@ def test_refcoco_and_grefcoco(tmp_path):
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
     path = write(tmp_path / "grefs.json", [*refs(ann_id=[31, 32]), *refs(ann_id=[-1])])
     assert [q["instance_ids"] for q in read_refcoco(to_read(path), instances).queries] == [[1, 2], []]
+    content = coco(images=[{"id": n, "file_name": f"{n}.jpg", **SIZE} for n in (7, 8)])
+    other = write(tmp_path / "two.json", content)
+    with pytest.raises(InputError, match=r"\[0\]: annotation 31 is not of its image; give files that belong together"):
+        read_refcoco(to_read(write(tmp_path / "r.json", refs(image_id=8))), other)
     with pytest.raises(InputError, match=r"no split 'test'; --split is one of train, val"):
         read_refcoco(to_read(path), instances, split="test")
 

@@ -238,10 +238,7 @@ def read_index(index: Path) -> list[dict[str, Any]]:
     """The records of an index, checked. Raises InputError."""
     content = load_json(index, "a list of cut-outs, or remove it")
     if isinstance(content, dict):
-        content = [
-            {"file": name} | (record if isinstance(record, dict) else {"label": record})
-            for name, record in content.items()
-        ]
+        content = [(r if isinstance(r, dict) else {"label": r}) | {"file": name} for name, r in content.items()]
     if not isinstance(content, list) or not content or not all(isinstance(record, dict) for record in content):
         raise InputError(f'{index}: there is no list of cut-outs; give [{{"file": .., "label": ..}}, ..] or remove it')
     for position, record in enumerate(content, start=1):

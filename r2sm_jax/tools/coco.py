@@ -189,7 +189,7 @@ class _Reader(Conversion):
             raise InputError("--oversize pad: the images are needed; give their folder with --images DIR")
         padded = Image.new("RGB", (size[1], size[0]))
         padded.paste(Image.fromarray(open_image(source)))
-        target = (self.padded_dir / record["file_name"]).with_suffix(".png")
+        target = self.padded_dir / f"{record['file_name']}.png"
         with writing(target) as part:
             padded.save(part, format="PNG")
         record["height"], record["width"] = size

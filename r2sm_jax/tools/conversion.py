@@ -288,7 +288,10 @@ class Conversion:
         folder = out.resolve().parent
         below = all(path.is_relative_to(folder) for path in paths.values())
         if not below:
-            folder = Path(commonpath([path.parent for path in paths.values()]))
+            try:
+                folder = Path(commonpath([path.parent for path in paths.values()]))
+            except ValueError:
+                raise InputError(f"{out}: its images are on several drives; put them on one") from None
         for image_id, path in paths.items():
             self.images[image_id]["file_name"] = path.relative_to(folder).as_posix()
         return "" if below else f"--data.images {folder}"

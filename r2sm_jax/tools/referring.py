@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_records
+from r2sm_jax.data.samples import is_id, read_records
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.conversion import Conversion, Files, names_of_image
@@ -75,6 +75,8 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
             targets = targets if isinstance(targets, list) else [targets]
             for target in targets if targets != [-1] else []:
                 annotation = ref.refer("ann_id", annotations, target)
+                if annotation.get("image_id") != number:
+                    raise ref.error(f"annotation {target} is not of its image", "give files that belong together")
                 name = annotation.refer("category_id", categories).need("name", str)
                 meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
             for sentence in ref.entries("sentences"):
@@ -269,7 +271,8 @@ def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType 
         name = Path(image["file_name"]).name
         images[name] = None if name in images else image["id"]
     images |= {image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")}
-    ids = {(a["image_id"], a.get("source_id", a["id"])): a["id"] for a in records["annotations"]}
+    named = [(a, a["source_id"] if is_id(a.get("source_id")) else a["id"]) for a in records["annotations"]]
+    ids = {(a["image_id"], number): a["id"] for a, number in named}
     found = Conversion(max_bad=files.max_bad, over=records)
     for entry in found.read_lists(files.sources, "a list of queries, or one JSON object a line (.jsonl)"):
         with found.record():
@@ -284,7 +287,7 @@ def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType 
             if not isinstance(listed, list):
                 raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
             for number in listed:
-                if not isinstance(number, int) or (image_id, number) not in ids:
+                if not is_id(number) or (image_id, number) not in ids:
                     raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
             wanted = mask_type or entry.need(fields.mask_type, str)
             if wanted not in ("modal", "amodal"):
