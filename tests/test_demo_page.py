@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -60,6 +61,21 @@ def test_only_loopback_listens(server):
     port = f"{int(server.rsplit(':', 1)[1]):04X}"
     listening = {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"}
     assert listening == {"0100007F"}
+
+
+def test_an_address_of_ipv6_is_printed_as_urls_have_it(server, tiny_run, tmp_path, capsys, monkeypatch):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    monkeypatch.setattr(demo.Predictor, "warm_up", lambda self: None)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # set by the launch, and put back
+    page = demo.launch(demo.DemoConfig(str(tiny_run), host="::1", port=0), tmp_path, block=False)
+    try:
+        (address,) = capsys.readouterr().out.split()
+        assert address.startswith("http://[::1]:") and status(address)[0] == 200
+    finally:
+        page.close()
 
 
 def test_only_files_of_the_temporary_folder_are_served(server, tmp_path, tiny_run):

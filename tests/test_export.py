@@ -7,6 +7,7 @@ import sys
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
@@ -194,8 +196,9 @@ def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path, tiny_run)
     other = shutil.copytree(tiny_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     assert export.report_of(run) == report
     report["meta"]["weights_sha256"] = "0" * 64
-    (other / "report.json").write_text(json.dumps(report))
-    assert export.report_of(type(run)(other, run.config, run.step, run.predictor)) is None
+    for content in (report, [], {"meta": []}, {"meta": "x"}):
+        (other / "report.json").write_text(json.dumps(content))
+        assert export.report_of(type(run)(other, run.config, run.step, run.predictor)) is None
 
 
 @pytest.mark.parametrize(
@@ -378,7 +381,7 @@ def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
             r2sm_jax.load(name)
 
 
-def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, refused):
+def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, refused, monkeypatch):
     main = export.main
     assert "an export already" in refused(main, exported, "--out", tmp_path / "again")
     assert "--overwrite" in refused(main, tiny_run, "--out", exported)
@@ -391,5 +394,7 @@ def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, r
     (tmp_path / "config.json").write_text("{}")
     for taken in (tiny_run, tmp_path / "file", tmp_path):
         assert "a file, a run folder, or has another model's" in refused(main, tiny_run, "--out", taken, "--overwrite")
+    monkeypatch.setattr(export, "save_file", Mock(side_effect=SafetensorError("No space left on device")))
+    assert "cannot be written (No space left on device)" in refused(main, tiny_run, "--out", tmp_path / "new")
     assert "holds one only" in refused(evaluate.main, exported, "--checkpoint", "latest")
     assert not (tmp_path / "new").exists() and not (tmp_path / "again").exists()

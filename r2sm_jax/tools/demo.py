@@ -254,9 +254,10 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         "font": ["system-ui", "-apple-system", "Segoe UI", "Helvetica", "Arial", "sans-serif"],
         "font_mono": ["ui-monospace", "Consolas", "monospace"],
     }
+    host = f"[{args.host.strip('[]')}]" if ":" in args.host else args.host  # an IPv6 address, as URLs have it
     try:
         blocks.launch(
-            server_name=args.host, server_port=args.port or None, allowed_paths=[], quiet=True,
+            server_name=host, server_port=args.port or None, allowed_paths=[], quiet=True,
             max_file_size=f"{args.max_upload_mb}mb", state_session_capacity=SESSIONS, prevent_thread_lock=True,
             theme=gr.themes.Default(primary_hue=grey, secondary_hue=grey, neutral_hue=grey, **fonts),
             css_paths=Path(__file__).with_suffix(".css"), footer_links=[], share=False, ssr_mode=False, pwa=False,
@@ -268,7 +269,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         )  # fmt: skip
     except OSError:
         raise InputError(f"--port {args.port} at {args.host} cannot be opened; give another --port or --host") from None
-    print(f"http://{args.host}:{blocks.server_port}", flush=True)
+    print(f"http://{host}:{blocks.server_port}", flush=True)
     if block:
         blocks.block_thread()
     return blocks

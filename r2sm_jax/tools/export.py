@@ -19,6 +19,7 @@ import tyro
 from flax import nnx
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import r2sm_jax
@@ -104,8 +105,9 @@ def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> 
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
             _write(run, Path(work), out.resolve().name, "reference" if compact else lm, compact)
             _move(Path(work), out)
-    except OSError as error:
-        raise InputError(f"{out}: the export cannot be written ({error.strerror}); pass another --out") from None
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{out}: the export cannot be written ({reason}); pass another --out") from None
 
 
 def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
@@ -168,7 +170,7 @@ def report_of(run: Run) -> dict[str, Any] | None:
     try:
         report = json.loads((run.folder / "report.json").read_text("utf-8"))
         return report if report["meta"].get("weights_sha256") == run.predictor.weights_sha256 else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
