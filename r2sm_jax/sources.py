@@ -64,17 +64,23 @@ def load_json_split(
     """
     file, held_out = Path(path), ("val", "dev")
     if file.is_dir():
-        there = sorted(found.stem for found in file.glob("*.json"))
+        there = stored_splits(file)
         stored, held_out = stored_split(split, there)
         if stored not in there:
-            names = ", ".join(there) or "no JSON file at all"
-            raise InputError(f"{path}: there is no {stored}.json; the folder has {names}; choose one of these splits")
+            raise InputError(f"{path}: there is no {stored}.json; the folder has {', '.join(there)}; choose one")
         file /= f"{stored}.json"
     dataset = read_json(file, images_dir, need_images=need_images)
     if not held_out:
         return dataset
     chosen = images_of_split(file, dataset.image_ids, split, *held_out)
     return dataset.subset(i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen)
+
+
+def stored_splits(folder: Path) -> list[str]:
+    """The splits of a folder: the names of its JSON files. Raises InputError where there is none."""
+    if names := sorted(file.stem for file in folder.glob("*.json")):
+        return names
+    raise InputError(f"{folder}: there is no .json file in this folder; give one with train.json, val.json, ...")
 
 
 def split_names(spec: str, split: str) -> list[str]:
@@ -90,7 +96,7 @@ def split_names(spec: str, split: str) -> list[str]:
     if is_procedural(spec):
         return [n for n in SPLITS if n.startswith("val") and (n != ABSENT_SPLIT or kind == "compose")]
     if kind == "json" and Path(path).is_dir():
-        stored = [file.stem for file in Path(path).glob("*.json")]
+        stored = stored_splits(Path(path))
     elif kind == "tfds":
         from r2sm_jax.data.tfds import open_builder  # imports slowly
 

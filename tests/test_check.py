@@ -167,18 +167,18 @@ def test_a_file_that_nothing_can_be_made_of(tmp_path):
 
 
 def test_leaks_by_id_and_by_pixels(tmp_path):
-    one, other = save(tmp_path / "a", good(), seed=0), good()
+    one, other = read_json(save(tmp_path / "a", good(), seed=0)), good()
     for number, image in enumerate(other["images"], start=11):
         image["id"] = number
     for key in ("annotations", "queries"):
         for record in other[key]:
             record["image_id"] += 10
-    assert find_leaks(one, save(tmp_path / "b", other, seed=1), None, None) == []
-    same_pixels = find_leaks(one, save(tmp_path / "c", other, seed=0), None, None)
+    assert find_leaks(one, read_json(save(tmp_path / "b", other, seed=1))) == []
+    same_pixels = find_leaks(one, read_json(save(tmp_path / "c", other, seed=0)))
     assert same_pixels == ["1.png and 1.png have the same pixels", "2.png and 2.png have the same pixels"]
     by_id = ["image id 1 is in both (1.png)", "image id 2 is in both (2.png)"]
-    assert find_leaks(one, save(tmp_path / "d", good(), seed=2), None, None) == by_id
-    assert find_leaks(one, one, None, None) == by_id  # an image that is the same in both ways counts once
+    assert find_leaks(one, read_json(save(tmp_path / "d", good(), seed=2))) == by_id
+    assert find_leaks(one, one) == by_id  # an image that is the same in both ways counts once
 
 
 JSON = st.recursive(

@@ -11,7 +11,7 @@ from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 from r2sm_jax.data import masks
 from r2sm_jax.data.samples import read_json, read_records
 from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.tools import data as cli
+from r2sm_jax.tools import conversion, data as cli
 from r2sm_jax.tools.conversion import write_json
 
 
@@ -182,6 +182,9 @@ def test_check_reports_all_and_writes_a_repaired_copy(tmp_path, run):
     failed(run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json"), "--overwrite")
     code, _, err = run("check", tmp_path / "good.json", "--against", tmp_path / "mended.json")
     assert code == 2 and "image id 3 is in both" in err and "images shared with" in err
+    fixed = tmp_path / "elsewhere" / "mended.json"  # its images are looked for beside the file that was mended
+    code, _, err = run("check", tmp_path / "bad.json", "--fix", fixed, "--against", tmp_path / "good.json")
+    assert code == 2 and "image id 3 is in both" in err and fixed.exists()
 
 
 def test_statistics_and_template_queries_of_a_file(tmp_path, run):
@@ -190,6 +193,40 @@ def test_statistics_and_template_queries_of_a_file(tmp_path, run):
     assert run("queries", "template", tmp_path / "a.json", "--out", tmp_path / "b.json", "--queries", 4)[0] == 0
     code, out, _ = run("stats", tmp_path / "b.json", "--json")
     assert code == 0 and json.loads(out)
+
+
+def test_build_refuses_what_is_empty_and_begins_anew_after_a_failure(tmp_path, run):
+    save(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    failed(run("build", f"json:{tmp_path / 'empty'}", "--out", out), "no .json file in this folder")
+    failed(run("stats", tmp_path / "empty"), "no .json file in this folder")
+    folder = tmp_path / "data"
+    assert run("convert", "cocoa", tmp_path / "a", "--out", folder / "val.json")[0] == 0
+    empty = {"images": [], "annotations": [], "categories": [], "queries": []}
+    write(folder / "test.json", empty)
+    images = tmp_path / "a"
+    failed(run("build", f"json:{folder}", "--images", images, "--out", out), "no image in the split test", "--splits")
+    (folder / "test.json").unlink()
+    good = (images / "one.jpg").read_bytes()
+    (images / "one.jpg").write_bytes(good[:200])
+    code, _, err = run("build", f"json:{folder}", "--images", images, "--out", out)
+    assert code == 2 and "one.jpg" in err
+    (images / "one.jpg").write_bytes(good)
+    code, printed, _ = run("build", f"json:{folder}", "--images", images, "--out", out)
+    assert code == 0 and "1 images in val" in printed
+    failed(run("build", f"json:{folder}", "--images", images, "--out", out), "data set already")
+
+
+def test_images_on_several_drives(tmp_path, run, monkeypatch):
+    save(tmp_path / "photos")
+
+    def refuse(paths):
+        raise ValueError("Paths don't have the same drive")
+
+    monkeypatch.setattr(conversion, "commonpath", refuse)
+    out_file = tmp_path / "data" / "all.json"
+    failed(run("convert", "cocoa", tmp_path / "photos", "--out", out_file), "on several drives; put them on one")
 
 
 def test_help_names_the_commands(run):

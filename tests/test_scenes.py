@@ -15,7 +15,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.scenes.drawings import read_drawings
 from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
 from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite
-from r2sm_jax.scenes.scenes import CATEGORIES, Scene, draw_scene
+from r2sm_jax.scenes.scenes import CATEGORIES, SMALLEST_SIDE, Scene, SceneSource, draw_scene
 
 SCENES = 150
 
@@ -152,6 +152,13 @@ def test_layout_does_not_depend_on_size() -> None:
             reduced = b.amodal.reshape(96, 2, 96, 2).mean((1, 3)) >= 0.5
             ious.append((a.amodal & reduced).sum() / (a.amodal | reduced).sum())
     assert np.mean(ious) > 0.85 and min(ious) > 0.7
+
+
+def test_pictures_have_a_smallest_size() -> None:
+    assert len(SceneSource("train", 40, size=SMALLEST_SIDE)[39].instances) >= 3
+    for size in (1, 8, SMALLEST_SIDE - 1):
+        with pytest.raises(InputError, match=rf"{size} pixels are too small .*give 16 or more"):
+            SceneSource("train", 1, size=size)
 
 
 def test_the_notation_of_drawings() -> None:

@@ -1,6 +1,7 @@
 """`data build` and the `tfds:DIR` source: nothing is lost on the way."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,22 @@ def test_errors(built, tmp_path):
         write_tfds({"all": load_json_split(folder.parent / "data.json", "all")}, tmp_path)
     with pytest.raises(InputError, match="no TFDS data set here"):
         open_source(f"tfds:{tmp_path}", "train")
+
+
+def test_damaged_files_are_one_sentence(built, tmp_path):
+    folder = Path(shutil.copytree(built[1], tmp_path / "out"))
+    (shard,) = folder.rglob("*train.array_record*")
+    content = shard.read_bytes()
+    for damaged in (content[: len(content) // 2], b""):
+        shard.write_bytes(damaged)
+        for read in (lambda source: source[0], lambda source: source.queries_at(0)):
+            with pytest.raises(InputError, match=r"out: the TFDS data set is damaged .*build it again"):
+                read(open_source(f"tfds:{folder}", "train"))
+    (info,) = folder.rglob("dataset_info.json")
+    for damaged in ("{", "[]"):
+        info.write_text(damaged)
+        with pytest.raises(InputError, match=r"out: the TFDS data set is damaged .*build it again"):
+            open_source(f"tfds:{folder}", "train")
 
 
 def test_a_source_can_be_sent_to_other_processes(built):

@@ -6,6 +6,7 @@ Images keep the bytes of their files, so that nothing is lost. Any TFDS reader o
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from io import BytesIO
 from pathlib import Path
@@ -75,8 +76,11 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
 def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
     """Writes the splits as a TFDS data set below `out`; gives the number of images of each.
 
-    Raises InputError for an image or a mask that cannot be read and a folder that cannot be written to.
+    Raises InputError for a split without images, an image or a mask that cannot be read, and a folder that cannot be
+    written to.
     """
+    if empty := [split for split, dataset in splits.items() if not len(dataset)]:
+        raise InputError(f"build: there is no image in the split {empty[0]}; name the other splits with --splits")
     if "all" in splits:
         raise InputError("build: TFDS has reserved the split name 'all'; name others, such as train and val")
     tfds.disable_progress_bar()
@@ -88,10 +92,20 @@ def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
     return {name: split.num_examples for name, split in builder.info.splits.items()}
 
 
+@contextmanager
+def _intact(folder: Path) -> Iterator[None]:
+    """Errors of TFDS and array_record about damaged files, which are of any kind, become InputError."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{folder}: the TFDS data set is damaged ({error}); build it again") from error
+
+
 def open_builder(folder: Path) -> Any:
     """The TFDS builder of a folder that `data build` wrote. Raises InputError for a folder that holds no such data."""
-    versions = sorted(folder.glob("**/dataset_info.json"))
-    builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
+    versions, builder = sorted(folder.glob("**/dataset_info.json")), None
+    with _intact(folder):
+        builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
     if builder is None or "vocabulary" not in (builder.info.metadata or {}):
         raise InputError(f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote")
     return builder
@@ -105,7 +119,7 @@ class TfdsSource:
 
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
-        builder = open_builder(folder)
+        self._folder, builder = folder, open_builder(folder)
         stored, held_out = stored_split(split, builder.info.splits)
         if stored not in builder.info.splits:
             there = ", ".join(builder.info.splits)
@@ -115,7 +129,7 @@ class TfdsSource:
         self._source: Any = builder.as_data_source(stored, decoders={"image": tfds.decode.SkipDecoding()})
         self._chosen: Sequence[int] = range(len(self._source))
         if held_out:
-            ids = [int(record["image_id"]) for record in self._source]
+            ids = [int(self._record(index)["image_id"]) for index in range(len(self._source))]
             chosen = images_of_split(folder, ids, split, *held_out)
             self._chosen = [index for index, image_id in enumerate(ids) if image_id in chosen]
 
@@ -129,8 +143,8 @@ class TfdsSource:
         return len(self._chosen)
 
     def __getitem__(self, index: int) -> Sample:
-        """Sample `index`. Raises InputError for a damaged image."""
-        record = self._source[self._chosen[index]]
+        """Sample `index`. Raises InputError for a damaged image or file."""
+        record = self._record(self._chosen[index])
         name = record["file_name"].decode()
         image = open_image(record["image"], name)
         instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
@@ -138,7 +152,11 @@ class TfdsSource:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
-        return _queries(self._source[self._chosen[index]])
+        return _queries(self._record(self._chosen[index]))
+
+    def _record(self, index: int) -> dict[str, Any]:
+        with _intact(self._folder):
+            return self._source[index]
 
 
 def _encode(sample: Sample, path: Path) -> dict[str, Any]:

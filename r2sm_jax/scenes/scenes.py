@@ -30,6 +30,7 @@ TILT = {"butterfly": 45, "kite": 40, "rocket": 50, "fish": 25, "apple": 25, "ice
 TILT |= dict.fromkeys(("pencil", "key", "scissors", "hammer", "banana", "book", "envelope", "ball"), 180)
 LONG = {"bottle": 1.15, "wine glass": 1.15, "pencil": 1.25, "key": 1.1, "hammer": 1.1, "banana": 1.1}
 VOCABULARY = {"category": CATEGORIES, "colour": tuple(COLOURS), "pattern": PATTERNS}
+SMALLEST_SIDE = 16  # pixels; at 8 a drawing can vanish
 FEWEST = 3
 COUNT_SHARES = np.cumsum((0.12, 0.22, 0.26, 0.19, 0.13, 0.08))  # of 3, 4, .. 8 objects
 PATTERN_SHARES = np.cumsum((0.46, 0.2, 0.18, 0.16))
@@ -186,8 +187,10 @@ class ProceduralSource(ABC):
     def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
         """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
 
-        Raises InputError for a split that it does not have.
+        Raises InputError for a split that it does not have, and a size below `SMALLEST_SIDE`.
         """
+        if size < SMALLEST_SIDE:
+            raise InputError(f"pictures of {size} pixels are too small to hold objects; give {SMALLEST_SIDE} or more")
         if split not in self.splits:
             raise InputError(f"--split {split!r}: these data have the splits {', '.join(self.splits)}")
         self.split, self.count, self.seed, self.size, self.queries = split, count, seed, size, queries

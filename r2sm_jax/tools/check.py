@@ -19,7 +19,17 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.samples import LISTS, MASKS, Problem, find_image, find_problems, image_folders, is_id, read_json
+from r2sm_jax.data.samples import (
+    LISTS,
+    MASKS,
+    Dataset,
+    Problem,
+    find_image,
+    find_problems,
+    image_folders,
+    is_id,
+    read_json,
+)
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.tools.conversion import mask_fields, write_json
 
@@ -58,7 +68,8 @@ def check(
         print(f"wrote {fix}: {counts_of(records)}, {len(steps)} repairs")
     elif problems:
         raise InputError(f"{file}: {len(problems)} problems; --fix OUT writes a repaired copy")
-    leaks = find_leaks(fix or file, against, images, against_images) if against else []
+    other = read_json(against, against_images, need_images=False) if against else None
+    leaks = find_leaks(Dataset(file, records, images), other) if other else []
     for leak in leaks:
         print(f"{file} and {against}: {leak}", file=sys.stderr)
     if leaks:
@@ -110,16 +121,16 @@ def repair(path: Path, records: Records, problems: list[Problem], images_dir: Pa
     return done
 
 
-def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path | None) -> list[str]:
-    """Images of a dataset file that are in the other, too, by id and name or by their pixels; a sentence for each.
+def find_leaks(dataset: Dataset, other: Dataset) -> list[str]:
+    """Images of a dataset that are in the other, too, by id and name or by their pixels; a sentence for each.
 
     Raises InputError for an image that cannot be read.
     """
-    others = _fingerprints(other, other_dir)
+    others = _fingerprints(other)
     known = {(number, name) for number, name, _ in others}
     by_pixels = {digest: name for _, name, digest in others}
     leaks = []
-    for number, name, digest in _fingerprints(path, images_dir):
+    for number, name, digest in _fingerprints(dataset):
         if (number, name) in known:
             leaks.append(f"image id {number} is in both ({name})")
         elif digest in by_pixels:
@@ -127,9 +138,9 @@ def find_leaks(path: Path, other: Path, images_dir: Path | None, other_dir: Path
     return leaks
 
 
-def _fingerprints(path: Path, images_dir: Path | None) -> list[tuple[int, str, str]]:
-    """Id, file name and hash of the pixels of every image of a dataset file."""
-    dataset, found = read_json(path, images_dir, need_images=False), []
+def _fingerprints(dataset: Dataset) -> list[tuple[int, str, str]]:
+    """Id, file name and hash of the pixels of every image of a dataset."""
+    found = []
     for index, record in enumerate(dataset.images):
         image = open_image(dataset.image_path(index))
         digest = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()

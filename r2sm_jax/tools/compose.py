@@ -47,22 +47,22 @@ def compose(
     for split in splits:
         refuse_overwrite(out / f"{split}.json", overwrite)
     options: dict[str, Any] = {"size": size, "seed": seed, "queries": queries}
-    for split in splits:
-        source = ComposeSource(file, split, count, images=images, **options)
-        records = write_pictures(source, out, f"composed of {file.name}: {split}, {options}")
+    sources = {split: ComposeSource(file, split, count, images=images, **options) for split in splits}
+    for split, source in sources.items():
+        records = write_pictures(source, out, f"composed of {file.name}: {split}, {options}", overwrite)
         write_json(out / f"{split}.json", records, overwrite)
         print(f"wrote {out / split}.json: {count} images, {len(records['annotations'])} annotations, "
               f"{len(records['queries'])} queries")  # fmt: skip
 
 
-def write_pictures(source: Source, out: Path, description: str) -> dict[str, list[dict]]:
+def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, list[dict]]:
     """Writes the pictures of a source as PNG files in OUT/images, and returns the records of a dataset file."""
     found = Conversion()
     for index in range(len(source)):
         sample = source[index]
         shape = sample.image.shape[0], sample.image.shape[1]
         number = found.add_image(Entry(out, sample.file_name, {}), [sample.file_name], index + 1, shape)
-        _save(Image.fromarray(sample.image), out / "images" / sample.file_name)
+        _save(Image.fromarray(sample.image), out / "images" / sample.file_name, overwrite)
         ids = {
             i.id: found.add_annotation(number, i.category, i.modal, i.amodal, **({"ignore": True} if i.ignore else {}))
             for i in sample.instances
@@ -87,17 +87,19 @@ def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, ov
     chosen = [cutout for cutout in photos.cutouts(list(range(len(photos.dataset)))) if cutout.complete]
     if len(chosen) < FEWEST:
         raise InputError(f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos")
-    index = []
+    index: dict[str, dict[str, str]] = {}
     for cutout in chosen:
         photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
         name = f"{'_'.join(photo.parts)}_{cutout.number}.png"
-        _save(photos.cut(cutout)[0], out / name)
-        index.append({"file": name, "label": cutout.category})
+        while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
+            name = f"_{name}"
+        _save(photos.cut(cutout)[0], out / name, overwrite)
+        index[name] = {"file": name, "label": cutout.category}
     with writing(out / "index.json", overwrite) as part:
-        part.write_text(json.dumps(index, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"wrote {out}: {len(index)} cut-outs of {len({record['label'] for record in index})} classes")
+        part.write_text(json.dumps([*index.values()], ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"wrote {out}: {len(index)} cut-outs of {len({record['label'] for record in index.values()})} classes")
 
 
-def _save(image: Image.Image, path: Path) -> None:
-    with writing(path) as part:
+def _save(image: Image.Image, path: Path, overwrite: bool) -> None:
+    with writing(path, overwrite) as part:
         image.save(part, "PNG", compress_level=3)

@@ -19,7 +19,7 @@ from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.queries.write import write_queries
 from r2sm_jax.scenes.scenes import describe_objects, unaskable
-from r2sm_jax.sources import load_json_split, open_source
+from r2sm_jax.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
@@ -245,10 +245,10 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
     kind, _, name = data.partition(":")
     if kind != "json" or not name:
         raise InputError(f"build: {data} is not json:FILE or json:FOLDER; give one of these")
-    if (out / NAME).exists():
+    if any((out / NAME).rglob("dataset_info.json")):  # a failure leaves the folder
         raise InputError(f"{out}: there is a {NAME} data set already; give another --out")
     path = Path(name)
-    stored = sorted(file.stem for file in path.glob("*.json")) if path.is_dir() else ["train", "dev", "val"]
+    stored = stored_splits(path) if path.is_dir() else ["train", "dev", "val"]
     chosen = splits or sorted({*stored} | ({"dev"} if "train" in stored else set()))
     written = write_tfds({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
     print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))

@@ -26,7 +26,7 @@ from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.scenes.scenes import ProceduralSource
-from r2sm_jax.sources import load_json_split, open_source
+from r2sm_jax.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.tools.check import progress
 
 
@@ -120,9 +120,7 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
     elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
-        found = {file.stem: (file, "all") for file in sorted(path.glob("*.json"))}
-        if not found:
-            raise InputError(f"{path}: there is no .json file in this folder; give one with train.json, val.json, ...")
+        found = {split: (path / f"{split}.json", "all") for split in stored_splits(path)}
     else:
         found = {split: (path, split) for split in ("all", "train", "dev", "val")}
         if "all" in wanted and len(wanted) > 1:
