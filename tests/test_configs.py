@@ -87,14 +87,18 @@ def test_every_configuration_is_run_here():
 
 
 @pytest.mark.parametrize(("name", "data"), [(n, DIALECT[n]) for n in NAMES], indirect=["data"])
-def test_a_configuration_trains_and_reports(name, data, tmp_path, bert_folder, llama_folder):
+def test_a_configuration_trains_and_reports(name, data, tmp_path, bert_folder, llama_folder, request):
+    reports = name == "r2sm_cocoa_cls"  # evaluation and report do not depend on where a data set comes from
+    if not reports:
+        request.getfixturevalue("steps_alone")
     config = check_config(load_config_file(CONFIGS / f"{name}.py"))
     text = llama_folder if name.endswith("_lm") else bert_folder
     folder = train(reduced(config, data, tmp_path / "run", text))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [np.isfinite(line["train/loss"]) for line in lines if "train/loss" in line] == [True, True]
-    report = json.loads((folder / "report.json").read_text())
-    assert report["splits"]["val"]["all"]["queries"] > 0
+    if reports:
+        report = json.loads((folder / "report.json").read_text())
+        assert report["splits"]["val"]["all"]["queries"] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
