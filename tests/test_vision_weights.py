@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.published import resize_grid, resize_line, sam_names
+from r2sm_jax.models.published import _fit_sam, resize_grid, sam_names
 
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
@@ -154,5 +154,6 @@ def test_absolute_positions_are_resized_as_torch_does(size):
 def test_relative_positions_are_resized_as_torch_does(size):
     table = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
     theirs = torch.nn.functional.interpolate(torch.tensor(table).T[None], size=size, mode="linear")
-    assert published.difference(resize_line(table, size), theirs[0].T) < 1e-5
-    assert resize_line(table, 13) is table
+    for length, wanted in ((size, theirs[0].T), (13, table)):
+        ours = _fit_sam("vision.blocks.0.attention.rel_pos_h", table, (length, 4))
+        assert ours.shape == (length, 4) and published.difference(ours, wanted) < 1e-5

@@ -6,7 +6,6 @@ dot product with upscaled pixel features is a mask. `MaskDecoder` is ours: all q
 features that are computed once per image. `SamMaskDecoder` is the one that SAM's published weights fit.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -55,13 +54,10 @@ class Upscale(nnx.Module):
 class PixelDecoder(nnx.Module):
     """Token grid and skips of any encoder -> pixel features at 4 times the token resolution."""
 
-    def __init__(self, config: ModelConfig, skip_dims: Mapping[int, int], *, rngs: nnx.Rngs):
-        """`skip_dims`: channels of the encoder's skips by stride; those at a half and a quarter of the tokens' stride
-        are used, if there are any."""
-        decoder, stride, dtype = config.decoder, config.vision.patch_size, jnp.dtype(config.dtype)
-        strides = list(skip_dims)
-        self.skips = tuple(strides.index(s) if s in strides else None for s in (stride // 2, stride // 4))
-        coarse_dim, fine_dim = (skip_dims.get(s, 0) for s in (stride // 2, stride // 4))
+    def __init__(self, config: ModelConfig, skip_dims: tuple[int, ...], *, rngs: nnx.Rngs):
+        """`skip_dims`: channels of `VisionFeatures.skips`; 0 where there are none."""
+        decoder, dtype = config.decoder, jnp.dtype(config.dtype)
+        fine_dim, coarse_dim = skip_dims
         self.coarse = Upscale(config.vision.out_dim, decoder.fine_dim, coarse_dim, dtype=dtype, rngs=rngs)
         self.refine = ConvBlock(decoder.fine_dim, dtype=dtype, rngs=rngs)
         self.fine = Upscale(decoder.fine_dim, decoder.mask_dim, fine_dim, dtype=dtype, rngs=rngs)
@@ -69,7 +65,7 @@ class PixelDecoder(nnx.Module):
         self.out = Linear(decoder.mask_dim, decoder.mask_dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, features: VisionFeatures) -> PixelFeatures:
-        coarse_skip, fine_skip = (None if i is None else features.skips[i] for i in self.skips)
+        fine_skip, coarse_skip = features.skips
         coarse = self.refine(self.coarse(features.tokens, coarse_skip))
         fine = self.fine(coarse, fine_skip)
         fine = fine + self.out(nnx.relu(self.norm(fine)))
@@ -78,9 +74,8 @@ class PixelDecoder(nnx.Module):
 
 def places(size: int) -> Float[Array, "h w 4"]:
     """x, y, x², y² of every pixel, so that a kernel can confine its mask to a soft window, away from similar things."""
-    at = (jnp.arange(size) + 0.5) / size * 2 - 1
-    x, y = jnp.meshgrid(at, at, indexing="xy")
-    return 2 * jnp.stack([x, y, x**2, y**2], axis=-1)
+    at = grid_centres(size).reshape(size, size, 2)
+    return 2 * jnp.concatenate([at, at**2], axis=-1)
 
 
 class DecoderBlock(nnx.Module):

@@ -53,11 +53,7 @@ class AttentionHead(nnx.Module):
         self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(4)])
 
     def __call__(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k"]:
-        return self.readings(states, mask).mean(0)
-
-    def readings(self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
-        """The logit of each reader."""
-        return jnp.stack([reader(states, mask) for reader in self.readers])
+        return readings(self, states, mask).mean(0)
 
 
 class Reader(nnx.Module):
@@ -103,7 +99,8 @@ def readings(
     head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
 ) -> Float[Array, "r b k"]:
     """The logits that a head is trained on: one for each reader if it is a mean of several."""
-    return head.readings(states, mask) if isinstance(head, AttentionHead) else head(states, mask)[None]
+    readers = head.readers if isinstance(head, AttentionHead) else [head]
+    return jnp.stack([reader(states, mask) for reader in readers])
 
 
 class DecoderHead(nnx.Module):

@@ -44,15 +44,12 @@ class _TensorUnpickler(pickle.Unpickler):
 
 def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
     """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage, or be larger."""
-    if type(storage) is not np.ndarray or storage.base is not None:
-        raise ValueError("a tensor is no view of a storage")
-    numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError("a tensor has impossible sizes")
-    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if prod(shape) > storage.size or (prod(shape) and last >= storage.size):
-        raise ValueError("a tensor reaches beyond its storage")
-    return np.lib.stride_tricks.as_strided(storage[offset:], shape, [stride * storage.itemsize for stride in strides])
+    # numpy checks the bounds, but in 64 bits, and not that a tensor is larger than its storage, with a stride of 0.
+    reach = [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)]
+    if max([prod(shape), *reach]) > storage.size:
+        raise ValueError("a tensor is larger than its storage")
+    size = storage.itemsize
+    return np.ndarray(shape, storage.dtype, storage, offset * size, [stride * size for stride in strides])
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:

@@ -209,7 +209,8 @@ def _fit_sam(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray
     if path == "vision.positions":
         return resize_grid(value[0], shape[0])
     if "rel_pos" in path:
-        return resize_line(value, shape[0])
+        # Linear with half-pixel centres, without antialiasing, as in modeling/image_encoder.py, get_rel_pos
+        return np.asarray(jax.image.resize(value, (shape[0], value.shape[1]), "linear", antialias=False))
     if path == "vision.neck1.kernel":  # a 1 x 1 convolution
         return value[0, 0]
     if path.startswith("decoder.upscale.up"):  # a 2 x 2 transposed convolution
@@ -251,14 +252,6 @@ def resize_grid(
         return np.asarray(jax.image.resize(table, (size, size, table.shape[2]), "cubic", antialias=True))
     rows, columns = (_bicubic(side, size) for side in table.shape[:2])
     return np.einsum("hH,wW,HWd->hwd", rows, columns, table, optimize=True).astype(np.float32)
-
-
-def resize_line(table: Float[np.ndarray, "n d"], size: int) -> Float[np.ndarray, "_m d"]:
-    """A relative position table at another length, linear with half-pixel centres, without antialiasing: as in SAM
-    (modeling/image_encoder.py, get_rel_pos)."""
-    if len(table) == size:
-        return table
-    return np.asarray(jax.image.resize(table, (size, table.shape[1]), "linear", antialias=False))
 
 
 def _bicubic(source: int, target: int, a: float = -0.75) -> Float[np.ndarray, "target source"]:

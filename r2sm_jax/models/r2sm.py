@@ -131,11 +131,6 @@ class R2SM(nnx.Module):
             return self.decoder_head(masks.type_state)
         return self.head(text.astype(jnp.float32), mask) if self.head else jnp.zeros(text.shape[:2])
 
-    def type_readings(self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]) -> Float[Array, "r b k"]:
-        """The logits that a head which reads words alone is trained on."""
-        assert self.head is not None
-        return heads.readings(self.head, text.astype(jnp.float32), mask)
-
     def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
         """Per-pixel predictions for dense supervision."""
         e = self.config.decoder.dim

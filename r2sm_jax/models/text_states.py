@@ -88,9 +88,6 @@ class TextStates:
         revision = self.folder.name if self.folder.parent.name == "snapshots" else None
         return {"revision": revision, "sha256": self.sha256, "tokenizer_sha256": tokenizer_sha256(self.tokenizer)}
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def __call__(
         self, sentences: Sequence[str], tokens: int | None = None
     ) -> tuple[Float16[np.ndarray, "k t l e"], Bool[np.ndarray, "k t"]]:

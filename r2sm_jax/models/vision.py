@@ -36,8 +36,8 @@ class VisionFeatures(NamedTuple):
     """What one image becomes."""
 
     tokens: Float[Array, "b h w d"]
-    skips: tuple[Float[Array, "b _h _w _c"], ...] = ()
-    """Features finer than the tokens, from fine to coarse: one for each entry of the encoder's `skip_dims`."""
+    skips: tuple[Float[Array, "b _h _w _c"] | None, ...] = (None, None)
+    """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims` channels; or none."""
 
 
 class FrozenFeatures(NamedTuple):
@@ -57,23 +57,18 @@ class FrozenFeatures(NamedTuple):
 class ConvStem(nnx.Module):
     """3x3 convolutions that halve the resolution log2(patch_size) times, each but the first followed by residual ones.
 
-    Everything before the tokens is kept as skips.
+    The features of the two strides before the tokens are its skips.
     """
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         halvings = config.patch_size.bit_length() - 1
         dims = [3, *(min(config.dim, 32 * 2**i) for i in range(halvings - 1)), config.dim]
-        self.dims = tuple(dims)
+        self.skip_dims = tuple(dims[-3:-1])
         pairs = list(pairwise(dims))
         self.convs = nnx.List([nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs])
         self.residuals = nnx.List(
             [nnx.List([ConvBlock(o, dtype=dtype, rngs=rngs) for _ in range(config.stem_depth)]) for _, o in pairs[1:]]
         )
-
-    @property
-    def skip_dims(self) -> dict[int, int]:
-        """Channels by stride."""
-        return {2 ** (i + 1): dim for i, dim in enumerate(self.dims[1:-1])}
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
         features = [nnx.relu(self.convs[0](image))]
@@ -82,7 +77,7 @@ class ConvStem(nnx.Module):
             for residual in residuals:
                 x = residual(x)
             features.append(x)
-        return VisionFeatures(features[-1], tuple(features[:-1]))
+        return VisionFeatures(features[-1], tuple(features[-3:-1]))
 
 
 class PatchStem(nnx.Conv):
@@ -104,14 +99,9 @@ class PyramidStem(nnx.Module):
 
     def __init__(self, dims: tuple[int, ...], config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         """`dims`: channels of the levels."""
-        self.dims = dims
+        self.skip_dims = dims[:2]
         self.norms = nnx.List([nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs) for dim in dims])
         self.joins = nnx.List([Linear(dim, config.dim, dtype=dtype, rngs=rngs) for dim in dims[2:]])
-
-    @property
-    def skip_dims(self) -> dict[int, int]:
-        """Channels by stride."""
-        return {4: self.dims[0], 8: self.dims[1]}
 
     def __call__(self, levels: Levels) -> VisionFeatures:
         fine, coarse, middle, deep = (norm(x) for norm, x in zip(self.norms, levels, strict=True))
@@ -221,10 +211,11 @@ class PlainViT(nnx.Module):
         config, grid = vision.plain, vision.name_grid or vision.grid
         self.config, self.grid, self.remat = config, grid, vision.remat
         d, patch, clip = config.dim, (config.patch_size, config.patch_size), config.family == "clip"
+        first = config.family != "siglip"  # whether there is a class token
         self.patches = nnx.Conv(3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs)
         init = nnx.initializers.truncated_normal(0.02)
-        self.positions = nnx.Param(init(rngs.params(), (grid * grid + config.class_token, d)))
-        self.class_token = nnx.Param(init(rngs.params(), (1, d))) if config.class_token else None
+        self.positions = nnx.Param(init(rngs.params(), (grid * grid + first, d)))
+        self.class_token = nnx.Param(init(rngs.params(), (1, d))) if first else None
         self.registers = nnx.Param(init(rngs.params(), (config.registers, d))) if config.registers else None
         self.norm_before = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs) if clip else None
         self.blocks = nnx.List([PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)])
@@ -289,6 +280,7 @@ class VisionEncoder(nnx.Module):
             windows = [0 if i in config.global_blocks else config.window_size for i in range(config.depth)]
             self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
             self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        self.skip_dims = self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else (0, 0)
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
@@ -302,11 +294,6 @@ class VisionEncoder(nnx.Module):
                 config.plain.dim, config.out_dim, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
             )
 
-    @property
-    def skip_dims(self) -> dict[int, int]:
-        """Stride in pixels -> channels of each of the skips, in their order."""
-        return self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else {}
-
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """What stays the same throughout training."""
         trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
@@ -319,7 +306,7 @@ class VisionEncoder(nnx.Module):
         """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
         computed again."""
         frozen = frozen or FrozenFeatures()
-        parts, skips = [], ()
+        parts, skips = [], (None, None)
         if frozen.trunk is not None:
             parts.append(frozen.trunk)
         elif self.stem is not None:

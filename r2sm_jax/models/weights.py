@@ -35,7 +35,6 @@ class Wheel(NamedTuple):
 
     requirement: str
     file: str
-    sha256: str
     wheel_sha256: str
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-from r2sm_jax.distributed import is_divided, is_first, whole
+from r2sm_jax.distributed import is_divided, whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.training.step import TrainState
 
@@ -39,35 +39,6 @@ def digest(arrays: Arrays) -> str:
         total.update(name.encode())
         total.update(np.ascontiguousarray(whole(arrays[name])).tobytes())
     return total.hexdigest()
-
-
-class Position:
-    """The position in the data as orbax saves it. It is the same in all processes and for any number of them, so one
-    file holds it, with the name that grain gives it where there is one process."""
-
-    FILE = "process_0-of-1.json"
-
-    def __init__(self, batches: grain.DatasetIterator):
-        self._batches = batches
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Called by orbax, which awaits the result in the background."""
-        state = json.dumps(self._batches.get_state(), indent=4)
-
-        async def write() -> None:
-            folder = await directory.await_creation()
-            if is_first():
-                (folder / self.FILE).write_text(state, "utf-8")
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Called by orbax, which awaits the result."""
-
-        async def read() -> None:
-            self._batches.set_state(json.loads((directory / self.FILE).read_text("utf-8")))
-
-        return read()
 
 
 class Checkpoints:
@@ -95,17 +66,15 @@ class Checkpoints:
 
     def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
         """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
-        Earlier checkpoints are not touched."""
-        step = int(state.step)
-        if step in self.steps:
-            return
+        One of the same step, from which the run did not go on, is replaced; others are not touched."""
         arrays = flatten({"state": state, "constants": constants})
         total = digest(arrays)
         # Parts are written where they lie. Of the others every process has a copy, and orbax lets the first write it.
         arrays = {name: leaf if is_divided(leaf) else np.asarray(leaf) for name, leaf in arrays.items()}
-        content, metrics = {"arrays": arrays, "data": Position(batches)}, None if giou is None else {"giou": giou}
-        options: Any = {"metrics": metrics, "custom_metadata": {"digest": total}, "force": True}
-        self._guard(lambda: self._orbax.save_checkpointables_async(step, content, **options))
+        # The position is the same in all processes, and for any number of them.
+        about, metrics = {"digest": total, "position": batches.get_state()}, None if giou is None else {"giou": giou}
+        options: Any = {"metrics": metrics, "custom_metadata": about, "force": True, "overwrite": True}
+        self._guard(lambda: self._orbax.save_checkpointables_async(int(state.step), {"arrays": arrays}, **options))
 
     def close(self) -> None:
         """Waits for the last save."""
@@ -141,7 +110,8 @@ class Checkpoints:
                     raise ValueError("its digest does not match its arrays")
                 restored = jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in wanted])
                 if batches is not None:
-                    self._orbax.load_checkpointables(number, {"data": Position(batches)})
+                    older = self.folder / str(number) / "data" / "process_0-of-1.json"  # of runs before 2026-11-27
+                    batches.set_state(metadata.get("position") or json.loads(older.read_text("utf-8")))
                 return restored["state"], restored["constants"]
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -20,6 +20,7 @@ from r2sm_jax.distributed import AXES, gather, whole
 from r2sm_jax.errors import InputError
 from r2sm_jax.feature_cache import FeatureCache, digest, to_float16
 from r2sm_jax.flags import to_json
+from r2sm_jax.models import heads
 from r2sm_jax.models.r2sm import R2SM, build_model
 from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
@@ -70,7 +71,7 @@ def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b 
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
     if model.head is not None:
-        type_readings = model.type_readings(batch["type_text"], batch["type_mask"])
+        type_readings = heads.readings(model.head, batch["type_text"].astype(jnp.float32), batch["type_mask"])
     else:
         type_readings = model.type_logit(batch["text"], batch["text_mask"], masks)[None]
     return Outputs(
