@@ -286,8 +286,8 @@ class LoopConfig:
     """Compile the parts without a loop, which needs the memory of the whole batch; on a CPU six times faster."""
     products: Products = "auto"
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
-    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs that
-    are measured to be faster with it, float32 on other CPUs, tensorfloat32 on accelerators."""
+    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
+    AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     seed: int = 0

@@ -9,15 +9,11 @@ XLA allocates the temporaries of every training step anew. `tune_malloc` makes g
 """
 
 import ctypes
-import hashlib
-import json
-import math
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,14 +25,11 @@ from jax.extend.backend import get_backend
 from jaxtyping import Array, BFloat16, Float, Float32
 
 from r2sm_jax.config import Products
-from r2sm_jax.errors import InputError, writing
 
 CPUINFO = Path("/proc/cpuinfo")
-"""Exists on Linux; tells one processor from another."""
-MEASURED, REPEATS = ((2048, 384), (384, 1536)), 7
-"""Shapes of the product by which a CPU is measured, and how often; the shortest time counts."""
-WORTH = 1.3
-"""So many times as fast bfloat16 products must be on a CPU."""
+"""Exists on Linux; says what the processor can do."""
+FASTER = {"amx_bf16", "avx512_bf16"}
+"""Flags of CPUs that multiply bfloat16 numbers faster. They are not measured, so that equal hosts choose the same."""
 PRECISIONS = {"float32": "float32", "tensorfloat32": "tensorfloat32", "bfloat16": "default"}
 """JAX's precision for all other products; on a CPU each of them is float32. They differ, so that JAX traces a function
 anew where it was traced under another kind of products before."""
@@ -44,43 +37,18 @@ anew where it was traced under another kind of products before."""
 _bfloat16: ContextVar[bool] = ContextVar("bfloat16", default=False)
 
 
-def choose_products(kept: Path) -> Products:
+def choose_products() -> Products:
     """The products that `auto` stands for on this machine: tensorfloat32 on an accelerator; on a CPU bfloat16 if it is
-    `WORTH` it, else float32.
-
-    A processor is measured once. `kept` is the JSON file of all that were; it is written again if it cannot be read.
-    """
+    one of `FASTER`, else float32."""
     if jax.default_backend() != "cpu":
         return "tensorfloat32"
-    about = CPUINFO.read_text("utf-8").partition("\n\n")[0] if CPUINFO.exists() else platform.processor()
-    lines = sorted(line for line in about.splitlines() if line.startswith(("flags", "Features", "model name")))
-    processor = hashlib.sha256("\n".join([jax.__version__, *lines]).encode()).hexdigest()[:16]
-    try:
-        known = dict(json.loads(kept.read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        known = {}
-    if not isinstance(known.get(processor), float):
-        known[processor] = measure_bfloat16()
-        with suppress(InputError), writing(kept) as part:  # or else it is measured again the next time
-            part.write_text(json.dumps(known), "utf-8")
-    return "bfloat16" if known[processor] >= WORTH else "float32"
+    flags = CPUINFO.read_text("utf-8").split() if CPUINFO.exists() else []
+    return "bfloat16" if FASTER & set(flags) else "float32"
 
 
 def on_cuda() -> bool:
     """Whether JAX computes on NVIDIA's GPUs unless told otherwise."""
     return jax.default_backend() == "gpu" and "cuda" in get_backend().platform_version
-
-
-def measure_bfloat16() -> float:
-    """How many times as fast this machine multiplies with bfloat16 operands as with float32 ones."""
-    operands = [jnp.ones(shape) for shape in MEASURED]
-    seconds = dict.fromkeys(("float32", "bfloat16"), math.inf)
-    for kind in (*seconds, *list(seconds) * REPEATS):  # the first time of each one compiles
-        product = _MULTIPLY[kind]
-        started = time.perf_counter()
-        jax.block_until_ready(product(*operands))
-        seconds[kind] = min(seconds[kind], time.perf_counter() - started)
-    return seconds["float32"] / seconds["bfloat16"]
 
 
 @contextmanager
@@ -180,7 +148,6 @@ def _transpose(x: Array) -> Array:
     return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))
 
 
-_MULTIPLY = {"float32": jax.jit(jnp.matmul), "bfloat16": jax.jit(multiply)}
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 

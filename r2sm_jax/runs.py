@@ -112,8 +112,7 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
         used = parent.train
     else:
         halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
-        products = choose_products(cache_dir() / "products.json")
-        used = LoopConfig(accumulate=2 if halves else 1, unroll=halves, products=products, select_on="dev")
+        used = LoopConfig(accumulate=2 if halves else 1, unroll=halves, products=choose_products(), select_on="dev")
     loop = replace(
         loop,
         devices=devices,

@@ -279,7 +279,7 @@ def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp
 
 @pytest.mark.parametrize("products", ["bfloat16", "float32"])
 def test_defaults_that_depend_on_the_machine_are_resolved(products, monkeypatch):
-    monkeypatch.setattr(runs, "choose_products", lambda kept: products)
+    monkeypatch.setattr(runs, "choose_products", lambda: products)
     loop = resolve(Config()).train
     assert loop.products == products
     assert (loop.devices, loop.accumulate, loop.unroll, loop.select_on) == (1, 2, True, "dev")
@@ -293,7 +293,7 @@ def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(tiny_flags, t
     run = tmp_path / "run"
     flags = [*tiny_flags, "--run", run, "--train.products", "auto", "--train.accumulate", 0, "--train.steps", 1]
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "choose_products", lambda kept: "bfloat16")
+        patch.setattr(runs, "choose_products", lambda: "bfloat16")
         assert command(main, *flags).code == 0
     used = {"products": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
     config = json.loads((run / "config.json").read_text())["train"]
