@@ -228,7 +228,7 @@ class Stored(NamedTuple):
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     """Reads the weights of a run or an export, without the language model. Raises InputError if the folder is neither,
-    has no usable checkpoint, or `checkpoint` is not best, latest or a step."""
+    has no usable checkpoint, or `checkpoint` is not best, latest or a step, or is a damaged step."""
     if exported.is_export(folder):
         if checkpoint != "best":
             raise InputError(f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out")
@@ -243,7 +243,7 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
         known = f"best, latest or one of the steps {', '.join(map(str, steps))}"
         raise InputError(f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}")
     graphdef, state, constants = abstract_state(config)
-    state, constants = checkpoints.restore(state, constants, step=named[checkpoint])
+    state, constants = checkpoints.restore(state, constants, step=named[checkpoint], only=checkpoint.isdigit())
     checkpoints.close()
     return Stored(config, graphdef, state.params, constants, int(state.step))
 

@@ -1,5 +1,6 @@
 """Run folders: which are one, what cannot be written, and that nothing is written over."""
 
+import json
 import os
 import resource
 import shutil
@@ -9,7 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import grain
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 from test_train import at_step
 
 from r2sm_jax import runs
@@ -17,6 +21,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.runs import open_run, read_config
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.step import TrainState
 
 
 def test_runs_of_one_second_have_a_folder_each(tiny_config, tmp_path, monkeypatch):
@@ -53,6 +58,54 @@ def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints
     assert "a checkpoint could not be saved" in message and "free disk space" in message
     assert Checkpoints(run).steps[-1] <= 2
     assert open_run(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
+
+
+def damage(folder: Path) -> None:
+    largest = max(folder.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    largest.write_bytes(bytes(largest.stat().st_size))
+
+
+def iterator(position: int) -> grain.DatasetIterator:
+    batches = iter(grain.MapDataset.range(9).to_iter_dataset())
+    batches.set_state(batches.get_state() | {"next_index": position})
+    return batches
+
+
+def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_path, capsys):
+    """Step 4 is damaged: a run goes on from step 2 and saves step 4 anew. Who asks for step 4 gets it or a sentence."""
+    checkpoints, constants = Checkpoints(tmp_path), nnx.State({})
+
+    def state(step: int, value: float) -> TrainState:
+        return TrainState(nnx.State({"w": jnp.full(2000, value)}), (), jnp.array(step))
+
+    for step in (2, 4):
+        checkpoints.save(state(step, step), constants, iterator(step), None)
+    checkpoints.close()
+    damage(tmp_path / "checkpoints" / "4")
+    checkpoints, batches = Checkpoints(tmp_path), iterator(0)
+    with pytest.raises(InputError, match=r"checkpoint 4 is damaged .*; give another one, .* are 2, 4"):
+        checkpoints.restore(state(0, 0), constants, step=4, only=True)
+    found, _ = checkpoints.restore(state(0, 0), constants, batches)
+    assert int(found.step) == 2 == batches.get_state()["next_index"] and "checkpoint 4 is" in capsys.readouterr().err
+    checkpoints.save(state(4, 5), constants, iterator(7), None)
+    checkpoints.close()
+    found, _ = Checkpoints(tmp_path).restore(state(0, 0), constants, batches, step=4, only=True)
+    assert found.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
+
+
+def test_a_position_in_a_file_of_its_own_is_read(tmp_path):
+    """As checkpoints had it before 2026-11-27."""
+    checkpoints, state = Checkpoints(tmp_path), TrainState(nnx.State({"w": jnp.ones(3)}), (), jnp.array(1))
+    checkpoints.save(state, nnx.State({}), iterator(5), None)
+    checkpoints.close()
+    folder = tmp_path / "checkpoints" / "1"
+    about = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
+    (folder / "data").mkdir()
+    (folder / "data" / "process_0-of-1.json").write_text(json.dumps(about["custom_metadata"].pop("position")))
+    (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
+    batches = iterator(0)
+    Checkpoints(tmp_path).restore(state, nnx.State({}), batches)
+    assert batches.get_state()["next_index"] == 5
 
 
 def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):

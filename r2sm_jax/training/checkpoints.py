@@ -93,12 +93,12 @@ class Checkpoints:
 
     def restore(
         self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator | None = None, *,
-        step: int | None = None,
+        step: int | None = None, only: bool = False,
     ) -> tuple[TrainState, nnx.State]:  # fmt: skip
-        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and an earlier one is taken.
+        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and another one is taken.
 
         `state` and `constants` give structure and shapes; `batches` is set to the saved position. Raises InputError if
-        there is no readable checkpoint.
+        there is no readable checkpoint, or `only` that of `step` would do.
         """
         tree = {"state": state, "constants": constants}
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
@@ -115,8 +115,11 @@ class Checkpoints:
                 return restored["state"], restored["constants"]
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-                problem = f"checkpoint {number} is damaged or does not fit ({reason}); trying an earlier one"
-                print(problem, file=sys.stderr, flush=True)
+                problem = f"checkpoint {number} is damaged or does not fit ({reason})"
+                if only:
+                    others = f"the steps that are there are {', '.join(map(str, self.steps))}"
+                    raise InputError(f"{self.folder}: {problem}; give another one, {others}") from None
+                print(f"{problem}; trying another one", file=sys.stderr, flush=True)
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
 
 
