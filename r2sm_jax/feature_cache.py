@@ -1,11 +1,13 @@
 """Arrays on disk that take long to compute, for this run and later ones."""
 
 import hashlib
+import json
 import math
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -13,7 +15,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import __version__ as PIL_VERSION
 from rich.filesize import decimal
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from r2sm_jax.errors import InputError, writing
@@ -58,17 +59,34 @@ def fingerprint(files: Iterable[Path], *options: Any) -> str:
     )
 
 
+_seeking = threading.Lock()
+
+
+def _pread(file: int, count: int, start: int) -> bytes:
+    with _seeking:
+        os.lseek(file, start, os.SEEK_SET)
+        return os.read(file, count)
+
+
+pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _pread)
+"""Reads at a place of an open file; Windows has no such call."""
+
+
 class Place(NamedTuple):
     """An array in an open file. It is read, not mapped, so that it does not count as memory of the process."""
 
     file: IO[bytes]
     start: int
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: type[np.generic]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     def read(self) -> np.ndarray:
-        count = self.dtype.itemsize * math.prod(self.shape)
-        return np.frombuffer(os.pread(self.file.fileno(), count, self.start), self.dtype).reshape(self.shape)
+        return np.frombuffer(pread(self.file.fileno(), self.size, self.start), self.dtype).reshape(self.shape)
 
 
 class FeatureCache:
@@ -100,19 +118,20 @@ class FeatureCache:
 
     def _find(self, path: Path) -> None:
         try:
-            with safe_open(path, "numpy") as arrays:
-                slices = {name: arrays.get_slice(name) for name in arrays.offset_keys()}
-                about = [(tuple(x.get_shape()), np.dtype(TYPES[x.get_dtype()])) for x in slices.values()]
-            file = path.open("rb")
-        except (SafetensorError, OSError, KeyError):
+            file, size = path.open("rb"), path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")  # of the JSON that says which arrays come after it
+            found, end = dict[str, Place](), 8 + length
+            for name, about in json.loads(file.read(min(length, size))).items():
+                place = Place(file, 8 + length + about["data_offsets"][0], tuple(about["shape"]), TYPES[about["dtype"]])
+                found[name], end = place, max(end, place.start + place.size)
+            if end != size:
+                raise ValueError("it is cut short")
+        except OSError as error:
+            remedy = "permit reading it, or more open files (ulimit -n)"
+            raise InputError(f"{path}: cannot read the file ({error.strerror}); {remedy}") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(f"{path} is damaged; delete it, and its features are computed again") from None
         self._found.add(path)
-        sizes = [dtype.itemsize * math.prod(shape) for shape, dtype in about]
-        start = os.fstat(file.fileno()).st_size - sum(sizes)  # the file ends with the arrays
-        found = {}
-        for name, (shape, dtype), size in zip(slices, about, sizes, strict=True):
-            found[name] = Place(file, start, shape, dtype)
-            start += size
         by_key = groupby(sorted(found), key=lambda name: name.partition("/")[0])
         self._places |= {key: [found[name] for name in names] for key, names in by_key}
 

@@ -1,10 +1,13 @@
 """Features on disk: round trip, interruption, damage, a full disk; sentences and images of frozen models."""
 
+import errno
 import os
 import shutil
 import tempfile
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +75,29 @@ def test_a_damaged_cache_is_one_sentence(tmp_path):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(InputError, match=r"\.safetensors is damaged; delete it"):
         FeatureCache(tmp_path, "model")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(number, tmp_path, monkeypatch):
+    cache = FeatureCache(tmp_path, "model")
+    cache.add([("0", arrays(0))])
+
+    def refuse(path: Path, mode: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=rf"cannot read the file \({os.strerror(number)}\); permit .*ulimit") as error:
+        FeatureCache(tmp_path, "model")
+    assert "damaged" not in str(error.value)
+
+
+def test_threads_read_without_the_call_that_windows_does_not_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "pread", feature_cache._pread)
+    cache = FeatureCache(tmp_path, "model")
+    cache.add((str(seed), arrays(seed)) for seed in range(40))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda i: cache[str(i % 40)][0], range(2000)))
+    assert all(np.array_equal(x, arrays(i % 40)[0]) for i, x in enumerate(found[:400]))
 
 
 def test_what_float16_cannot_hold_is_refused(tmp_path):
@@ -245,6 +271,24 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     for other in ({"seed": 1}, {"size": 64}, {"queries": 3}):
         prepared(2, **other)
         assert len(drawn) == 3, other
+
+
+def test_processes_share_what_the_first_of_them_misses(tmp_path, monkeypatch):
+    """Two processes in turn: the second looks after the first has written its share."""
+    told: list[list[int]] = []
+
+    def gather(value: list[int] | None) -> list:
+        if value is None:
+            return []
+        told.append(value)
+        return told
+
+    monkeypatch.setattr(batches, "gather", gather)
+    monkeypatch.setattr(batches, "jax", SimpleNamespace(process_count=lambda: 2, process_index=lambda: len(told) - 1))
+    for _ in range(2):
+        last = PreparedSource(open_source("scenes", count=5), 48, 12)
+        assert last.remember(str(tmp_path))
+    assert told == [[0, 1, 2, 3, 4], [1, 3]] and len([last[index] for index in range(5)]) == 5
 
 
 def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(cutout_folder, tmp_path, monkeypatch):

@@ -222,7 +222,8 @@ class PreparedSource:
         if len(self) * size > KEPT_ON_DISK:
             return False
         cache = FeatureCache(Path(folder), digest("prepared", fingerprint(), *self.sizes))
-        missing = [index for index in range(len(self)) if str(index) not in cache]
+        # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
+        missing = gather([index for index in range(len(self)) if str(index) not in cache])[0]
         mine = missing[jax.process_index() :: jax.process_count()]
         cache.make_room("prepared images", len(mine), len(mine) * size)
         samples = map(to_arrays, self._prepare(mine))

@@ -200,7 +200,8 @@ class FrozenImages:
         sizes = to_json(vision) | {name: getattr(vision, name) is not None for name in ("init", "name", "backbone")}
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
         self.keys = [digest(p["image"], p["valid"]) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
-        new = {key: i for i, key in enumerate(self.keys) if key not in self.cache}
+        # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
+        new = gather({key: i for i, key in enumerate(self.keys) if key not in self.cache})[0]
 
         @jax.jit
         def features(weights: nnx.State, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]):
