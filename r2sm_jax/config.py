@@ -233,7 +233,7 @@ class OptimizerConfig:
     decay: Literal["linear", "cosine"] = "linear"
     """How the rates fall from their peak to zero at the last step."""
     clip: float = 1.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm; 0 = any."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,9 @@ SMALLEST = {
     "data.instances": 1, "data.free_sentences": 0, "model.text.max_tokens": 3, "distributed.fsdp": 1,
     "train.evaluate_samples": 1, "train.report_samples": 1, "model.vision.image_size": 1, "model.vision.patch_size": 1,
     "model.vision.dim": 1, "model.vision.heads": 1, "model.decoder.dim": 1, "model.decoder.heads": 1,
+    "model.vision.out_dim": 1, "model.vision.mlp_dim": 1, "model.vision.depth": 0, "model.vision.window_size": 0,
+    "model.decoder.depth": 1, "model.decoder.slots": 0, "model.decoder.mask_dim": 1, "model.decoder.fine_dim": 1,
+    "model.decoder.mlp_dim": 1, "model.text.dim": 1, "data.seed": 0, "train.seed": 0, "optimizer.clip": 0,
 }  # fmt: skip
 """Fields of a `Config` -> their smallest value."""
 
@@ -354,11 +357,13 @@ def check_config(config: Config) -> Config:
     refuse(problems)
     if not any(config.model.vision.published):
         check_sizes(config.model)  # published sizes are known, and checked, when training starts
-    data, instance = config.data, config.loss.instance
+    data, instance, smoothing = config.data, config.loss.instance, config.loss.type_smoothing
     refuse({
         f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0 < data.crop <= 1,
         f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0 <= data.colour_jitter < 1,
         f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none": not 0 <= data.token_drop < 1,
+        f"--loss.type-smoothing {smoothing} is not in [0, 0.5); 0 = none": not 0 <= smoothing < 0.5,
+        "--model.text.layers is empty; give hidden layers, such as 2 4 6": not config.model.text.layers,
         f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
         "--model.decoder.no-second-look": config.model.looks_again and instance <= 0,
         "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on == "test",
@@ -378,6 +383,7 @@ def check_sizes(model: ModelConfig) -> None:
             vision.stem == "conv" and vision.patch_size not in (8, 16),
         f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim % vision.heads > 0,
         f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads > 0,
+        f"{dim} is odd; half of the channels of a place are sines, the other half cosines": decoder.dim % 2 > 0,
         f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out":
             vision.backbone is not None and (vision.init is not None or vision.stem != "conv"),
         f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":

@@ -10,7 +10,7 @@ import runpy
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
 
@@ -55,17 +55,19 @@ def _flags(cls: Any, prefix: str = "--") -> list[str]:
 
 def load_config_file(path: Path) -> Config:
     """The `Config` that `get_config()` of a Python file returns. Raises InputError if the file is missing, does not
-    import, or returns something else."""
+    import, or returns something else or unknown values."""
     if not path.is_file():
         raise InputError(f"config file {path} does not exist")
     try:
         config = runpy.run_path(str(path))["get_config"]()
         if not isinstance(config, Config):
             raise TypeError(f"get_config() must return a Config, not {config!r}")
+        return from_json(Config, to_json(config), f"config file {path}")
+    except InputError:
+        raise
     except Exception as error:  # whatever a user's file raises
         problem = f"{type(error).__name__}: {error}"
         raise InputError(f"config file {path} does not load ({problem}); write get_config() in Python") from None
-    return config
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -74,7 +76,8 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
-    """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version."""
+    """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version, or has none
+    of its few possible values."""
     kinds, values = typing.get_type_hints(cls), dict(values)
     if (frozen := values.pop("backbone_frozen", None)) is not None:  # which runs before 2026-11-25 have
         values["backbone_frozen_to"] = 32 * frozen
@@ -85,4 +88,7 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
             values[name] = from_json(kinds[name], value, f"{where}: {name}")
         elif typing.get_origin(kinds[name]) is tuple:
             values[name] = tuple(value)
+        elif typing.get_origin(kinds[name]) is Literal and value not in typing.get_args(kinds[name]):
+            known = ", ".join(map(str, typing.get_args(kinds[name])))
+            raise InputError(f"{where}: {name} {value!r} is unknown; give one of {known}")
     return cls(**values)

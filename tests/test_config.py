@@ -9,6 +9,12 @@ from r2sm_jax.evaluate import main as evaluate
 from r2sm_jax.flags import from_json, parse_config, to_json
 from r2sm_jax.train import main as train
 
+CHOICE = """from r2sm_jax.config import Config
+def get_config():
+    config = Config()
+    object.__setattr__(config.{}, {!r}, {!r})  # as a file does that no test watches
+    return config"""
+
 
 def test_flags_override_the_defaults():
     config = parse_config(["--train.batch-size", "4", "--model.head=linear", "--data.no-mirror", "--run", "x"])
@@ -42,6 +48,11 @@ def test_flags_override_a_config_file(tmp_path):
         (["--data.token-drop", "3"], ["--data.token-drop 3", "0 = none"]),
         (["--data.crop", "0"], ["--data.crop 0", "1 = no crops"]),
         (["--data.colour-jitter", "1.5"], ["--data.colour-jitter 1.5", "0 = none"]),
+        (["--model.vision.depth", "-2"], ["--model.vision.depth -2", "at least 0"]),
+        (["--model.decoder.slots", "-1"], ["--model.decoder.slots -1", "at least 0"]),
+        (["--model.decoder.dim", "127", "--model.decoder.heads", "1"], ["--model.decoder.dim 127 is odd"]),
+        (["--model.text.layers"], ["--model.text.layers is empty", "2 4 6"]),
+        (["--loss.type-smoothing", "2"], ["--loss.type-smoothing 2", "0 = none"]),
         (["--loss.instance", "0"], ["--loss.instance 0", "--model.decoder.no-second-look"]),
         (["missing.py"], ["missing.py", "does not exist"]),
     ],
@@ -76,6 +87,10 @@ def test_evaluate_offers_the_nearest_flag_too(refused):
         ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
         ("def get_config():\n    return {'train': 1}", "get_config() must return"),
         ("from r2sm_jax.config import Config\ndef get_config():\n    return Config(speed=1)", "'speed'"),
+        (CHOICE.format("optimizer", "name", "adam"), "optimizer: name 'adam' is unknown; give one of muon"),
+        (CHOICE.format("optimizer", "decay", "lin"), "optimizer: decay 'lin' is unknown; give one of linear"),
+        (CHOICE.format("loss", "masks", "foo"), "loss: masks 'foo' is unknown; give one of mask2former, lisa"),
+        (CHOICE.format("train", "products", "bf16"), "train: products 'bf16' is unknown; give one of auto"),
     ],
 )
 def test_a_config_file_that_does_not_load_is_one_sentence(source, reason, tmp_path, refused):

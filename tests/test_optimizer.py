@@ -157,6 +157,13 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
             np.testing.assert_allclose(updates[key], wanted[key], rtol=0, atol=1e-4 * largest)
 
 
+def test_a_norm_of_0_clips_nothing():
+    params, configs = small_params(), [OptimizerConfig(name="adamw", warmup_steps=1, clip=c) for c in (0, 1e9)]
+    optimizers = [make_optimizer(config, 100) for config in configs]
+    (_, none), (_, huge) = (o.update(small_params(1), o.init(params), params) for o in optimizers)
+    jax.tree.map(np.testing.assert_array_equal, none, huge)
+
+
 @BOTH
 def test_updates_lower_a_loss(name):
     params = small_params()

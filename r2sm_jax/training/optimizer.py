@@ -33,10 +33,11 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps, the same object for equal arguments. Only matrices are
     decayed."""
+    clip = optax.clip_by_global_norm(config.clip or jnp.inf)
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
     if config.name == "adamw":
-        return optax.chain(optax.clip_by_global_norm(config.clip), stacked(adamw, config.backbone_rate))
+        return optax.chain(clip, stacked(adamw, config.backbone_rate))
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
         scale_by_muon(config.momentum),
@@ -45,7 +46,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     )
     both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
     by_kind = stacked(optax.partition(both, _labels), config.backbone_rate)
-    return optax.chain(optax.clip_by_global_norm(config.clip), by_kind)
+    return optax.chain(clip, by_kind)
 
 
 def stacked(inner: optax.GradientTransformation, backbone_rate: float) -> optax.GradientTransformation:
