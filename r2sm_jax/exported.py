@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from huggingface_hub.errors import HTTPError
 
 from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.errors import InputError
@@ -59,7 +60,7 @@ def find_export(name: str | Path) -> Path:
         return folder
     try:
         return download(str(name), FILES, _check_is_export)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name}: the Hugging Face hub did not give this export ({type(error).__name__}); "
             f"check the name, which is {HUB}owner/name, and the network connection"

