@@ -104,7 +104,7 @@ def text_only(options: Options, config: Config, folder: Path) -> None:
     groups = head_only.pad(texts, training.texts)
     padded = {name: head_only.pad(texts, sentences.texts) for name, sentences in tests.items()}
     forms = {name: head_only.pad(texts, list(map(form, tests["val_r2sm"].texts))) for name, form in FORMS.items()}
-    print(f"{len(texts)} sentences encoded in {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(training.texts)} sentences and their tests encoded in {time.monotonic() - start:.0f} s", flush=True)
 
     sentences = sha256("\n".join([*training.texts, *(t for test in tests.values() for t in test.texts)]).encode())
     settings = {
