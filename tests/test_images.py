@@ -305,10 +305,11 @@ LABELS = np.array([[0, 1], [2, 0]], np.uint8)
     ("palette", "shown"),
     [
         ((255, 255, 255, 0, 0, 0, 60, 60, 60), [[255, 0], [60, 255]]),  # a drawn mask, whatever its palette's order
-        ((255, 0, 0, 0, 0, 0, 0, 0, 9), [[1, 0], [3, 1]]),
-        ((0, 0, 0, 128, 0, 0, 0, 128, 0), [[0, 2], [3, 0]]),  # labels in colours, as PASCAL VOC has them
-        ((70, 0, 90, 250, 230, 30, 0, 90, 0), [[0, 2], [3, 0]]),
-        ((0,) * 9, [[0, 2], [3, 0]]),
+        ((255, 0, 0, 0, 0, 0, 0, 0, 9), [[256, 0], [258, 256]]),
+        ((0, 0, 0, 128, 0, 0, 0, 128, 0), [[0, 257], [258, 0]]),  # labels in colours, as PASCAL VOC has them
+        ((70, 0, 90, 250, 230, 30, 0, 90, 0), [[0, 257], [258, 0]]),
+        ((0,) * 9, [[0, 257], [258, 0]]),
+        ((1, 1, 1, 254, 254, 254, 254, 254, 254), [[0, 253], [253, 0]]),
     ],
 )
 def test_palettes_count_by_colour_and_labels_in_colours_stay_apart(tmp_path, palette, shown):
@@ -317,3 +318,10 @@ def test_palettes_count_by_colour_and_labels_in_colours_stay_apart(tmp_path, pal
     image.putpalette(palette)
     image.save(tmp_path / "m.png")
     assert brightness(Image.open(tmp_path / "m.png")).tolist() == shown
+
+
+@pytest.mark.parametrize("palette", [(0, 0, 0, 255, 255, 255), (0,) * 6])
+def test_a_mask_of_everything_is_no_empty_mask(palette):
+    image = Image.new("P", (2, 2), 1)
+    image.putpalette(palette)
+    assert brightness(image).all()

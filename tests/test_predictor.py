@@ -136,12 +136,12 @@ def test_threads_may_share_a_predictor(predictor, images):
 def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
     monkeypatch.setattr(text_states, "REQUEST_KEPT", 4)
     predictor.texts.encode(["a sentence of training"])
-    known, cut = len(predictor.texts) - len(predictor.texts._requested), set(predictor.texts.truncated)
+    known, cut = len(predictor.texts._states) - len(predictor.texts._requested), set(predictor.texts.truncated)
     predictor.set_image(images[0])
     for i in range(5):
         predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
     assert len(predictor.texts._requested) == 4 and len(predictor.texts.truncated - cut) <= 4
-    assert len(predictor.texts) == known + 4
+    assert len(predictor.texts._states) == known + 4
     assert len(predictor.texts.states_of("a sentence of training")) > 2
 
 

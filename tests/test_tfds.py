@@ -67,12 +67,12 @@ def test_damaged_files_are_one_sentence(built, tmp_path):
     for damaged in (content[: len(content) // 2], b""):
         shard.write_bytes(damaged)
         for read in (lambda source: source[0], lambda source: source.queries_at(0)):
-            with pytest.raises(InputError, match=r"out: the TFDS data set is damaged .*build it again"):
+            with pytest.raises(InputError, match=r"out: cannot read the TFDS data set .* build it again"):
                 read(open_source(f"tfds:{folder}", "train"))
     (info,) = folder.rglob("dataset_info.json")
     for damaged in ("{", "[]"):
         info.write_text(damaged)
-        with pytest.raises(InputError, match=r"out: the TFDS data set is damaged .*build it again"):
+        with pytest.raises(InputError, match=r"out: cannot read the TFDS data set .* build it again"):
             open_source(f"tfds:{folder}", "train")
 
 

@@ -73,17 +73,18 @@ def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Ima
 def brightness(image: Image.Image) -> np.ndarray:
     """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is transparent.
 
-    In a palette image with colours or without any, each label counts as a brightness of its own, and 0 is what is black
-    or transparent, or else label 0.
+    Of several greys of a palette the darkest is 0. In a palette image with colours, or whose palette is all black, each
+    label counts as a brightness above 255 of its own, and 0 is what is black or transparent, or else label 0.
     """
     if len(image.getbands()) == 1 and image.mode != "P":
         return np.asarray(image)
     rgba, labels = np.asarray(image.convert("RGBA")), np.asarray(image, np.int32)
     values = rgba[..., :3].max(-1) * (rgba[..., 3] > 0)
-    is_grey = (np.ptp(rgba[..., :3], axis=-1) == 0).all() and (values.any() or np.ptp(labels) == 0)
-    if image.mode != "P" or is_grey:
+    if image.mode != "P":
         return values
-    return np.where(values if 0 < np.count_nonzero(values) < values.size else labels, labels + 1, 0)
+    if (np.ptp(rgba[..., :3], axis=-1) == 0).all() and any(image.getpalette() or ()):
+        return values - values.min() if np.ptp(values) else values
+    return np.where(values if 0 < np.count_nonzero(values) < values.size else labels, labels + 256, 0)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:

@@ -97,8 +97,12 @@ def _intact(folder: Path) -> Iterator[None]:
     """Errors of TFDS and array_record about damaged files, which are of any kind, become InputError."""
     try:
         yield
+    except (ImportError, MemoryError):
+        raise
     except Exception as error:
-        raise InputError(f"{folder}: the TFDS data set is damaged ({error}); build it again") from error
+        raise InputError(
+            f"{folder}: cannot read the TFDS data set ({error}); if it is damaged, build it again"
+        ) from error
 
 
 def open_builder(folder: Path) -> Any:

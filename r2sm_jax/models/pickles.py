@@ -45,7 +45,7 @@ class _TensorUnpickler(pickle.Unpickler):
 def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
     """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage, or be larger."""
     # numpy checks the bounds, but in 64 bits, and not that a tensor is larger than its storage, with a stride of 0.
-    reach = [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)]
+    reach = [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)] if prod(shape) else []
     if max([prod(shape), *reach]) > storage.size:
         raise ValueError("a tensor is larger than its storage")
     size = storage.itemsize

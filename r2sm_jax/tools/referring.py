@@ -75,7 +75,7 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
             targets = targets if isinstance(targets, list) else [targets]
             for target in targets if targets != [-1] else []:
                 annotation = ref.refer("ann_id", annotations, target)
-                if annotation.get("image_id") != number:
+                if annotation.get("image_id") not in (None, number):
                     raise ref.error(f"annotation {target} is not of its image", "give files that belong together")
                 name = annotation.refer("category_id", categories).need("name", str)
                 meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
@@ -255,8 +255,9 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
 def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType | None = None) -> Conversion:
     """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
 
-    A file of queries is a JSON list, or has one JSON object a line (.jsonl). Instances are given as ids or named in the
-    answer. Their ids are those of the annotations' `source_id` where there is one, else of the annotations.
+    PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). `--images` changes nothing here.
+    Instances are given as ids or named in the answer. Their ids are those of the annotations' `source_id` where there
+    is one, else of the annotations.
 
     Args:
         over: The dataset file with the images and annotations; its own queries are left out.

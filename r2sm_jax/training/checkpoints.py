@@ -66,7 +66,8 @@ class Checkpoints:
 
     def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
         """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
-        One of the same step, from which the run did not go on, is replaced; others are not touched."""
+        One of the same step, from which the run did not go on, is replaced; others are not touched. A step is saved
+        once in a process."""
         arrays = flatten({"state": state, "constants": constants})
         total = digest(arrays)
         # Parts are written where they lie. Of the others every process has a copy, and orbax lets the first write it.
