@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
-MOST_LINES, MOST_FILES, LONGEST_FILE = 16_603, 86, 400
+MOST_LINES, MOST_FILES, LONGEST_FILE = 16_602, 86, 400
 """What the package has today. The first two go down: the aim is 12,500 lines in 75 files. The first went up once, from
 16,597 on 2026-11-26, when visitors had found thirty mistakes."""
 

@@ -94,15 +94,14 @@ def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
 
 @contextmanager
 def _intact(folder: Path) -> Iterator[None]:
-    """Errors of TFDS and array_record about damaged files, which are of any kind, become InputError."""
+    """Errors of TFDS and array_record about damaged files become InputError."""
     try:
         yield
     except (ImportError, MemoryError):
         raise
-    except Exception as error:
-        raise InputError(
-            f"{folder}: cannot read the TFDS data set ({error}); if it is damaged, build it again"
-        ) from error
+    except Exception as error:  # a damaged file raises errors of protobuf, array_record or TFDS, of any kind
+        problem = f"cannot read the TFDS data set ({error}); if it is damaged, build it again"
+        raise InputError(f"{folder}: {problem}") from error
 
 
 def open_builder(folder: Path) -> Any:
