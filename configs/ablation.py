@@ -10,6 +10,6 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig
 
 def get_config() -> Config:
     return Config(
-        data=DataConfig(scenes=2400, cache_features="ablation/features"),
+        data=DataConfig(scenes=2400, cache_dir="ablation/features"),
         train=LoopConfig(steps=300, checkpoint_every=300, evaluate_every=300, report_samples=128),
     )

@@ -7,19 +7,37 @@ trained; 39 minutes, with other work beside it.
     python -m r2sm_jax.train configs/photos.py --data.source compose:INSTANCES.json --data.images DIR
 """
 
-from r2sm_jax.config import Config, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, VisionConfig
+from r2sm_jax.config import (
+    Config,
+    DataConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    VisionConfig,
+)
 
 
 def get_config() -> Config:
     return Config(
         model=ModelConfig(
             vision=VisionConfig(
-                image_size=448, patch_size=16, depth=2, backbone="efficientnet-lite2", backbone_frozen_to=8
+                image_size=448,
+                patch_size=16,
+                depth=2,
+                efficientnet="efficientnet-lite2",
+                efficientnet_frozen_to=8,
             ),
         ),
-        data=DataConfig(scenes=3072, mirror=False, cache_features="runs/cache"),
-        optimizer=OptimizerConfig(learning_rate=5e-4, muon_learning_rate=0.011, muon_weight_decay=0.1),
+        data=DataConfig(scenes=3072, mirror=False, cache_dir="runs/cache"),
+        optimizer=OptimizerConfig(
+            learning_rate=5e-4, muon_learning_rate=0.011, muon_weight_decay=0.1
+        ),
         train=LoopConfig(
-            steps=1000, batch_size=8, evaluate_every=250, evaluate_samples=96, checkpoint_every=250, report_samples=120
+            steps=1000,
+            batch_size=8,
+            evaluate_every=250,
+            evaluate_samples=96,
+            checkpoint_every=250,
+            report_samples=120,
         ),
     )

@@ -10,13 +10,13 @@ an earlier run, which take some three minutes more.
 from dataclasses import replace
 from pathlib import Path
 
+from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config
-from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:
     config = load_config_file(Path(__file__).with_name("photos.py"))
-    vision = replace(config.model.vision, image_size=320, backbone_frozen_to=32)
+    vision = replace(config.model.vision, image_size=320, efficientnet_frozen_to=32)
     return replace(
         config,
         model=replace(config.model, vision=vision),

@@ -13,7 +13,7 @@ The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. 
 `--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
 The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
-that estimate.py needs no download. `--model.decoder.kind sam` also takes SAM's decoder.
+that estimate.py needs no download. `--model.decoder.type sam` also takes SAM's decoder.
 
 Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to
 zero. Everything except the language model is trained. Memory, by
@@ -22,18 +22,41 @@ Cost: 3.7e12 FLOPs per image, 7.6e16 in all. At 5e12 FLOPs per second, a third o
 hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.
 """
 
-from r2sm_jax.config import Config, DataConfig, DecoderConfig, LoopConfig, ModelConfig, OptimizerConfig, VisionConfig
+from r2sm_jax.config import (
+    Config,
+    DataConfig,
+    DecoderConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    VisionConfig,
+)
 
 
 def get_config() -> Config:
     vision = VisionConfig(
-        image_size=1024, patch_size=16, stem="patch", dim=768, depth=12, heads=12, mlp_dim=3072, window_size=14,
-        global_blocks=(2, 5, 8, 11), relative_positions=True, out_dim=256, remat=True, activation="gelu",
+        image_size=1024,
+        patch_size=16,
+        stem="patch",
+        dim=768,
+        depth=12,
+        heads=12,
+        mlp_dim=3072,
+        window_size=14,
+        global_blocks=(2, 5, 8, 11),
+        relative_positions=True,
+        out_dim=256,
+        remat=True,
+        activation="gelu",
         init="hf:facebook/sam-vit-base",
-    )  # fmt: skip
+    )
     return Config(
-        model=ModelConfig(vision=vision, decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)),
+        model=ModelConfig(
+            vision=vision, decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
+        ),
         data=DataConfig(source="json:cocoa_cls", queries=10, instances=12),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),
-        train=LoopConfig(steps=2560, batch_size=8, accumulate=4, evaluate_every=256, checkpoint_every=256),
+        train=LoopConfig(
+            steps=2560, batch_size=8, accumulate=4, evaluate_every=256, checkpoint_every=256
+        ),
     )

@@ -13,8 +13,8 @@ models with a layout of docs/weights.md work too: `--model.text.name hf:Qwen/Qwe
 from dataclasses import replace
 from pathlib import Path
 
+from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config, TextConfig
-from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:

@@ -13,7 +13,7 @@ The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. 
 `--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
 The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give `--model.vision.init FOLDER`
-for a local copy. `--model.decoder.kind sam` also takes SAM's decoder.
+for a local copy. `--model.decoder.type sam` also takes SAM's decoder.
 
 Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to
 zero. Everything except the language model is trained. Memory, by
@@ -25,8 +25,8 @@ hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`
 from dataclasses import replace
 from pathlib import Path
 
+from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config
-from r2sm_jax.flags import load_config_file
 
 
 def get_config() -> Config:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from r2sm_jax.distributed import DistributedConfig
 from r2sm_jax.errors import InputError, refuse
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 Family = Literal["none", "dinov2", "clip", "siglip"]
 MaskPair = Literal["mask2former", "lisa", "sam"]
-Products = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
+MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (cpu.py)."""
 
 LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
@@ -92,12 +91,12 @@ class VisionConfig:
     lora_alpha: float = 16.0
     plain: PlainViTConfig = field(default_factory=PlainViTConfig)
     """Sizes of `name`, from its config.json."""
-    backbone: str | None = None
+    efficientnet: str | None = None
     """A published EfficientNet-Lite in place of the stem: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
-    backbone_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
-    """Stride up to which `backbone` is not trained: 32 = all of it is frozen, 8 = four stages are trained, 0 = all."""
-    backbone_dims: tuple[int, ...] = ()
-    """Channels after each block of `backbone`, from its weights; do not give them."""
+    efficientnet_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
+    """Stride up to which `efficientnet` is not trained: 32 = all of it is frozen, 8 = four stages are trained, 0 = all."""
+    efficientnet_dims: tuple[int, ...] = ()
+    """Channels after each block of `efficientnet`, from its weights; do not give them."""
 
     @property
     def grid(self) -> int:
@@ -106,8 +105,8 @@ class VisionConfig:
 
     @property
     def published(self) -> tuple[str | None, ...]:
-        """The published weights that it starts from: `init`, `name`, `backbone`."""
-        return self.init, self.name, self.backbone
+        """The published weights that it starts from: `init`, `name`, `efficientnet`."""
+        return self.init, self.name, self.efficientnet
 
     @property
     def trunk_is_frozen(self) -> bool:
@@ -124,7 +123,7 @@ class VisionConfig:
 class DecoderConfig:
     """Sizes of the pixel and mask decoders."""
 
-    kind: Literal["shared", "sam"] = "shared"
+    type: Literal["shared", "sam"] = "shared"
     """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
     (decoder.py), with sizes and weights from `--model.vision.init` if that is given."""
     dim: int = 128
@@ -138,8 +137,8 @@ class DecoderConfig:
     """Channels at stride 4."""
     mask_dim: int = 64
     """Channels of the pixel features. A mask is the dot product of a kernel with these."""
-    second_look: bool = True
-    """Draw answers with the mean of two kernels (`R2SM.look_again`); `shared` only, with `--loss.instance` above 0."""
+    refine: bool = True
+    """Draw answers with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:
@@ -185,10 +184,10 @@ class ModelConfig:
         return 4 * self.vision.grid
 
     @property
-    def looks_again(self) -> bool:
+    def refines(self) -> bool:
         """Whether answers have a second look: not with SAM's decoder, whose kernels fit only the query's own pixels,
         nor without a mask type."""
-        return self.decoder.second_look and self.decoder.kind == "shared" and self.head != NO_HEAD
+        return self.decoder.refine and self.decoder.type == "shared" and self.head != NO_HEAD
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class OptimizerConfig:
     """`muon` makes the update of every matrix orthogonal."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which under Muon trains vectors and embeddings."""
-    backbone_rate: float = 0.1
+    pretrained_rate: float = 0.1
     """Rate at which AdamW trains a published backbone, as a share of `learning_rate`; nothing of it decays."""
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
@@ -258,7 +257,7 @@ class DataConfig:
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2
     """Share of tokens that are hidden from the mask-type head, chosen at random each time."""
-    free_sentences: int = 28000
+    text_only_queries: int = 28000
     """Sentences without an image, about anything, from which the mask-type head also learns."""
     mirror: bool = True
     """Mirror half of the images; their queries that say left or right are left out."""
@@ -266,7 +265,7 @@ class DataConfig:
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are cut are left out."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries name colours."""
-    cache_features: str | None = None
+    cache_dir: str | None = None
     """Folder of drawn images and of features by frozen models, of images without augmentation; later runs read it."""
 
 
@@ -284,9 +283,9 @@ class LoopConfig:
     CPU, where that is faster, and one part elsewhere."""
     unroll: bool = False
     """Compile the parts without a loop, which needs the memory of the whole batch; on a CPU six times faster."""
-    products: Products = "auto"
+    matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
-    (`--data.cache-features`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
+    (`--data.cache-dir`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
     AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
@@ -305,6 +304,31 @@ class LoopConfig:
     """Images in a quick evaluation, evenly spread over a file."""
     report_samples: int = 256
     """Images of each split in the final report; procedural and composed scenes only, files are evaluated whole."""
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """The processes that run this command together; none of these flags where there is one process."""
+
+    coordinator: str | None = None
+    """HOST:PORT of the first process, which opens that port; or JAX_COORDINATOR_ADDRESS in the environment."""
+    processes: int | None = None
+    """Number of processes; or JAX_NUM_PROCESSES in the environment."""
+    process: int | None = None
+    """Number of this process, from 0; or JAX_PROCESS_ID in the environment."""
+    detect: bool = False
+    """Take these three from SLURM, Open MPI 4, Kubernetes or Cloud TPU, as JAX finds them."""
+    local_devices: int = 0
+    """Devices of each process, counted from the first that it can see; 0 = all, but under SLURM and Open MPI with
+    `detect` one GPU."""
+
+
+@dataclass(frozen=True)
+class DistributedConfig(ProcessConfig):
+    """The processes that train together, and how weights are divided among their devices."""
+
+    fsdp: int = 1
+    """Devices that share one copy of every large weight and of its optimizer state; 1 = a copy on each device."""
 
 
 @dataclass(frozen=True)
@@ -335,15 +359,41 @@ def check_head(name: str) -> None:
 
 
 SMALLEST = {
-    "train.steps": 1, "train.batch_size": 1, "train.log_every": 1, "train.checkpoint_every": 1,
-    "train.evaluate_every": 1, "train.devices": 0, "train.accumulate": 0, "data.queries": 1, "data.scenes": 1,
-    "data.instances": 1, "data.free_sentences": 0, "model.text.max_tokens": 3, "distributed.fsdp": 1,
-    "train.evaluate_samples": 1, "train.report_samples": 1, "model.vision.image_size": 1, "model.vision.patch_size": 1,
-    "model.vision.dim": 1, "model.vision.heads": 1, "model.decoder.dim": 1, "model.decoder.heads": 1,
-    "model.vision.out_dim": 1, "model.vision.mlp_dim": 1, "model.vision.depth": 0, "model.vision.window_size": 0,
-    "model.decoder.depth": 1, "model.decoder.slots": 0, "model.decoder.mask_dim": 1, "model.decoder.fine_dim": 1,
-    "model.decoder.mlp_dim": 1, "model.text.dim": 1, "data.seed": 0, "train.seed": 0, "optimizer.clip": 0,
-}  # fmt: skip
+    "train.steps": 1,
+    "train.batch_size": 1,
+    "train.log_every": 1,
+    "train.checkpoint_every": 1,
+    "train.evaluate_every": 1,
+    "train.devices": 0,
+    "train.accumulate": 0,
+    "data.queries": 1,
+    "data.scenes": 1,
+    "data.instances": 1,
+    "data.text_only_queries": 0,
+    "model.text.max_tokens": 3,
+    "distributed.fsdp": 1,
+    "train.evaluate_samples": 1,
+    "train.report_samples": 1,
+    "model.vision.image_size": 1,
+    "model.vision.patch_size": 1,
+    "model.vision.dim": 1,
+    "model.vision.heads": 1,
+    "model.decoder.dim": 1,
+    "model.decoder.heads": 1,
+    "model.vision.out_dim": 1,
+    "model.vision.mlp_dim": 1,
+    "model.vision.depth": 0,
+    "model.vision.window_size": 0,
+    "model.decoder.depth": 1,
+    "model.decoder.slots": 0,
+    "model.decoder.mask_dim": 1,
+    "model.decoder.fine_dim": 1,
+    "model.decoder.mlp_dim": 1,
+    "model.text.dim": 1,
+    "data.seed": 0,
+    "train.seed": 0,
+    "optimizer.clip": 0,
+}
 """Fields of a `Config` -> their smallest value."""
 
 
@@ -353,46 +403,73 @@ def check_config(config: Config) -> Config:
     problems = {}
     for name, least in SMALLEST.items():
         value = attrgetter(name)(config)
-        problems[f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"] = value < least
+        problems[
+            f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"
+        ] = value < least
     refuse(problems)
     if not any(config.model.vision.published):
         check_sizes(config.model)  # published sizes are known, and checked, when training starts
     data, instance, smoothing = config.data, config.loss.instance, config.loss.type_smoothing
-    refuse({
-        f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0 < data.crop <= 1,
-        f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0 <= data.colour_jitter < 1,
-        f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none": not 0 <= data.token_drop < 1,
-        f"--loss.type-smoothing {smoothing} is not in [0, 0.5); 0 = none": not 0 <= smoothing < 0.5,
-        "--model.text.layers is empty; give hidden layers, such as 2 4 6": not config.model.text.layers,
-        f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
-        "--model.decoder.no-second-look": config.model.looks_again and instance <= 0,
-        "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on == "test",
-    })  # fmt: skip
+    refuse(
+        {
+            f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0
+            < data.crop
+            <= 1,
+            f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0
+            <= data.colour_jitter
+            < 1,
+            f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none": not 0
+            <= data.token_drop
+            < 1,
+            f"--loss.type-smoothing {smoothing} is not in [0, 0.5); 0 = none": not 0
+            <= smoothing
+            < 0.5,
+            "--model.text.layers is empty; give hidden layers, such as 2 4 6": not config.model.text.layers,
+            f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
+            "--model.decoder.no-refine": config.model.refines and instance <= 0,
+            "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on
+            == "test",
+        }
+    )
     return config
 
 
 def check_sizes(model: ModelConfig) -> None:
     """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
     vision, decoder = model.vision, model.decoder
-    sam, published = decoder.kind == "sam", vision.init is not None or vision.name is not None
+    sam, published = decoder.type == "sam", vision.init is not None or vision.name is not None
     flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"
-    refuse({
-        f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}":
-            vision.image_size % vision.patch_size > 0,
-        f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16":
-            vision.stem == "conv" and vision.patch_size not in (8, 16),
-        f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim % vision.heads > 0,
-        f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim % decoder.heads > 0,
-        f"{dim} is odd; half of the channels of a place are sines, the other half cosines": decoder.dim % 2 > 0,
-        f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out":
-            vision.backbone is not None and (vision.init is not None or vision.stem != "conv"),
-        f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name":
-            vision.stem == "none" and vision.name is None,
-        f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen and vision.init is None,
-        f"{flag}.lora-rank without published weights; give some as {flag}.init or .name":
-            vision.lora_rank > 0 and not published,
-        f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}":
-            sam and decoder.dim != vision.out_dim,
-        f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads":
-            sam and (decoder.dim % 8 > 0 or decoder.dim % (2 * decoder.heads) > 0),
-    })  # fmt: skip
+    refuse(
+        {
+            f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}": vision.image_size
+            % vision.patch_size
+            > 0,
+            f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16": vision.stem
+            == "conv"
+            and vision.patch_size not in (8, 16),
+            f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim
+            % vision.heads
+            > 0,
+            f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim
+            % decoder.heads
+            > 0,
+            f"{dim} is odd; half of the channels of a place are sines, the other half cosines": decoder.dim
+            % 2
+            > 0,
+            f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out": vision.efficientnet
+            is not None
+            and (vision.init is not None or vision.stem != "conv"),
+            f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name": vision.stem
+            == "none"
+            and vision.name is None,
+            f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen
+            and vision.init is None,
+            f"{flag}.lora-rank without published weights; give some as {flag}.init or .name": vision.lora_rank
+            > 0
+            and not published,
+            f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}": sam
+            and decoder.dim != vision.out_dim,
+            f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads": sam
+            and (decoder.dim % 8 > 0 or decoder.dim % (2 * decoder.heads) > 0),
+        }
+    )

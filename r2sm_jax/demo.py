@@ -1,7 +1,7 @@
 """`python -m r2sm_jax.demo [RUN|EXPORT]`, see tools/demo.py."""
 
-from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.tools.demo import main
+from r2sm_jax.errors import cli_main
+from r2sm_jax.inference.web_page import main
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

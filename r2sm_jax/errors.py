@@ -23,7 +23,7 @@ def refuse(problems: Mapping[str, bool]) -> None:
         raise InputError(problem)
 
 
-def exit_cleanly(main: Callable[[], None]) -> NoReturn:
+def cli_main(main: Callable[[], None]) -> NoReturn:
     """Runs a command's `main`; an `InputError` becomes one line on stderr and exit code 2.
 
     A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect. What the terminal cannot show
@@ -45,7 +45,10 @@ def exit_cleanly(main: Callable[[], None]) -> NoReturn:
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = str(error.filename)[:40]
-        print(f"error: {name}...: this is too long for the name of a file; check the arguments", file=sys.stderr)
+        print(
+            f"error: {name}...: this is too long for the name of a file; check the arguments",
+            file=sys.stderr,
+        )
         sys.exit(2)
     sys.exit(0)
 
@@ -75,10 +78,14 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
         yield part
         part.replace(path)
     except UnicodeEncodeError as error:
-        raise InputError(f"{path}: cannot be written, since a text in it holds half of a character; {error}") from error
+        raise InputError(
+            f"{path}: cannot be written, since a text in it holds half of a character; {error}"
+        ) from error
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"{path}: cannot write there ({reason}); free disk space or give another path") from error
+        raise InputError(
+            f"{path}: cannot write there ({reason}); free disk space or give another path"
+        ) from error
 
 
 def read_bytes(path: Path) -> bytes:

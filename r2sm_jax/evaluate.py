@@ -19,23 +19,23 @@ from rich.console import Console
 from rich.markdown import Markdown
 from scipy.special import expit
 
-from r2sm_jax.config import LEARNED_HEADS, Config, DataConfig
-from r2sm_jax.cpu import tune_malloc
-from r2sm_jax.data.samples import Source
-from r2sm_jax.distributed import ProcessConfig, gather, is_first, running
-from r2sm_jax.errors import InputError, exit_cleanly, writing
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.metrics import compare
-from r2sm_jax.metrics.pages import markdown, page, render
-from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import make_report, sentence_figures, write_report
-from r2sm_jax.metrics.score import QueryTruth, Scored, score, truths_at
-from r2sm_jax.models.heads import REFERENCES
+from r2sm_jax.cli import parse_flags
+from r2sm_jax.config import LEARNED_HEADS, Config, DataConfig, ProcessConfig
+from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.sources import REPORTED, intent_sentences, open_source, same_data, split_names
+from r2sm_jax.errors import InputError, cli_main, writing
+from r2sm_jax.evaluation import compare
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import make_report, sentence_figures, write_report
+from r2sm_jax.evaluation.scorer import QueryTruth, Scored, score, truths_at
+from r2sm_jax.evaluation.tables import markdown, page, render
+from r2sm_jax.inference.predictor import ROWS, Predictor
+from r2sm_jax.inference.run import enable_compilation_cache, open_run
+from r2sm_jax.models.mask_type_heads import REFERENCES
+from r2sm_jax.models.matmul import tune_malloc
 from r2sm_jax.predict import to_answer
-from r2sm_jax.predictor import ROWS, Predictor
 from r2sm_jax.query import Sentence
-from r2sm_jax.runs import keep_compiled, open_run
-from r2sm_jax.sources import REPORTED, intent_sentences, open_source, same_data, split_names
+from r2sm_jax.training.sharding import gather, is_first, running
 
 Evaluated = dict[str, tuple[Source, Scored]]
 """Source and scores of every split."""
@@ -85,12 +85,17 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
     parts = [images[start : start + ROWS] for start in range(0, len(images), ROWS)]
     process, processes = jax.process_index(), jax.process_count()
     mine = parts[process::processes]
-    predictor.texts.encode(query.text for part in mine for index in part for query in source.queries_at(index))
+    predictor.texts.encode(
+        query.text for part in mine for index in part for query in source.queries_at(index)
+    )
 
     def questions(part: list[int]) -> Iterator[tuple[np.ndarray, list[tuple[QueryTruth, str]]]]:
         for index in part:
             sample = source[index]
-            yield sample.image, [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored]
+            yield (
+                sample.image,
+                [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored],
+            )
 
     def score_part(part: list[int]) -> Scored:
         return score(
@@ -106,11 +111,19 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
 
 
 def evaluate(
-    predictor: Predictor, sources: dict[str, Source], *, spec: str, step: int, trained: Config, selected: bool = True
+    predictor: Predictor,
+    sources: dict[str, Source],
+    *,
+    spec: str,
+    step: int,
+    trained: Config,
+    selected: bool = True,
 ) -> tuple[dict[str, Any], Evaluated]:
     """The report on a segmenter, and the scores that it was made from. `trained` is how it was trained, `selected`
     whether the checkpoint was selected by its figures."""
-    evaluated = {name: (source, score_source(predictor, source)) for name, source in sources.items()}
+    evaluated = {
+        name: (source, score_source(predictor, source)) for name, source in sources.items()
+    }
     report = make_report(
         evaluated,
         {"val_r2sm": decide(predictor, intent_sentences("val_r2sm"))} if spec == "scenes" else {},
@@ -122,7 +135,10 @@ def evaluate(
         language_model_sha256=predictor.texts.sha256,
         selected_on=trained.train.select_on if selected else None,
         trained_on=spec if same_data(spec, trained.data.source) else trained.data.source,
-        **{name: getattr(trained.train, name) for name in ("products", "accumulate", "devices")},
+        **{
+            name: getattr(trained.train, name)
+            for name in ("matmul_precision", "accumulate", "devices")
+        },
     )
     return report, evaluated
 
@@ -131,11 +147,14 @@ def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any
     """The figures of the decisions about sentences without an image; None where the head needs an image."""
     head = predictor.config.head
     if head in REFERENCES:
-        said = [REFERENCES[head](sentence.text, sentence.mask_type) == "amodal" for sentence in sentences]
+        said = [
+            REFERENCES[head](sentence.text, sentence.mask_type) == "amodal"
+            for sentence in sentences
+        ]
         return sentence_figures(sentences, np.array(said, float), calibrated=False)
     if head not in LEARNED_HEADS:
         return sentence_figures((), np.zeros(0), calibrated=False)
-    logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
+    logits = predictor.amodal_logits(*predictor.texts([sentence.text for sentence in sentences]))
     return sentence_figures(sentences, expit(logits), calibrated=True)
 
 
@@ -165,17 +184,23 @@ def count_compilations() -> Callable[[], str]:
 def main() -> None:
     """Command line."""
     tune_malloc()
-    keep_compiled()
+    enable_compilation_cache()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     if sum(map(bool, (args.run, args.predictions, args.compare))) != 1:
-        raise InputError("give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT")
+        raise InputError(
+            "give one of them: a run folder, --predictions FILE --data SPEC, or --compare REPORT REPORT"
+        )
     if args.samples is not None and args.samples < 1:
-        raise InputError(f"--samples {args.samples}: a split needs scenes; give 1 or more, or leave the flag out")
+        raise InputError(
+            f"--samples {args.samples}: a split needs scenes; give 1 or more, or leave the flag out"
+        )
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
     kind, _, folder = (args.data or "").partition(":")
     if args.out and folder and same_data(args.data or "", f"{kind}:{args.out}"):
-        raise InputError(f"--out {args.out}: report.json would look like a split of the data; give another folder")
+        raise InputError(
+            f"--out {args.out}: report.json would look like a split of the data; give another folder"
+        )
     with running(args.distributed):
         report, evaluated, out = _evaluate_run(args) if args.run else _evaluate_predictions(args)
         show(markdown(report, brief=True))
@@ -190,15 +215,26 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
     trained = run.config.data
     data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     split, selected = args.split or ("all" if args.data else REPORTED), args.checkpoint == "best"
-    data = replace(data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds)
+    data = replace(
+        data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds
+    )
     count = args.samples or run.config.train.report_samples
     options = source_options(data, size=run.config.model.vision.image_size, count=count)
-    sources = {name: open_source(data.source, name, **options) for name in split_names(data.source, split)}
+    sources = {
+        name: open_source(data.source, name, **options) for name in split_names(data.source, split)
+    }
     report, evaluated = evaluate(
-        run.predictor, sources, spec=data.source, step=run.step, trained=run.config, selected=selected
+        run.predictor,
+        sources,
+        spec=data.source,
+        step=run.step,
+        trained=run.config,
+        selected=selected,
     )
     if not any(scored.results for _, scored in evaluated.values()):
-        raise InputError(f"{data.source}: there are no queries; write some with python -m r2sm_jax.data queries")
+        raise InputError(
+            f"{data.source}: there are no queries; write some with python -m r2sm_jax.data queries"
+        )
     if args.verbose:
         print(compiled())
     as_trained = selected and split == REPORTED and not (args.samples or run.exported)
@@ -211,18 +247,30 @@ def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluat
         raise InputError("--predictions are for some data; give it as --data json:FILE")
     split, *others = split_names(args.data, args.split or "all")
     if others:
-        raise InputError(f"--predictions are for one split; give one --split of {', '.join((split, *others))}")
+        raise InputError(
+            f"--predictions are for one split; give one --split of {', '.join((split, *others))}"
+        )
     source = open_source(
-        args.data, split, count=args.samples or 256, images_dir=args.images, backgrounds=args.backgrounds,
+        args.data,
+        split,
+        count=args.samples or 256,
+        images_dir=args.images,
+        backgrounds=args.backgrounds,
         need_images=False,
-    )  # fmt: skip
+    )
     scored = score_predictions(path, source, args.format)
     if not scored.results:
-        raise InputError(f"{args.data}: no query of the split {split} can be scored; give queries with true masks")
+        raise InputError(
+            f"{args.data}: no query of the split {split} can be scored; give queries with true masks"
+        )
     evaluated: Evaluated = {split: (source, scored)}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     about = {"predictions": path.name, "predictions_sha256": digest, "missing": scored.missing}
-    return make_report(evaluated, source=args.data, **about), evaluated, Path(args.out) if args.out else None
+    return (
+        make_report(evaluated, source=args.data, **about),
+        evaluated,
+        Path(args.out) if args.out else None,
+    )
 
 
 def _compare(folders: list[Path], out: str | None) -> None:
@@ -239,4 +287,4 @@ def _compare(folders: list[Path], out: str | None) -> None:
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

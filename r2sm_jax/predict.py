@@ -23,14 +23,15 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from scipy.special import expit
 
-from r2sm_jax.config import NO_HEAD
+from r2sm_jax.cli import parse_flags
+from r2sm_jax.config import NO_HEAD, ProcessConfig
 from r2sm_jax.data import masks
+from r2sm_jax.data.cache import stamp
 from r2sm_jax.data.images import frames, open_annotated, open_image
-from r2sm_jax.distributed import ProcessConfig, gather, is_first, of_first, running
-from r2sm_jax.errors import InputError, exit_cleanly, refuse_overwrite, writing
-from r2sm_jax.feature_cache import stamp
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.journal import (
+from r2sm_jax.errors import InputError, cli_main, refuse_overwrite, writing
+from r2sm_jax.evaluation.predictions import entries_of
+from r2sm_jax.evaluation.scorer import Answer
+from r2sm_jax.inference.journal import (
     Place,
     Task,
     Tasks,
@@ -41,12 +42,11 @@ from r2sm_jax.journal import (
     journals,
     read_journals,
 )
-from r2sm_jax.metrics.predictions import entries_of
-from r2sm_jax.metrics.score import Answer
-from r2sm_jax.prediction import FILES
-from r2sm_jax.predictor import CutQuery, Predictor, QueryOutputs, check_query
+from r2sm_jax.inference.prediction import FILES
+from r2sm_jax.inference.predictor import CutQuery, Predictor, QueryOutputs, check_query
+from r2sm_jax.inference.run import enable_compilation_cache, open_run
 from r2sm_jax.query import MaskType
-from r2sm_jax.runs import keep_compiled, open_run
+from r2sm_jax.training.sharding import gather, is_first, of_first, running
 
 PRODUCT = "predictions.json"
 PART = 8  # images that are answered, and written, together; so many are lost at most when the process is killed
@@ -76,7 +76,7 @@ class PredictConfig:
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
     """Replace the files of an earlier prediction; several images: start anew instead of resuming."""
-    products: Literal["float32", "bfloat16"] = "float32"
+    matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: round what dense layers and convolutions multiply; faster on CPUs with AMX or AVX512-BF16."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
@@ -86,18 +86,26 @@ class PredictConfig:
 def main() -> None:
     """Command line."""
     if len(list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))) > 3:
-        raise InputError("too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'")
+        raise InputError(
+            "too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'"
+        )
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
-    keep_compiled()
+    enable_compilation_cache()
     if not args.image:
-        raise InputError("IMAGE is empty; give an image file, a folder of images, or a pattern in quotes")
+        raise InputError(
+            "IMAGE is empty; give an image file, a folder of images, or a pattern in quotes"
+        )
     if args.query is None and args.queries is None:
-        raise InputError("there is no query; say what to segment, such as 'the red mug', or give --queries FILE")
+        raise InputError(
+            "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
+        )
     if args.queries is not None or Path(args.image).is_dir() or is_pattern(args.image):
         with running(args.distributed):
             _predict_many(args)
     elif args.distributed != ProcessConfig():
-        raise InputError("--distributed: several processes divide a folder of images; leave it out for one image")
+        raise InputError(
+            "--distributed: several processes divide a folder of images; leave it out for one image"
+        )
     else:
         _predict_one(args, args.query or "")
 
@@ -108,13 +116,23 @@ def main() -> None:
 def _predict_one(args: PredictConfig, query: str) -> None:
     check_query(query)  # cheap checks come first, loading the model last
     if not 0 <= args.abstain <= 0.5:
-        raise InputError(f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5")
-    out = Path(args.out) if args.out else None if args.json else Path("predictions") / Path(args.image).stem
+        raise InputError(
+            f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5"
+        )
+    out = (
+        Path(args.out)
+        if args.out
+        else None
+        if args.json
+        else Path("predictions") / Path(args.image).stem
+    )
     if out is not None:
         for name in FILES:
             refuse_overwrite(out / name, args.overwrite)
     image = _read(Path(args.image))
-    predictor = open_run(Path(args.run), checkpoint=args.checkpoint, kind=args.products).predictor
+    predictor = open_run(
+        Path(args.run), checkpoint=args.checkpoint, kind=args.matmul_precision
+    ).predictor
     predictor.set_image(image)
     with warnings.catch_warnings(record=True, action="always", category=CutQuery) as cut:
         (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
@@ -133,7 +151,9 @@ def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, 
     """The image, with a warning where it has several frames. `size`: height and width that it must have."""
     image = open_image(path) if size is None else open_annotated(path, size, "the data set")
     if (found := frames(path)) > 1:
-        print(f"warning: {path}: it has {found} frames; the first one is looked at", file=sys.stderr)
+        print(
+            f"warning: {path}: it has {found} frames; the first one is looked at", file=sys.stderr
+        )
     return image
 
 
@@ -150,16 +170,29 @@ class Outcome(NamedTuple):
 
 def _predict_many(args: PredictConfig) -> None:
     if args.json or args.explain or args.abstain:
-        raise InputError("--json, --explain and --abstain are for one query about one image; leave them out")
+        raise InputError(
+            "--json, --explain and --abstain are for one query about one image; leave them out"
+        )
     tasks = find_tasks(args.image, args.query, args.queries)
-    name = tasks.root.name if Path(args.image).is_dir() or is_pattern(args.image) else Path(args.image).stem
+    name = (
+        tasks.root.name
+        if Path(args.image).is_dir() or is_pattern(args.image)
+        else Path(args.image).stem
+    )
     out = Path(args.out) if args.out else Path("predictions") / (name or "images")
     refuse_overwrite(out / PRODUCT, overwrite=True)  # finds that the folder cannot be one
-    predictor = open_run(Path(args.run), checkpoint=args.checkpoint, kind=args.products).predictor
-    outcome = predict_many(predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite)
+    predictor = open_run(
+        Path(args.run), checkpoint=args.checkpoint, kind=args.matmul_precision
+    ).predictor
+    outcome = predict_many(
+        predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite
+    )
     if cut := predictor.texts.truncated:
         limit = f"longer than {predictor.texts.max_tokens} tokens"
-        print(f"warning: {len(cut)} queries are {limit}, and their ends were not read", file=sys.stderr)
+        print(
+            f"warning: {len(cut)} queries are {limit}, and their ends were not read",
+            file=sys.stderr,
+        )
     for sentence in outcome.failed.values():
         print(f"not answered: {sentence}", file=sys.stderr)
     print(
@@ -169,14 +202,24 @@ def _predict_many(args: PredictConfig) -> None:
 
 
 def predict_many(
-    predictor: Predictor, tasks: Tasks, out: Path, *, mask_type: str = "auto", overwrite: bool = False
+    predictor: Predictor,
+    tasks: Tasks,
+    out: Path,
+    *,
+    mask_type: str = "auto",
+    overwrite: bool = False,
 ) -> Outcome:
     """Answers what has no answer in `out` yet and writes all answers to `out/predictions.json`. Raises InputError if
     `out` holds something else or cannot be written, or no image at all can be read."""
     predictor.check((), mask_type)
-    header = {"weights": predictor.weights_sha256, "language_model": predictor.texts.sha256,
-              "queries": tasks.sha256, "mask_type": mask_type, "images": str(tasks.root)}  # fmt: skip
-    header |= {} if predictor.kind == "float32" else {"products": predictor.kind}
+    header = {
+        "weights": predictor.weights_sha256,
+        "language_model": predictor.texts.sha256,
+        "queries": tasks.sha256,
+        "mask_type": mask_type,
+        "images": str(tasks.root),
+    }
+    header |= {} if predictor.kind == "float32" else {"matmul_precision": predictor.kind}
     product = out / PRODUCT
 
     def start() -> dict[str, Place]:
@@ -191,19 +234,33 @@ def predict_many(
 
     try:
         known = of_first(start)
-        waiting = [t for t in tasks.images if str(t.path) not in known or known[str(t.path)].stamp != stamp(t.path)]
+        waiting = [
+            t
+            for t in tasks.images
+            if str(t.path) not in known or known[str(t.path)].stamp != stamp(t.path)
+        ]
         mine = [task for task in waiting if is_mine(task.name)]
         total = len(tasks.images) - len(waiting) + len(mine)
-        failed = dict(ChainMap(*gather(_answer(predictor, mine, journals(out)[jax.process_index()], mask_type, total))))
+        failed = dict(
+            ChainMap(
+                *gather(
+                    _answer(predictor, mine, journals(out)[jax.process_index()], mask_type, total)
+                )
+            )
+        )
         if len(failed) == len(tasks.images):
             raise InputError(f"no image could be read; {next(iter(failed.values()))}")
         of_first(lambda: _write_product(read_journals(out, header), tasks.images, failed, product))
     except OSError as error:
-        raise InputError(f"{out}: cannot write there ({error.strerror}); pass another --out") from None
+        raise InputError(
+            f"{out}: cannot write there ({error.strerror}); pass another --out"
+        ) from None
     return Outcome(len(waiting) - len(failed), len(tasks.images) - len(waiting), failed)
 
 
-def _answer(predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int) -> dict[str, str]:
+def _answer(
+    predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int
+) -> dict[str, str]:
     """Answers the images that wait and appends them to the journal; returns a sentence for each that failed."""
     predictor.texts.encode(dict.fromkeys(query.text for task in waiting for query in task.queries))
     failed: dict[str, str] = {}
@@ -236,16 +293,22 @@ def _answer_part(
 ) -> dict[Task, list[list[dict[str, Any]]]]:
     """The entries of each query of each image. Parts are batched apart, so that a resumed run gives the same bytes."""
     found: dict[Task, list[list[dict[str, Any]]]] = {task: [] for task in images}
-    asked = ((image, [(task, query.text) for query in task.queries]) for task, image in images.items())
+    asked = (
+        (image, [(task, query.text) for query in task.queries]) for task, image in images.items()
+    )
     for task, outputs in predictor.answer_all(asked):
         found[task].append(entries_of(to_answer(predictor, outputs, mask_type)))
     return found
 
 
 def to_answer(
-    predictor: Predictor, given: QueryOutputs, mask_type: str = "auto", *, requested: MaskType | None = None,
+    predictor: Predictor,
+    given: QueryOutputs,
+    mask_type: str = "auto",
+    *,
+    requested: MaskType | None = None,
     both: bool = False,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
     `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too."""
     probability, decision = predictor.decide(given, mask_type, requested)
@@ -254,7 +317,11 @@ def to_answer(
     whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
     slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
     scores = expit(out.slot_presence) * out.slot_iou[:, int(amodal)]
-    found = [(masks.encode(mask), float(score)) for mask, score in zip(slots, scores, strict=True) if mask.any()]
+    found = [
+        (masks.encode(mask), float(score))
+        for mask, score in zip(slots, scores, strict=True)
+        if mask.any()
+    ]
     decides = predictor.config.head != NO_HEAD
     return Answer(
         fused=masks.encode(whole if amodal else modal),
@@ -268,7 +335,9 @@ def to_answer(
     )
 
 
-def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Mapping[str, str], file: Path) -> None:
+def _write_product(
+    known: Mapping[str, Place], tasks: Sequence[Task], failed: Mapping[str, str], file: Path
+) -> None:
     """Writes the predictions for all tasks but those that failed, one image in memory at a time."""
     separator = ""
     with writing(file) as part, part.open("w", encoding="utf-8") as product:
@@ -285,4 +354,4 @@ def _write_product(known: Mapping[str, Place], tasks: Sequence[Task], failed: Ma
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -24,29 +24,58 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax import runs
+from r2sm_jax.cli import parse_config, to_json
 from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
-from r2sm_jax.cpu import give_back_memory, tune_malloc
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
+from r2sm_jax.data.sources import (
+    REPORTED,
+    intent_sentences,
+    open_source,
+    split_names,
+    write_text_only_queries,
+)
 from r2sm_jax.data.splits import WHOLE_TRAIN
-from r2sm_jax.distributed import AnyProcess, agree, gather, is_first, of_first, place, place_batch, running, shardings
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluate import evaluate, score_source, show, source_options
-from r2sm_jax.flags import parse_config, to_json
-from r2sm_jax.metrics.iou import lisa_iou
-from r2sm_jax.metrics.pages import first_of_images, markdown, panels
-from r2sm_jax.metrics.report import collect, split_figures, write_report
+from r2sm_jax.evaluation.iou import lisa_iou
+from r2sm_jax.evaluation.report import collect, split_figures, write_report
+from r2sm_jax.evaluation.tables import first_of_images, markdown, panels
+from r2sm_jax.inference import run as runs
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.matmul import trim_memory, tune_malloc
 from r2sm_jax.models.published import load_published
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.predictor import Predictor
-from r2sm_jax.sources import REPORTED, intent_sentences, open_source, split_names, write_free_sentences
-from r2sm_jax.training.calibration import NOT_FITTED, fit_iou, fit_presence, fit_temperature, with_constants
+from r2sm_jax.training.calibration import (
+    NOT_FITTED,
+    fit_iou,
+    fit_presence,
+    fit_temperature,
+    with_constants,
+)
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.step import FrozenImages, frozen_images, init_state, jit_train_step, make_mesh, split_model
+from r2sm_jax.training.sharding import (
+    AnyProcess,
+    agree,
+    gather,
+    is_first,
+    of_first,
+    place,
+    place_batch,
+    running,
+    shardings,
+)
+from r2sm_jax.training.step import (
+    FrozenImages,
+    frozen_images,
+    init_state,
+    jit_train_step,
+    make_mesh,
+    split_model,
+)
 
 SHEET_ROWS = 6
 FITTING = 0.99
@@ -55,7 +84,7 @@ FITTING = 0.99
 
 class Data(NamedTuple):
     """What training reads: batches, token states, the embeddings of each attribute's values, image features that are
-    kept (`--data.cache-features`) and must be computed before the first batch; and a hash of the data."""
+    kept (`--data.cache-dir`) and must be computed before the first batch; and a hash of the data."""
 
     batches: grain.DatasetIterator
     texts: TextStates
@@ -74,7 +103,9 @@ def open_data(config: Config, split: str, count: int) -> Source:
         return open_source(spec, split, queries=config.data.queries, **options)
     source: Any = open_source(spec, split, **options)
     size = len(source)
-    return source if size <= count else source.subset(place * size // count for place in range(count))
+    return (
+        source if size <= count else source.subset(place * size // count for place in range(count))
+    )
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
@@ -85,36 +116,57 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
-    kept = prepared.remember(data.cache_features)
-    say(f"{len(prepared)} training images{' prepared' if kept else ', prepared anew at each visit'}")
+    kept = prepared.remember(data.cache_dir)
+    say(
+        f"{len(prepared)} training images{' prepared' if kept else ', prepared anew at each visit'}"
+    )
 
-    options = {"layers": text.layers, "max_tokens": text.max_tokens, "cache": data.cache_features}
+    options = {"layers": text.layers, "max_tokens": text.max_tokens, "cache": data.cache_dir}
     texts = TextStates(text.name, fsdp=config.distributed.fsdp, **options)
     if text.dim != texts.dim:
-        raise InputError(f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that")
+        raise InputError(
+            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that"
+        )
     from_words = model.head in LEARNED_HEADS
-    free = write_free_sentences(data.free_sentences if from_words else 0, seed=data.seed)
+    free = write_text_only_queries(data.text_only_queries if from_words else 0, seed=data.seed)
     sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
     of_free = [s.text for s in free]
-    texts.encode_together(sentences + of_free, kind="float32" if data.cache_features else config.train.products)
-    give_back_memory()
+    texts.encode_together(
+        sentences + of_free, kind="float32" if data.cache_dir else config.train.matmul_precision
+    )
+    trim_memory()
     say(f"{texts.truncation_summary()}, encoded")
     tokens = texts.token_quantile(sentences, FITTING)
-    too_long = frozenset(sentence for sentence in sentences if texts.count_tokens(sentence) > tokens)
+    too_long = frozenset(
+        sentence for sentence in sentences if texts.count_tokens(sentence) > tokens
+    )
     type_tokens = max(tokens, texts.token_quantile(of_free, FITTING))
     free = [s for s in free if texts.count_tokens(s.text) <= type_tokens]
     say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
 
     frozen = frozen_images(config, prepared)
     assemble = Assemble(
-        text_states=texts, tokens=tokens, queries=data.queries, instances=data.instances, slots=model.decoder.slots,
-        mirror=data.mirror, token_drop=data.token_drop, colour_jitter=data.colour_jitter, from_words=from_words,
-        free=free, type_tokens=type_tokens, too_long=too_long, frozen=frozen,
-    )  # fmt: skip
+        text_states=texts,
+        tokens=tokens,
+        queries=data.queries,
+        instances=data.instances,
+        slots=model.decoder.slots,
+        mirror=data.mirror,
+        token_drop=data.token_drop,
+        colour_jitter=data.colour_jitter,
+        from_words=from_words,
+        free=free,
+        type_tokens=type_tokens,
+        too_long=too_long,
+        frozen=frozen,
+    )
     batches = training_batches(
-        prepared, assemble, batch_size=config.train.batch_size, seed=config.train.seed,
+        prepared,
+        assemble,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
         shard=(jax.process_index(), jax.process_count()),
-    )  # fmt: skip
+    )
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
     return Data(batches, texts, names, frozen, prepared.sha256(sentences))
 
@@ -123,14 +175,19 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
     """Prints how many parameters each module has, and which are frozen."""
     table = Table("module", "parameters", title="parameters", title_justify="left")
     rows = {str(name): part for name, part in params.items()} | {"trainable": params}
-    rows |= {"frozen: vision": constants.get("vision", {}), f"frozen: {texts.folder.name}": texts.weights}
+    rows |= {
+        "frozen: vision": constants.get("vision", {}),
+        f"frozen: {texts.folder.name}": texts.weights,
+    }
     for name, part in rows.items():
         if count := sum(leaf.size for leaf in jax.tree.leaves(part)):
             table.add_row(name, f"{count:,}", end_section=name == list(params)[-1])
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
-def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder: Path) -> tuple[nnx.State, nnx.State]:
+def load_initial(
+    config: Config, params: nnx.State, constants: nnx.State, folder: Path
+) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
     Prints where each published key went, and writes it to `published_weights.txt` in the run folder. Raises InputError
@@ -145,7 +202,9 @@ def load_initial(config: Config, params: nnx.State, constants: nnx.State, folder
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n", "utf-8")
         return params, constants
     if runs.read_config(Path(config.init)).model != config.model:
-        raise InputError(f"--init {config.init}: its model differs from the configuration; use the same --model flags")
+        raise InputError(
+            f"--init {config.init}: its model differs from the configuration; use the same --model flags"
+        )
     stored = runs.restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
     return stored.params, stored.constants
@@ -192,7 +251,9 @@ def _train(config: Config, locks: ExitStack) -> Path:
     data = prepare_data(config, say)
     of_first(lambda: runs.check_inputs(folder, config, data.texts, data.sha256))
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
-    split_names(config.data.source, REPORTED)  # finds that there is nothing to report now, not when training ends
+    split_names(
+        config.data.source, REPORTED
+    )  # finds that there is nothing to report now, not when training ends
 
     graphdef, params, constants = split_model(config.model, config.train.seed)
     print_parameters(params, constants, data.texts)
@@ -235,12 +296,14 @@ def _train(config: Config, locks: ExitStack) -> Path:
             save_not_finite(folder, state, constants, data.batches, step=bad, images=images[bad])
         if step == first:
             jax.block_until_ready(values)
-            give_back_memory()
+            trim_memory()
         giou = None
         if evaluates or saves:
             constants = calibrate(predictor, state.params, constants)
         if evaluates:
-            giou, constants = quick_evaluation(predictor, dev, constants, step, folder, logs, absent=absent)
+            giou, constants = quick_evaluation(
+                predictor, dev, constants, step, folder, logs, absent=absent
+            )
         if saves:
             checkpoints.save(state, constants, data.batches, giou)
         if last:
@@ -250,7 +313,9 @@ def _train(config: Config, locks: ExitStack) -> Path:
     checkpoints.close()
     logs.close()
     if stopping:
-        print(f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True)
+        print(
+            f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True
+        )
     else:
         report_on_best(config, folder, predictor, started)
     return folder
@@ -266,7 +331,9 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
     if predictor.config.head in LEARNED_HEADS:
         sentences = intent_sentences("calibration")
         predictor.weights = nnx.merge_state(params, with_constants(constants, type_temperature=1.0))
-        logits = predictor.type_logits(*predictor.texts([sentence.text for sentence in sentences]))
+        logits = predictor.amodal_logits(
+            *predictor.texts([sentence.text for sentence in sentences])
+        )
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
         temperature = of_first(lambda: fit_temperature(logits, amodal))
         constants = with_constants(constants, type_temperature=temperature)
@@ -275,7 +342,14 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
 
 
 def quick_evaluation(
-    predictor: Predictor, dev: Source, constants: nnx.State, step: int, folder: Path, logs: Logs, *, absent: bool
+    predictor: Predictor,
+    dev: Source,
+    constants: nnx.State,
+    step: int,
+    folder: Path,
+    logs: Logs,
+    *,
+    absent: bool,
 ) -> tuple[float, nnx.State]:
     """gIoU on the split that selects checkpoints, logged, with a sheet of samples; and `constants` fitted to answers
     there: how good they are, and below which presence nothing is there. `absent`: training asks for what is not there.
@@ -289,7 +363,9 @@ def quick_evaluation(
         save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
     present = [result for result in scored.results if result.answered.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
-    fitted: dict[str, Any] = {"iou_fit": fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))}
+    fitted: dict[str, Any] = {
+        "iou_fit": fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))
+    }
     if absent:
         logits = np.array([result.presence for result in present], float)
         fitted["presence_shift"] = fit_presence(logits, predictor.config.presence_threshold)
@@ -303,8 +379,13 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     best, data, loop = runs.restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
     options = source_options(data, size=config.model.vision.image_size, count=loop.report_samples)
-    sources = {name: open_source(data.source, name, **options) for name in split_names(data.source, REPORTED)}
-    report, evaluated = evaluate(predictor, sources, spec=data.source, step=best.step, trained=config)
+    sources = {
+        name: open_source(data.source, name, **options)
+        for name in split_names(data.source, REPORTED)
+    }
+    report, evaluated = evaluate(
+        predictor, sources, spec=data.source, step=best.step, trained=config
+    )
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     if is_first():
         write_report(report, evaluated, folder)
@@ -315,17 +396,19 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 def main() -> None:
     """Command line. Without a config file, a resumed run keeps its configuration; flags change only `MAY_CHANGE`."""
     tune_malloc()
-    runs.keep_compiled()
+    runs.enable_compilation_cache()
     args = sys.argv[1:]
     config = parse_config(args)
     if config.resume and args[0].startswith("-"):
         own = runs.read_config(runs.resumed_folder(config))
         config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
     if config.train.deterministic:  # XLA reads its flags when a device is first used
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+        )
     with running(config.distributed):
         train(config)
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

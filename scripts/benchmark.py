@@ -18,15 +18,15 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
+from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config
-from r2sm_jax.cpu import give_back_memory, tune_malloc
-from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.flags import parse_config
-from r2sm_jax.predictor import Predictor
-from r2sm_jax.queries.write import write_queries
-from r2sm_jax.runs import resolve
-from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import open_source
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import cli_main
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.run import resolve
+from r2sm_jax.models.matmul import trim_memory, tune_malloc
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.train import prepare_data
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
@@ -52,7 +52,12 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     took = seconds(lambda: [draw_scene(0, i, size) for i in range(SCENES)], 3)
     yield "scenes drawn a second and core", f"{SCENES / took:.0f}"
     drawn = [draw_scene(0, i, size).facts for i in range(SCENES)]
-    took = seconds(lambda: [write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)], 3)
+    took = seconds(
+        lambda: [
+            write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)
+        ],
+        3,
+    )
     yield "queries written a second and core", f"{8 * SCENES / took:,.0f}"
 
     config = replace(config, data=replace(config.data, source="scenes", scenes=SCENES))
@@ -63,7 +68,9 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     def encode_anew() -> None:
         number = next(numbers)
-        texts.encode((f"{sentence} {number}" for sentence in sentences), kind=config.train.products)
+        texts.encode(
+            (f"{sentence} {number}" for sentence in sentences), kind=config.train.matmul_precision
+        )
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
 
@@ -72,7 +79,9 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
     state = init_state(params, optimizer)
     batch, names = jax.device_put((next(data.batches), data.names))
     train_step = jit_train_step(graphdef, optimizer, config)
-    predictor = Predictor(config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts)
+    predictor = Predictor(
+        config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts
+    )
 
     def step() -> Any:
         nonlocal state
@@ -80,7 +89,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
         return logs
 
     jax.block_until_ready(step())
-    give_back_memory()
+    trim_memory()
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
     yield f"training step, {shape}", f"{1000 * seconds(step, 20):.0f} ms"
 
@@ -102,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -18,15 +18,15 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from r2sm_jax.cli import parse_flags
 from r2sm_jax.data.batches import Assemble, PreparedSource, random_crop, training_batches
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.data.tfds import write_tfds
-from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import draw_scene
-from r2sm_jax.sources import load_json_split, open_source
-from r2sm_jax.tools.conversion import Conversion, write_json
+from r2sm_jax.errors import cli_main
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.source import draw_scene
+from r2sm_jax.tools.convert import Conversion, write_json
 
 HEIGHT, WIDTH, INSTANCES, TOKENS = 480, 640, 7, 32
 
@@ -67,7 +67,9 @@ def make_photos(folder: Path, count: int) -> str:
         }
         for query in queries:
             if ids.keys() >= set(query.instance_ids):
-                made.add_query(number, query.text, query.mask_type, [ids[i] for i in query.instance_ids])
+                made.add_query(
+                    number, query.text, query.mask_type, [ids[i] for i in query.instance_ids]
+                )
     write_json(folder / "data.json", made.records("scenes"))
     write_tfds({"train": load_json_split(folder / "data.json", "all")}, folder / "tfds")
     return f"tfds:{folder / 'tfds'}"
@@ -95,12 +97,20 @@ def measure(source: Source, options: Options) -> Table:
     cells = options.image_size // (4 if options.image_size > 256 else 2)
     prepared = PreparedSource(source, options.image_size, cells, crop=options.crop)
     assemble = Assemble(
-        blank_states, tokens=TOKENS, queries=8, instances=8, slots=4, mirror=True, colour_jitter=options.colour_jitter
+        blank_states,
+        tokens=TOKENS,
+        queries=8,
+        instances=8,
+        slots=4,
+        mirror=True,
+        colour_jitter=options.colour_jitter,
     )
     rng = np.random.default_rng(0)
     samples = [source[index] for index in range(count)]
     examples = [prepared[index] for index in range(count)]
-    table = Table("stage", "ms an image, one core", title=f"{count} images, {options.image_size} px")
+    table = Table(
+        "stage", "ms an image, one core", title=f"{count} images, {options.image_size} px"
+    )
     table.add_row("decode image and masks", f"{milliseconds(source.__getitem__, count):.1f}")
     table.add_row(
         "letterbox and pool",
@@ -128,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -22,13 +22,13 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from scipy.ndimage import minimum_filter
 
+from r2sm_jax.cli import parse_flags
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
-from r2sm_jax.errors import exit_cleanly
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.metrics.instances import instance_figures
-from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import split_figures
+from r2sm_jax.data.dataset import read_json
+from r2sm_jax.errors import cli_main
+from r2sm_jax.evaluation.instances import instance_figures
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import split_figures
 
 HEIGHT, WIDTH, INSTANCES, PER_IMAGE = 480, 640, 6, 10
 BOUNDARY = 16
@@ -62,27 +62,56 @@ def make(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
     shifted = [np.roll(mask, tuple(rng.integers(-9, 10, 2)), (0, 1)) for mask in pool]
     rles, drawn = [masks.encode(m) for m in pool], [masks.encode(m) for m in shifted]
     cut = {}
-    data: dict[str, Any] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "thing"}], "queries": []}
+    data: dict[str, Any] = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "thing"}],
+        "queries": [],
+    }
     predictions = []
     for image in range(1, -(-count // PER_IMAGE) + 1):
-        data["images"].append({"id": image, "file_name": f"{image}.jpg", "height": HEIGHT, "width": WIDTH})
-        chosen, first = rng.choice(len(pool), INSTANCES, replace=False), len(data["annotations"]) + 1
+        data["images"].append(
+            {"id": image, "file_name": f"{image}.jpg", "height": HEIGHT, "width": WIDTH}
+        )
+        chosen, first = (
+            rng.choice(len(pool), INSTANCES, replace=False),
+            len(data["annotations"]) + 1,
+        )
         for k in chosen:
             front = int(rng.choice(chosen))
             if (k, front) not in cut:
                 cut[k, front] = masks.encode(pool[k] & ~pool[front] if front != k else pool[k])
-            record = {"id": len(data["annotations"]) + 1, "image_id": image, "category_id": 1, "iscrowd": 0}
-            record |= {"segmentation": rles[k], "visible_mask": cut[k, front], "bbox": [0, 0, 1, 1], "area": 1}
+            record = {
+                "id": len(data["annotations"]) + 1,
+                "image_id": image,
+                "category_id": 1,
+                "iscrowd": 0,
+            }
+            record |= {
+                "segmentation": rles[k],
+                "visible_mask": cut[k, front],
+                "bbox": [0, 0, 1, 1],
+                "area": 1,
+            }
             data["annotations"].append(record)
         for _ in range(min(PER_IMAGE, count - len(data["queries"]))):
             meant = rng.choice(INSTANCES, rng.integers(1, 4), replace=False)
             number, kind = len(data["queries"]) + 1, str(rng.choice(["modal", "amodal"]))
             data["queries"].append(
-                {"id": number, "image_id": image, "text": "the thing", "mask_type": kind,
-                 "instance_ids": [int(first + i) for i in meant]}
-            )  # fmt: skip
+                {
+                    "id": number,
+                    "image_id": image,
+                    "text": "the thing",
+                    "mask_type": kind,
+                    "instance_ids": [int(first + i) for i in meant],
+                }
+            )
             predictions += [
-                {"query_id": number, "segmentation": drawn[chosen[i]], "score": round(float(rng.random()), 3)}
+                {
+                    "query_id": number,
+                    "segmentation": drawn[chosen[i]],
+                    "score": round(float(rng.random()), 3),
+                }
                 for i in meant
             ]
     (folder / "data.json").write_text(json.dumps(data), "utf-8")
@@ -95,7 +124,11 @@ def ours(data: Path, predictions: Path) -> dict[str, Any]:
     (data.parent / "1.jpg").touch()  # that images are there is checked, none is opened
     scored = score_predictions(predictions, read_json(data))
     figures, seconds = timed(instance_figures, scored.instances)
-    return {**split_figures(scored.results, scored.instances)["all"], **figures, "ap_seconds": seconds}
+    return {
+        **split_figures(scored.results, scored.instances)["all"],
+        **figures,
+        "ap_seconds": seconds,
+    }
 
 
 def plain_loop(data: Path, predictions: Path) -> dict[str, float]:
@@ -114,10 +147,12 @@ def plain_loop(data: Path, predictions: Path) -> dict[str, float]:
         wanted, seen, whole, drawn = (
             np.stack([masks.coco.decode(x) for x in group]).any(0)
             for group in (
-                [a[key] for a in meant], [a["visible_mask"] for a in meant], [a["segmentation"] for a in meant],
+                [a[key] for a in meant],
+                [a["visible_mask"] for a in meant],
+                [a["segmentation"] for a in meant],
                 [e["segmentation"] for e in by_query[query["id"]]],
             )
-        )  # fmt: skip
+        )
         intersection, union = int(np.sum(wanted & drawn)), int(np.sum(wanted | drawn))
         ious.append(intersection / (union + 1e-5) if union else 1.0)
         both, either = both + intersection, either + union
@@ -132,11 +167,21 @@ def plain_loop(data: Path, predictions: Path) -> dict[str, float]:
         for a in meant:
             number = len(truth["annotations"]) + 1
             truth["annotations"].append(
-                {"id": number, "image_id": query["id"], "category_id": 1, "iscrowd": 0, "bbox": [0, 0, 1, 1],
-                 "area": float(masks.coco.area(a[key])), "segmentation": a[key]}
-            )  # fmt: skip
+                {
+                    "id": number,
+                    "image_id": query["id"],
+                    "category_id": 1,
+                    "iscrowd": 0,
+                    "bbox": [0, 0, 1, 1],
+                    "area": float(masks.coco.area(a[key])),
+                    "segmentation": a[key],
+                }
+            )
         for e in by_query[query["id"]]:
-            results.append({"image_id": query["id"], "category_id": 1} | {k: e[k] for k in ("segmentation", "score")})
+            results.append(
+                {"image_id": query["id"], "category_id": 1}
+                | {k: e[k] for k in ("segmentation", "score")}
+            )
     with contextlib.redirect_stdout(io.StringIO()):
         reference: Any = COCO()
         reference.dataset = truth
@@ -168,15 +213,21 @@ def main() -> None:
             if abs(mine[key] - value) > 1e-9:
                 raise SystemExit(f"{key}: {mine[key]} here, {value} by the plain loop")
         print(
-            f"{min(options.loop, options.queries)} queries: {seconds:.1f} s, plain loop {plain_seconds:.1f} s", end=""
+            f"{min(options.loop, options.queries)} queries: {seconds:.1f} s, plain loop {plain_seconds:.1f} s",
+            end="",
         )
-        print(f" ({plain_seconds / seconds:.1f} times as long), the same {', '.join(plain)}", flush=True)
+        print(
+            f" ({plain_seconds / seconds:.1f} times as long), the same {', '.join(plain)}",
+            flush=True,
+        )
         files = make(Path(name), options.queries)
         figures, seconds = timed(ours, *files)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"{options.queries} queries: {seconds:.0f} s, at most {memory:.1f} GiB; gIoU {figures['giou']:.4f}")
+        print(
+            f"{options.queries} queries: {seconds:.0f} s, at most {memory:.1f} GiB; gIoU {figures['giou']:.4f}"
+        )
         print(f"of these, AP and AR of all queries {figures['ap_seconds']:.1f} s")
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
-from r2sm_jax.cpu import tune_malloc
-from r2sm_jax.errors import InputError, exit_cleanly
+from r2sm_jax.cli import parse_flags
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluate import count_compilations
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.sources import open_source
+from r2sm_jax.models.matmul import tune_malloc
 
 SIZE = (640, 480)
 
@@ -82,7 +82,9 @@ def measure(config: ServingConfig) -> Iterator[tuple[str, str]]:
     numbers = itertools.count()
 
     def ask(count: int, new: bool) -> Callable[[int], Any]:
-        return lambda i: predictor.predict([f"the red mug {next(numbers) if new else n}" for n in range(count)])
+        return lambda i: predictor.predict(
+            [f"the red mug {next(numbers) if new else n}" for n in range(count)]
+        )
 
     def look_and_ask(i: int) -> None:
         predictor.set_image(images[i])
@@ -97,17 +99,28 @@ def measure(config: ServingConfig) -> Iterator[tuple[str, str]]:
     yield "  a new sentence on it", f"{new:.1f} ms"
     yield "  a known sentence on it", f"{known:.1f} ms"
     yield "second query faster than the very first", f"{1000 * first / new:.0f} times"
-    yield "second query faster than a new image and sentence", f"{whole / new:.1f} times, {whole / known:.1f} if known"
+    yield (
+        "second query faster than a new image and sentence",
+        f"{whole / new:.1f} times, {whole / known:.1f} if known",
+    )
     for count in (1, 8):
         took, again = (milliseconds(ask(count, anew), repeats) for anew in (True, False))
         figures = f"{1000 * count / took:.0f} new, {1000 * count / again:.0f} known"
         yield f"queries a second on one image, {count} at once", figures
     start = time.perf_counter()
     predictor.predict_batch(images, [[f"the blue book {i}"] for i in range(len(images))])
-    yield "images a second, one new query each", f"{len(images) / (time.perf_counter() - start):.1f}"
+    yield (
+        "images a second, one new query each",
+        f"{len(images) / (time.perf_counter() - start):.1f}",
+    )
     start = time.perf_counter()
-    predictor.predict_batch(images, [[f"the blue book {i} {n}" for n in range(8)] for i in range(len(images))])
-    yield "images a second, eight new queries each", f"{len(images) / (time.perf_counter() - start):.1f}"
+    predictor.predict_batch(
+        images, [[f"the blue book {i} {n}" for n in range(8)] for i in range(len(images))]
+    )
+    yield (
+        "images a second, eight new queries each",
+        f"{len(images) / (time.perf_counter() - start):.1f}",
+    )
     yield "compiled since it was warm", compiled()
     yield "peak memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
@@ -122,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -18,17 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config
 from r2sm_jax.data.batches import TYPE_SENTENCES
-from r2sm_jax.distributed import AXES, shardings
-from r2sm_jax.errors import InputError, exit_cleanly
-from r2sm_jax.flags import parse_config
-from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.text import abstract_text_encoder
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.inference.run import abstract_state, resolve, resolve_loop
+from r2sm_jax.models.mask_type_heads import LEARNED
+from r2sm_jax.models.text_encoder import abstract_text_encoder
 from r2sm_jax.models.weights import find_model
-from r2sm_jax.runs import abstract_state, resolve, resolve_loop
-from r2sm_jax.sources import open_source
 from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.sharding import AXES, shardings
 from r2sm_jax.training.step import jit_train_step, make_mesh
 
 QUERY_TOKENS, TYPE_TOKENS = 26, 42
@@ -46,7 +46,10 @@ def vocabulary(config: Config) -> dict[str, int]:
     """Group -> number of names that pixels are compared with."""
     if config.data.source != "scenes":
         return VOCABULARY
-    return {group: len(names) for group, names in open_source("scenes", "train", count=1).vocabulary.items()}
+    return {
+        group: len(names)
+        for group, names in open_source("scenes", "train", count=1).vocabulary.items()
+    }
 
 
 def batch_shapes(config: Config) -> dict[str, Any]:
@@ -56,21 +59,35 @@ def batch_shapes(config: Config) -> dict[str, Any]:
     text, slots = config.model.text, config.model.decoder.slots
     t, type_t = (min(tokens, text.max_tokens) for tokens in (QUERY_TOKENS, TYPE_TOKENS))
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-        "image": ((size, size, 3), jnp.uint8), "valid": ((size, size), jnp.bool_),
-        "modal": ((m, mask, mask), jnp.uint8), "amodal": ((m, mask, mask), jnp.uint8),
-        "amodal_known": ((m,), jnp.bool_), "boxes": ((m, 4), jnp.float32), "loss_valid": ((mask, mask), jnp.uint8),
-        "members": ((k, m), jnp.bool_), "slots": ((k, slots), jnp.int32), "wants_amodal": ((k,), jnp.bool_),
-        "query_valid": ((k,), jnp.bool_), "text": ((k, t, len(text.layers), text.dim), jnp.float16),
-        "text_mask": ((k, t), jnp.bool_), "index": ((), jnp.int32),
-    }  # fmt: skip
+        "image": ((size, size, 3), jnp.uint8),
+        "valid": ((size, size), jnp.bool_),
+        "modal": ((m, mask, mask), jnp.uint8),
+        "amodal": ((m, mask, mask), jnp.uint8),
+        "has_amodal": ((m,), jnp.bool_),
+        "boxes": ((m, 4), jnp.float32),
+        "pixel_weight": ((mask, mask), jnp.uint8),
+        "query_instances": ((k, m), jnp.bool_),
+        "slots": ((k, slots), jnp.int32),
+        "is_amodal": ((k,), jnp.bool_),
+        "query_mask": ((k,), jnp.bool_),
+        "text": ((k, t, len(text.layers), text.dim), jnp.float16),
+        "text_mask": ((k, t), jnp.bool_),
+        "index": ((), jnp.int32),
+    }
     if config.model.head in LEARNED:
         f = TYPE_SENTENCES
         shapes |= {
             "type_text": ((f, type_t, len(text.layers), text.dim), jnp.float16),
-            "type_mask": ((f, type_t), jnp.bool_), "type_amodal": ((f,), jnp.bool_), "type_valid": ((f,), jnp.bool_),
-        }  # fmt: skip
-    batch: dict[str, Any] = {name: jax.ShapeDtypeStruct((b, *shape), kind) for name, (shape, kind) in shapes.items()}
-    return batch | {"labels": {group: jax.ShapeDtypeStruct((b, m), jnp.int32) for group in vocabulary(config)}}
+            "type_text_mask": ((f, type_t), jnp.bool_),
+            "type_is_amodal": ((f,), jnp.bool_),
+            "type_valid": ((f,), jnp.bool_),
+        }
+    batch: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct((b, *shape), kind) for name, (shape, kind) in shapes.items()
+    }
+    return batch | {
+        "labels": {group: jax.ShapeDtypeStruct((b, m), jnp.int32) for group in vocabulary(config)}
+    }
 
 
 def estimate(config: Config) -> Iterator[tuple[str, str]]:
@@ -88,7 +105,9 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     graphdef, state, constants = abstract_state(config)
     yield "trainable parameters", f"{count(state.params):,}"
     try:
-        language_model = abstract_text_encoder(find_model(config.model.text.name, "--model.text.name"))
+        language_model = abstract_text_encoder(
+            find_model(config.model.text.name, "--model.text.name")
+        )
         yield f"frozen: {config.model.text.name}", f"{count(language_model):,}"
     except InputError as error:
         yield f"frozen: {config.model.text.name}", f"not counted: {error}"
@@ -96,8 +115,13 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     rows = NamedSharding(mesh, PartitionSpec(AXES))
     width = config.model.text.dim
-    names = {g: jax.ShapeDtypeStruct((size, width), jnp.float32) for g, size in vocabulary(config).items()}
-    state, constants, names = (placed(tree, shardings(mesh, tree)) for tree in (state, constants, names))
+    names = {
+        g: jax.ShapeDtypeStruct((size, width), jnp.float32)
+        for g, size in vocabulary(config).items()
+    }
+    state, constants, names = (
+        placed(tree, shardings(mesh, tree)) for tree in (state, constants, names)
+    )
     yield "weights and optimizer a device", gigabytes(bytes_a_device((state, constants)))
     batch = batch_shapes(config)
     arguments = (state, constants, placed(batch, jax.tree.map(lambda _: rows, batch)), names)
@@ -129,12 +153,16 @@ def count(tree: Any) -> int:
 
 def bytes_a_device(tree: Any) -> int:
     """What one device holds of shapes that have shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def placed(tree: Any, where: Any) -> Any:
     """The same shapes, spread over the devices as `where` says for each of them."""
-    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, where)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, where
+    )
 
 
 def gigabytes(size: int) -> str:
@@ -148,7 +176,11 @@ def take_devices(args: list[str]) -> tuple[list[str], int | None]:
     Raises:
         InputError: N is not a number of devices.
     """
-    args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--devices=") else [arg])]
+    args = [
+        part
+        for arg in args
+        for part in (arg.split("=", 1) if arg.startswith("--devices=") else [arg])
+    ]
     if "--devices" not in args:
         return args, None
     at = args.index("--devices")
@@ -169,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

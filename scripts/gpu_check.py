@@ -28,24 +28,31 @@ import jax.numpy as jnp
 from estimate import batch_shapes, flops_of, vocabulary
 from flax import nnx
 
+from r2sm_jax.cli import load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.errors import InputError, exit_cleanly, writing
-from r2sm_jax.flags import load_config_file, parse_flags
-from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.runs import resolve
+from r2sm_jax.errors import InputError, cli_main, writing
+from r2sm_jax.inference.run import resolve
+from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 PARTS = ("tests", "ours", "torch", "train")
 SAM_CONFIG = Path(__file__).parents[1] / "configs/r2sm_cocoa_cls.py"
 TESTS = ("test_gpu", "test_attention", "test_losses", "test_optimizer", "test_models")
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12}
+PEAKS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "B200": 2250e12,
+}
 """Dense bfloat16 FLOPs a second, from NVIDIA's data sheets, by what a device's name holds."""
 SIZES = {False: (4, 10), True: (2, 1)}
 """Images in a batch and repeats, of a real run and of a dry one."""
 SMALL_RUN = (
     "--train.steps 2 --train.evaluate-every 2 --train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 "
-    "--train.batch-size 4 --data.free-sentences 64"
+    "--train.batch-size 4 --data.text-only-queries 64"
 )
 
 
@@ -67,23 +74,47 @@ def main() -> None:
     args = parse_flags(CheckConfig, sys.argv[1:], prog="scripts/gpu_check.sh")
     if args.part:
         parts: dict[str, Callable[[CheckConfig], Any]] = {
-            "tests": run_tests, "ours": measure_ours, "torch": measure_torch, "train": train,
-        }  # fmt: skip
+            "tests": run_tests,
+            "ours": measure_ours,
+            "torch": measure_torch,
+            "train": train,
+        }
         args.out.write_text(json.dumps(parts[args.part](args)), "utf-8")
         return
     found: dict[str, Any] = {"dry_run": args.dry_run}
     for part in PARTS:
         started, result = time.monotonic(), args.out.with_suffix(f".{part}")
-        words = [sys.executable, __file__, "--part", part, "--out", str(result), "--run", str(args.run)]
+        words = [
+            sys.executable,
+            __file__,
+            "--part",
+            part,
+            "--out",
+            str(result),
+            "--run",
+            str(args.run),
+        ]
         environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if args.dry_run else {})
-        code = subprocess.run([*words, *(["--dry-run"] if args.dry_run else [])], env=environment).returncode
-        found[part] = json.loads(result.read_text("utf-8")) if code == 0 else f"failed, exit code {code}"
+        code = subprocess.run(
+            [*words, *(["--dry-run"] if args.dry_run else [])], env=environment
+        ).returncode
+        found[part] = (
+            json.loads(result.read_text("utf-8")) if code == 0 else f"failed, exit code {code}"
+        )
         result.unlink(missing_ok=True)
         print(f"{part}: {found[part]}, {time.monotonic() - started:.0f} s", flush=True)
-        with writing(args.out, overwrite=True) as file:  # after each part, so that a later one loses nothing
+        with writing(
+            args.out, overwrite=True
+        ) as file:  # after each part, so that a later one loses nothing
             file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print("dry run on a CPU: no GPU was used, and no figure counts" if args.dry_run else f"wrote {args.out}")
-    if failed := [part for part in PARTS if isinstance(found[part], str) and found[part].startswith("failed")]:
+    print(
+        "dry run on a CPU: no GPU was used, and no figure counts"
+        if args.dry_run
+        else f"wrote {args.out}"
+    )
+    if failed := [
+        part for part in PARTS if isinstance(found[part], str) and found[part].startswith("failed")
+    ]:
         raise InputError(f"{', '.join(failed)} failed; the output above says why")
 
 
@@ -91,7 +122,9 @@ def run_tests(args: CheckConfig) -> str:
     """The last line of pytest. Raises InputError if a test fails."""
     names = TESTS[:1] if args.dry_run else TESTS
     tests = [str(Path(__file__).parents[1] / "tests" / f"{name}.py") for name in names]
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *tests], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", *tests], capture_output=True, text=True
+    )
     if done.returncode:
         raise InputError(f"tests failed\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
     return done.stdout.strip().splitlines()[-1]
@@ -107,7 +140,9 @@ def measure(work: Callable[[], Any], wait: Callable[[Any], Any], repeats: int) -
     return {"first_seconds": times[0], "seconds": median(times[1:])}
 
 
-def figures(timed: dict[str, float], images: int, flops: float, device: str, memory: int) -> dict[str, Any]:
+def figures(
+    timed: dict[str, float], images: int, flops: float, device: str, memory: int
+) -> dict[str, Any]:
     """A measurement in the terms of the field. `mfu` is None for a device whose peak is not known."""
     peak = next((peak for name, peak in PEAKS.items() if name in device), None)
     return timed | {
@@ -122,7 +157,16 @@ def vision_config(args: CheckConfig) -> VisionConfig:
     """SAM ViT-B without published weights, or a small one of the same layout."""
     config = replace(load_config_file(SAM_CONFIG).model.vision, init=None, remat=False)
     if args.dry_run:
-        config = replace(config, image_size=64, dim=48, depth=2, heads=2, mlp_dim=96, window_size=2, global_blocks=(1,))
+        config = replace(
+            config,
+            image_size=64,
+            dim=48,
+            depth=2,
+            heads=2,
+            mlp_dim=96,
+            window_size=2,
+            global_blocks=(1,),
+        )
     return config
 
 
@@ -130,7 +174,9 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     """SAM ViT-B of this package, in bfloat16."""
     device, vision = jax.devices()[0], vision_config(args)
     if device.platform != "gpu" and not args.dry_run:
-        raise InputError("JAX sees no GPU; install its plugin (pip install '.[cuda]') or give --dry-run")
+        raise InputError(
+            "JAX sees no GPU; install its plugin (pip install '.[cuda]') or give --dry-run"
+        )
     images, repeats = SIZES[args.dry_run]
 
     def figures_of(lowered: Any, work: Callable[[], Any]) -> dict[str, Any]:
@@ -138,7 +184,9 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
         memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
         return figures(timed, images, flops_of(lowered), device.device_kind, memory)
 
-    graphdef, weights = nnx.split(VisionEncoder(vision, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0)))
+    graphdef, weights = nnx.split(
+        VisionEncoder(vision, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
+    )
     pixels = jnp.zeros((images, vision.image_size, vision.image_size, 3), jnp.bfloat16)
 
     @jax.jit
@@ -151,14 +199,21 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     found["encoder with gradients"] = figures_of(backward.lower(weights), lambda: backward(weights))
 
     decoder = (
-        DecoderConfig(dim=32, heads=2, mlp_dim=64) if args.dry_run else DecoderConfig(dim=256, heads=8, mlp_dim=2048)
+        DecoderConfig(dim=32, heads=2, mlp_dim=64)
+        if args.dry_run
+        else DecoderConfig(dim=256, heads=8, mlp_dim=2048)
     )
     model = ModelConfig(vision, decoder=decoder, dtype="bfloat16")
-    config = resolve(Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1)))
+    config = resolve(
+        Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1))
+    )
     graphdef, params, constants = split_model(config.model, 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
-    names = {group: jnp.ones((count, config.model.text.dim)) for group, count in vocabulary(config).items()}
+    names = {
+        group: jnp.ones((count, config.model.text.dim))
+        for group, count in vocabulary(config).items()
+    }
     step = jit_train_step(graphdef, optimizer, config)
     state = init_state(params, optimizer)
 
@@ -184,10 +239,17 @@ def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
     kind, vision = "cpu" if args.dry_run else "cuda", vision_config(args)
     images, repeats = SIZES[args.dry_run]
     sizes = SamVisionConfig(
-        image_size=vision.image_size, patch_size=vision.patch_size, hidden_size=vision.dim, mlp_dim=vision.mlp_dim,
-        num_hidden_layers=vision.depth, num_attention_heads=vision.heads, window_size=vision.window_size,
-        global_attn_indexes=list(vision.global_blocks), output_channels=vision.out_dim, initializer_range=0.02,
-    )  # fmt: skip
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        hidden_size=vision.dim,
+        mlp_dim=vision.mlp_dim,
+        num_hidden_layers=vision.depth,
+        num_attention_heads=vision.heads,
+        window_size=vision.window_size,
+        global_attn_indexes=list(vision.global_blocks),
+        output_channels=vision.out_dim,
+        initializer_range=0.02,
+    )
     model = SamVisionModel(sizes)
     torch.nn.Module.to(model, kind)
     pixels = torch.zeros((images, 3, vision.image_size, vision.image_size), device=kind)
@@ -214,7 +276,9 @@ def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
             wait = (lambda _: None) if args.dry_run else (lambda _: torch.cuda.synchronize())
             timed = measure(partial(work, encode), wait, repeats)
             memory = 0 if args.dry_run else torch.cuda.max_memory_allocated()
-            found[f"{name}, {how}"] = figures(timed, images, counter.get_total_flops(), device, memory)
+            found[f"{name}, {how}"] = figures(
+                timed, images, counter.get_total_flops(), device, memory
+            )
     return found
 
 
@@ -227,8 +291,11 @@ def train(args: CheckConfig) -> dict[str, Any]:
         raise InputError(f"training failed with exit code {code}; its output is above")
     report = json.loads((args.run / "report.json").read_text("utf-8"))
     splits = {name: split["all"] for name, split in report["splits"].items()}
-    return {"minutes": (time.monotonic() - started) / 60, "giou": {name: x.get("giou") for name, x in splits.items()}}
+    return {
+        "minutes": (time.monotonic() - started) / 60,
+        "giou": {name: x.get("giou") for name, x in splits.items()},
+    }
 
 
 if __name__ == "__main__":
-    exit_cleanly(main)
+    cli_main(main)

@@ -17,11 +17,15 @@ from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig, LossConfig, OptimizerConfig
 from r2sm_jax.data.batches import drop_tokens
-from r2sm_jax.models.heads import LEARNED, readings
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.sentences import SentenceList, intent_sentences, write_free_sentences
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.models.mask_type_heads import LEARNED, readings
 from r2sm_jax.query import Sentence
-from r2sm_jax.scenes.scenes import SceneSource
+from r2sm_jax.synthetic.queries.sentences import (
+    SentenceList,
+    intent_sentences,
+    write_text_only_queries,
+)
+from r2sm_jax.synthetic.scenes.source import SceneSource
 from r2sm_jax.training.losses import type_loss
 from r2sm_jax.training.optimizer import make_optimizer
 
@@ -61,12 +65,17 @@ def scene_sentences(split: str, scenes: int) -> Sentences:
     """The different queries about the first scenes of a split."""
     source = SceneSource(split, scenes)
     found = {q.text: q for index in range(scenes) for q in source.queries_at(index)}
-    return listed([Sentence(q.text, q.mask_type, f"{q.mask_type}: {q.kind['wording']}") for q in found.values()])
+    return listed(
+        [
+            Sentence(q.text, q.mask_type, f"{q.mask_type}: {q.kind['wording']}")
+            for q in found.values()
+        ]
+    )
 
 
-def free_sentences(count: int, *, without: Sequence[str] = ()) -> Sentences:
+def text_only_queries(count: int, *, without: Sequence[str] = ()) -> Sentences:
     """Sentences about anything (queries/sentences.py), maybe `without` those of some authors."""
-    return listed(write_free_sentences(count, seed=0, without=without))
+    return listed(write_text_only_queries(count, seed=0, without=without))
 
 
 def listed(rows: Sequence[Sentence]) -> Sentences:
@@ -121,7 +130,9 @@ class TrainedHead(NamedTuple):
             for start in range(0, len(group.rows), BATCH):
                 part = slice(start, start + BATCH)
                 states, mask = (_filled(x[part]) for x in (group.states, group.mask))
-                found[group.rows[part]] = _apply(self.graphdef, self.params, states, mask)[: len(group.rows[part])]
+                found[group.rows[part]] = _apply(self.graphdef, self.params, states, mask)[
+                    : len(group.rows[part])
+                ]
         return found
 
 
@@ -131,7 +142,9 @@ def _filled(values: np.ndarray) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=0)
-def _apply(graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array) -> jax.Array:
+def _apply(
+    graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array
+) -> jax.Array:
     return nnx.merge(graphdef, params)(states[None].astype(jnp.float32), mask[None])[0]
 
 
@@ -143,7 +156,12 @@ def count_parameters(name: str, groups: Sequence[Padded]) -> int:
 
 
 def train_head(
-    name: str, groups: Sequence[Padded], amodal: Bool[np.ndarray, " n"], *, steps: int, seed: int = 0
+    name: str,
+    groups: Sequence[Padded],
+    amodal: Bool[np.ndarray, " n"],
+    *,
+    steps: int,
+    seed: int = 0,
 ) -> TrainedHead:
     """Trains a head of the registry with the loss and optimizer of `train.py`. `amodal` is the label of every sentence.
 
@@ -175,7 +193,9 @@ def _gradient(
 
 
 @lru_cache(maxsize=1)
-def _optimizer(steps: int) -> tuple[optax.GradientTransformation, Callable[..., tuple[nnx.State, Any]]]:
+def _optimizer(
+    steps: int,
+) -> tuple[optax.GradientTransformation, Callable[..., tuple[nnx.State, Any]]]:
     optimizer = make_optimizer(OptimizerConfig(), steps)
 
     @jax.jit
@@ -193,4 +213,8 @@ def _batches(
     for choice in rng.choice(len(groups), steps, p=sizes / sizes.sum()):
         group = groups[choice]
         rows = rng.integers(0, len(group.rows), BATCH)
-        yield group.states[rows], drop_tokens(group.mask[rows], DataConfig.token_drop, rng), group.rows[rows]
+        yield (
+            group.states[rows],
+            drop_tokens(group.mask[rows], DataConfig.token_drop, rng),
+            group.rows[rows],
+        )

@@ -17,20 +17,65 @@ from r2sm_jax.data import masks
 from r2sm_jax.tools import data
 
 HEIGHT, WIDTH = 20, 30
-IMAGES = [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16"),
-          ("WEBP", "RGB"), ("BMP", "RGB"), ("GIF", "P"), ("TIFF", "RGB"), ("TIFF", "F")]  # fmt: skip
+IMAGES = [
+    ("JPEG", "RGB"),
+    ("JPEG", "L"),
+    ("PNG", "RGB"),
+    ("PNG", "RGBA"),
+    ("PNG", "P"),
+    ("PNG", "I;16"),
+    ("WEBP", "RGB"),
+    ("BMP", "RGB"),
+    ("GIF", "P"),
+    ("TIFF", "RGB"),
+    ("TIFF", "F"),
+]
 """Format and mode of the images that are spoilt."""
 STRANGE: list[Any] = [
-    None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, -0.5, float("nan"), float("inf"), "", " ", "\0", "\ud800",
-    "é\n", "../../x", "/etc/passwd", "x" * 10_000, [], {}, [[]], [None], [[1e300] * 6], [1, 2], "7",
-    {"size": [2**31, 2**31], "counts": "0"}, {"size": [HEIGHT, WIDTH], "counts": [HEIGHT * WIDTH + 1]},
-    {"size": [HEIGHT, WIDTH], "counts": "\xff\x00"}, {"size": [HEIGHT, WIDTH], "counts": [-5, 605]},
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**30,
+    1.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "é\n",
+    "../../x",
+    "/etc/passwd",
+    "x" * 10_000,
+    [],
+    {},
+    [[]],
+    [None],
+    [[1e300] * 6],
+    [1, 2],
+    "7",
+    {"size": [2**31, 2**31], "counts": "0"},
+    {"size": [HEIGHT, WIDTH], "counts": [HEIGHT * WIDTH + 1]},
+    {"size": [HEIGHT, WIDTH], "counts": "\xff\x00"},
+    {"size": [HEIGHT, WIDTH], "counts": [-5, 605]},
+]
 
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
     """Container and key of every value in a JSON tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     return [place for key, value in items for place in ((tree, key), *places(value))]
 
 
@@ -46,7 +91,9 @@ def spoil_tree(rng: random.Random, tree: Any) -> Any:
             container.append(copy.deepcopy(container[key]))
         else:
             other, other_key = rng.choice(places(root))
-            container[key] = copy.deepcopy(other[other_key] if way == "other" else rng.choice(STRANGE))
+            container[key] = copy.deepcopy(
+                other[other_key] if way == "other" else rng.choice(STRANGE)
+            )
     return root[0]
 
 
@@ -56,9 +103,21 @@ def spoil_bytes(rng: random.Random, content: bytes) -> bytes:
     changed = bytearray(content)
     for _ in range(rng.choice((1, 2, 8, 64))):
         changed[rng.randrange(len(changed))] = rng.randrange(256)
-    ways = [bytes(changed), bytes(changed), content[:at], content[:at] + content[end:], content[:end] + content[at:]]
+    ways = [
+        bytes(changed),
+        bytes(changed),
+        content[:at],
+        content[:at] + content[end:],
+        content[:end] + content[at:],
+    ]
     ways += [content[:at] + rng.randbytes(rng.choice((1, 9))) + content[at:]]
-    rare = [b"", b"\xef\xbb\xbf" + content, content.decode("latin-1").encode("utf-16"), b"[" * 100_000, content * 2]
+    rare = [
+        b"",
+        b"\xef\xbb\xbf" + content,
+        content.decode("latin-1").encode("utf-16"),
+        b"[" * 100_000,
+        content * 2,
+    ]
     return rng.choice(rare if rng.random() < 0.05 else ways)
 
 
@@ -99,21 +158,52 @@ def cases(folder: Path) -> dict[str, Case]:
     objects = [
         both | {"id": 31, "segmentation": masks.encode(front)},
         both | {"id": 32, "segmentation": whole, "visible_mask": seen},
-        both | {"id": 33, "segmentation": [flat], "visible_mask": {"size": [HEIGHT, WIDTH], "counts": [166, 12, 422]}},
+        both
+        | {
+            "id": 33,
+            "segmentation": [flat],
+            "visible_mask": {"size": [HEIGHT, WIDTH], "counts": [166, 12, 422]},
+        },
     ]
     image, categories = {"id": 7, "file_name": "a.jpg", **size}, [{"id": 1, "name": "mug"}]
     coco = {"images": [image], "categories": categories, "annotations": objects}
     kins = coco | {"annotations": [entry | {"a_segm": whole, "i_segm": seen} for entry in objects]}
-    query = {"id": 1, "image_id": 7, "text": "the red mug", "mask_type": "modal", "instance_ids": [32]}
-    dataset = coco | {"queries": [query, query | {"id": 2, "mask_type": "amodal", "kind": {"hard": True}}]}
-    region = {"segmentation": flat, "name": "Mug", "order": 1, "isStuff": 0, "visible_mask": seen, "occlude_rate": 0.2}
+    query = {
+        "id": 1,
+        "image_id": 7,
+        "text": "the red mug",
+        "mask_type": "modal",
+        "instance_ids": [32],
+    }
+    dataset = coco | {
+        "queries": [query, query | {"id": 2, "mask_type": "amodal", "kind": {"hard": True}}]
+    }
+    region = {
+        "segmentation": flat,
+        "name": "Mug",
+        "order": 1,
+        "isStuff": 0,
+        "visible_mask": seen,
+        "occlude_rate": 0.2,
+    }
     ref = {"split": "train", "image_id": 7, "sentences": [{"sent": "the mug"}]}
     refs = [ref | {"ann_id": 31}, ref | {"ann_id": [32, 33]}, ref | {"ann_id": [-1]}]
     mmr = {"questions": ["What?"], "answers": [[{"category_name": "mug", "segmentation": [flat]}]]}
-    lisa = {"English Question": "What?", "English Answer": "instance id is 0", "img_path": "a.jpg", "ID": ["0"]}
+    lisa = {
+        "English Question": "What?",
+        "English Answer": "instance id is 0",
+        "img_path": "a.jpg",
+        "ID": ["0"],
+    }
     target = {"name": "mug", "visible_mask": seen, "amodal_mask": whole}
     shapes = [{"label": label, "points": ring} for label in ("target", "ignore")]
-    answer = {"query_id": 1, "segmentation": seen, "score": 0.5, "mask_type": "modal", "amodal_probability": 0.4}
+    answer = {
+        "query_id": 1,
+        "segmentation": seen,
+        "score": 0.5,
+        "mask_type": "modal",
+        "amodal_probability": 0.4,
+    }
     np.save(logits := BytesIO(), back.astype(np.float32) - 0.5)
     folder.mkdir(parents=True)
     (folder / "a.jpg").write_bytes(image_bytes("JPEG"))
@@ -128,27 +218,67 @@ def cases(folder: Path) -> dict[str, Case]:
         "cocoa-cls": ("a.json", coco, f"convert cocoa-cls FILE {convert}"),
         "d2sa": ("a.json", coco, f"convert d2sa FILE {convert} --oversize crop"),
         "kins": ("a.json", kins, f"convert kins FILE {convert}"),
-        "muva": ("a.json", kins, f"convert muva FILE {convert} --amodal-field a_segm --visible-field i_segm"),
-        "mmr": ("a.json", [image | mmr | {"image_id": 7, "text_answers": ["{seg}"]}], f"convert mmr FILE {convert}"),
-        "reasonseg": ("a.json", {"text": ["It"], "is_sentence": True, "shapes": shapes},
-                      f"convert reasonseg FILE {convert}"),
-        "lisa++": ("a.json", [lisa | {"points": {"0": {"label name": "mug", "points": [ring]}}}],
-                   f"convert lisa++ FILE {convert}"),
-        "refcoco": ("r.json", refs, f"convert refcoco FILE {convert} --instances DIR/instances.json"),
-        "refcoco pickle": ("r.p", pickle.dumps(refs), f"convert refcoco FILE {convert} --instances DIR/instances.json"),
-        "refcoco instances": ("i.json", coco, f"convert refcoco DIR/refs.json {convert} --instances FILE"),
-        "amodal-qa": ("a.json", [{"image": "a.jpg", "question": "What?", "answer": "It.", "objects": [target]}],
-                      f"convert amodal-qa FILE {convert}"),
-        "r2sm": ("a.json", [query, query | {"instance_ids": None, "answer": "instance id is 31"}],
-                 f"convert r2sm FILE --over DIR/data.json {write}"),
+        "muva": (
+            "a.json",
+            kins,
+            f"convert muva FILE {convert} --amodal-field a_segm --visible-field i_segm",
+        ),
+        "mmr": (
+            "a.json",
+            [image | mmr | {"image_id": 7, "text_answers": ["{seg}"]}],
+            f"convert mmr FILE {convert}",
+        ),
+        "reasonseg": (
+            "a.json",
+            {"text": ["It"], "is_sentence": True, "shapes": shapes},
+            f"convert reasonseg FILE {convert}",
+        ),
+        "lisa++": (
+            "a.json",
+            [lisa | {"points": {"0": {"label name": "mug", "points": [ring]}}}],
+            f"convert lisa++ FILE {convert}",
+        ),
+        "refcoco": (
+            "r.json",
+            refs,
+            f"convert refcoco FILE {convert} --instances DIR/instances.json",
+        ),
+        "refcoco pickle": (
+            "r.p",
+            pickle.dumps(refs),
+            f"convert refcoco FILE {convert} --instances DIR/instances.json",
+        ),
+        "refcoco instances": (
+            "i.json",
+            coco,
+            f"convert refcoco DIR/refs.json {convert} --instances FILE",
+        ),
+        "amodal-qa": (
+            "a.json",
+            [{"image": "a.jpg", "question": "What?", "answer": "It.", "objects": [target]}],
+            f"convert amodal-qa FILE {convert}",
+        ),
+        "r2sm": (
+            "a.json",
+            [query, query | {"instance_ids": None, "answer": "instance id is 31"}],
+            f"convert r2sm FILE --over DIR/data.json {write}",
+        ),
         "check": ("a.json", dataset, "check FILE --images DIR"),
-        "check --fix": ("a.json", dataset, "check FILE --images DIR --fix DIR/converted.json --overwrite"),
+        "check --fix": (
+            "a.json",
+            dataset,
+            "check FILE --images DIR --fix DIR/converted.json --overwrite",
+        ),
         "stats": ("a.json", dataset, "stats FILE"),
         "template": ("a.json", dataset, f"queries template FILE {write}"),
-        "predictions": ("a.json", [answer, answer | {"query_id": 2, "fused": True}], f"--predictions FILE {score}"),
+        "predictions": (
+            "a.json",
+            [answer, answer | {"query_id": 2, "fused": True}],
+            f"--predictions FILE {score}",
+        ),
         "predictions png": ("1.png", image_bytes("PNG", "1"), f"--predictions FOLDER {score}"),
         "predictions npy": ("1.npy", logits.getvalue(), f"--predictions FOLDER {score}"),
-    }  # fmt: skip
+    }
     found = {}
     for name, (file_name, content, line) in rows.items():
         own = folder / name.replace(" ", "_")
@@ -156,8 +286,13 @@ def cases(folder: Path) -> dict[str, Case]:
         (own / "a.jpg").write_bytes(image_bytes("JPEG"))
         full = {"FILE": str(own / file_name), "FOLDER": str(own)}
         words = [full.get(word, word.replace("DIR", str(folder))) for word in line.split()]
-        (own / file_name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        (own / file_name).write_bytes(
+            content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
         found[name] = Case(
-            own / file_name, content, evaluate.main if name.startswith("predictions") else data.main, words
+            own / file_name,
+            content,
+            evaluate.main if name.startswith("predictions") else data.main,
+            words,
         )
     return found

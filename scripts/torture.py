@@ -31,17 +31,17 @@ import numpy as np
 from spoil import IMAGES, cases, image_bytes, spoil, spoil_bytes
 from visitor import Visitor
 
+from r2sm_jax.cli import parse_flags
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.images import frames, image_size, open_image
-from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.flags import parse_flags
-from r2sm_jax.runs import abstract_state, read_config
+from r2sm_jax.inference.run import abstract_state, read_config
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 
 SECONDS, GIGABYTES = 60, 4
 SMALL_RUN = (
     "--train.steps 40 --train.batch-size 4 --train.log-every 1 --train.checkpoint-every 3 --train.evaluate-every 15 "
-    "--train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 --data.queries 2 --data.free-sentences 64 "
+    "--train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 --data.queries 2 --data.text-only-queries 64 "
     "--model.vision.image-size 32 --model.vision.dim 48 --model.vision.depth 1 --model.vision.mlp-dim 96"
 )
 """Makes a run of the default configuration small. Optimizer, halves, products and head stay."""
@@ -110,7 +110,9 @@ def _hung(*_: Any) -> None:
 
 def spoil_files(rng: random.Random, count: int, tally: Tally) -> None:
     """Each reader in turn gets a spoilt file."""
-    os.environ.setdefault("GLIBC_TUNABLES", "")  # commands would restart the process for a better one
+    os.environ.setdefault(
+        "GLIBC_TUNABLES", ""
+    )  # commands would restart the process for a better one
     files = tally.folder / "files"
     readers, converted = cases(files), files / "converted.json"
     for name, case in readers.items():  # unspoilt
@@ -125,8 +127,14 @@ def spoil_files(rng: random.Random, count: int, tally: Tally) -> None:
         if outcome == "refused" and converted.read_bytes() != before:
             outcome = "an earlier file was changed by a command that was refused"
         if outcome == "read" and "--overwrite" in case.words:
-            again = outcome_of(lambda: [d.rles_at(i) for d in [read_json(converted, files)] for i in range(len(d))])
-            outcome = outcome if again == "read" else f"our own reader does not read what was written: {again}"
+            again = outcome_of(
+                lambda: [d.rles_at(i) for d in [read_json(converted, files)] for i in range(len(d))]
+            )
+            outcome = (
+                outcome
+                if again == "read"
+                else f"our own reader does not read what was written: {again}"
+            )
         tally.add(name, outcome, content)
 
 
@@ -145,11 +153,27 @@ def spoil_images(rng: random.Random, count: int, tally: Tally) -> None:
 # Runs
 
 
-def train(folder: Path, flags: str, *more: str, kill_after: float | None = None) -> tuple[bool, float]:
+def train(
+    folder: Path, flags: str, *more: str, kill_after: float | None = None
+) -> tuple[bool, float]:
     """Trains in a process of its own. Whether it ended by itself, and after how many seconds."""
-    command = [sys.executable, "-m", "r2sm_jax.train", *SMALL_RUN.split(), *flags.split(), "--run", str(folder), *more]
-    env = {name: value for name, value in os.environ.items() if value}  # without the empty GLIBC_TUNABLES
-    env |= {"JAX_COMPILATION_CACHE_DIR": f"{folder.parent}/cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [
+        sys.executable,
+        "-m",
+        "r2sm_jax.train",
+        *SMALL_RUN.split(),
+        *flags.split(),
+        "--run",
+        str(folder),
+        *more,
+    ]
+    env = {
+        name: value for name, value in os.environ.items() if value
+    }  # without the empty GLIBC_TUNABLES
+    env |= {
+        "JAX_COMPILATION_CACHE_DIR": f"{folder.parent}/cache",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     started = time.monotonic()
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -170,7 +194,9 @@ def end_of(run: Path) -> dict[str, Any]:
     checkpoints = Checkpoints(run)
     restored = flatten(checkpoints.restore(state, constants, step=checkpoints.steps[-1]))
     lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
-    losses = {f"loss of step {line['step']}": line["train/loss"] for line in lines if "train/loss" in line}
+    losses = {
+        f"loss of step {line['step']}": line["train/loss"] for line in lines if "train/loss" in line
+    }
     return {name: np.asarray(leaf).tobytes() for name, leaf in restored.items()} | losses
 
 
@@ -196,8 +222,13 @@ def kill_runs(rng: random.Random, count: int, tally: Tally, flags: str) -> Path:
             tally.counts["kill: killed"] += not ended
         if ended:
             found = end_of(run)
-            other = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
-            tally.add("kill", f"{len(other)} values differ at the end, {other[:3]}" if other else "identical")
+            other = [
+                name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+            ]
+            tally.add(
+                "kill",
+                f"{len(other)} values differ at the end, {other[:3]}" if other else "identical",
+            )
     return alone
 
 
@@ -207,8 +238,21 @@ def kill_runs(rng: random.Random, count: int, tally: Tally, flags: str) -> Path:
 def ask_page(rng: random.Random, count: int, tally: Tally, run: Path) -> None:
     """Visits a served page, `AT_ONCE` at once."""
     log = tally.folder / "page.log"
-    command = [sys.executable, "-u", "-m", "r2sm_jax.demo", str(run), "--port", "0", "--max-upload-mb", "1"]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "r2sm_jax.demo",
+        str(run),
+        "--port",
+        "0",
+        "--max-upload-mb",
+        "1",
+    ]
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
         assert process.stdout is not None
         server = process.stdout.readline().decode().strip()
         visitors = [Visitor(server, random.Random(rng.random())) for _ in range(count)]
@@ -216,7 +260,10 @@ def ask_page(rng: random.Random, count: int, tally: Tally, run: Path) -> None:
             for outcome in pool.map(lambda visitor: visitor.visit(), visitors):
                 tally.add("page", outcome)
         status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
-        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
+        peak = (
+            next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+            / 2**20
+        )
         process.terminate()
     tally.add("page memory", "bounded" if peak < GIGABYTES else f"the page took {peak:.1f} GB")
     for story in log.read_text("utf-8", errors="replace").split("Traceback ")[1:]:
@@ -236,12 +283,16 @@ def main() -> None:
     spoil_files(rng, files, tally)
     spoil_images(rng, images, tally)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    tally.add("memory of files and images", "bounded" if peak < GIGABYTES else f"they took {peak:.1f} GB")
+    tally.add(
+        "memory of files and images", "bounded" if peak < GIGABYTES else f"they took {peak:.1f} GB"
+    )
     run = kill_runs(rng, kills, tally, options.flags)
     ask_page(rng, requests, tally, run)
     for kind, number in sorted(tally.counts.items()):
         print(f"{number:6} {kind}")
-    print(f"{files} files, {images} images, {requests} requests, {kills} kills: {len(tally.failures)} failures")
+    print(
+        f"{files} files, {images} images, {requests} requests, {kills} kills: {len(tally.failures)} failures"
+    )
     (options.out / "failures.txt").write_text("\n\n".join(tally.failures), "utf-8")
     print("\n\n".join(tally.failures[:20]), file=sys.stderr)
     sys.exit(bool(tally.failures))

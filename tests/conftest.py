@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Read before jax is imported, and by every subprocess.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "r2sm_jax_tests"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "r2sm_jax_tests")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Tests compile more than they compute. XLA refuses flags that it does not know: this one is known from jaxlib 0.8 on.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
@@ -30,9 +32,23 @@ from jaxtyping import install_import_hook
 
 # Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
 # float, as type checkers have it.
-CHECKED = ["models", "training", "metrics", "prediction", "predictor", "runs", "config", "train", "evaluate", "predict"]
-CHECKED += ["sources", "tools.demo_answers"]
-CHECKED += [f"data.{name}" for name in ("batches", "images", "masks", "samples", "sheet")]
+CHECKED = [
+    "models",
+    "training",
+    "evaluation",
+    "inference",
+    "config",
+    "train",
+    "evaluate",
+    "predict",
+    "data.batches",
+    "data.dataset",
+    "data.images",
+    "data.masks",
+    "data.sheet",
+    "data.sources",
+    "data.text_states",
+]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
@@ -44,8 +60,8 @@ import pytest
 from hypothesis import settings
 from safetensors.numpy import save_file
 
-from r2sm_jax.cpu import give_back_memory
-from r2sm_jax.errors import exit_cleanly
+from r2sm_jax.errors import cli_main
+from r2sm_jax.models.matmul import trim_memory
 
 # The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
 settings.register_profile("fixed", derandomize=True)
@@ -55,7 +71,9 @@ WIDTH, LAYERS = 32, 2
 
 
 def pytest_configure(config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning")
+    config.addinivalue_line(
+        "filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +84,7 @@ def free_memory():
     if not linux or 4096 * int(Path("/proc/self/statm").read_text().split()[1]) > 2.5e9:
         jax.clear_caches()
         gc.collect()
-        give_back_memory()
+        trim_memory()
 
 
 class Exit(NamedTuple):
@@ -85,7 +103,7 @@ def command(monkeypatch, capsys):
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         with pytest.raises(SystemExit) as exited:
-            exit_cleanly(main)
+            cli_main(main)
         captured = capsys.readouterr()
         return Exit(int(exited.value.code or 0), captured.out, captured.err)
 
@@ -110,7 +128,9 @@ def steps_alone(monkeypatch):
     """Trainings are not evaluated, which takes more than half of a tiny one: for tests that read steps or weights."""
     from r2sm_jax import train
 
-    monkeypatch.setattr(train, "quick_evaluation", lambda predictor, dev, constants, *_, **__: (0.0, constants))
+    monkeypatch.setattr(
+        train, "quick_evaluation", lambda predictor, dev, constants, *_, **__: (0.0, constants)
+    )
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)
 
 
@@ -124,17 +144,31 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
     """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes' queries."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    from r2sm_jax.sources import open_source
+    from r2sm_jax.data.sources import open_source
 
     folder.mkdir(parents=True)
     texts = [
-        q.text.lower() for sample in map(open_source("scenes", count=30).__getitem__, range(30)) for q in sample.queries
+        q.text.lower()
+        for sample in map(open_source("scenes", count=30).__getitem__, range(30))
+        for q in sample.queries
     ]
-    words = Counter(word for text in texts for word in "".join(c if c.isalpha() else " " for c in text).split())
+    words = Counter(
+        word for text in texts for word in "".join(c if c.isalpha() else " " for c in text).split()
+    )
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,;:?!'-()"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     pieces += sorted(word for word in words if len(word) > 1)
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -149,13 +183,22 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
         "mask_token": "[MASK]",
     }
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128} | special)
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128} | special
+        )
     )
     config = {
-        "model_type": "bert", "vocab_size": len(pieces), "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12, "hidden_act": "gelu",
-    }  # fmt: skip
+        "model_type": "bert",
+        "vocab_size": len(pieces),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 128,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     save_file(bert_tensors(config, seed), folder / "model.safetensors")
     return folder
@@ -183,11 +226,17 @@ def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
     for i in range(config["num_hidden_layers"]):
         layer = f"encoder.layer.{i}"
         dense = {f"attention.self.{name}": (d, d) for name in ("query", "key", "value")}
-        dense |= {"attention.output.dense": (d, d), "intermediate.dense": (up, d), "output.dense": (d, up)}
+        dense |= {
+            "attention.output.dense": (d, d),
+            "intermediate.dense": (up, d),
+            "output.dense": (d, up),
+        }
         for name, shape in dense.items():
             shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
         norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    tensors = {name: rng.normal(scale=0.3, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: rng.normal(scale=0.3, size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
     for name in norms:
         tensors[f"{name}.weight"] = rng.uniform(0.8, 1.2, d).astype(np.float32)
         tensors[f"{name}.bias"] = rng.normal(scale=0.1, size=d).astype(np.float32)
@@ -200,13 +249,23 @@ def write_llama(folder: Path, bert_folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     shutil.copy(bert_folder / "tokenizer.json", folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
     vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
     config = {
-        "model_type": "llama", "vocab_size": vocabulary, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256,
-        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {"model.embed_tokens.weight": (vocabulary, WIDTH), "model.norm.weight": (WIDTH,)}
     for i in range(LAYERS):
@@ -217,7 +276,10 @@ def write_llama(folder: Path, bert_folder: Path) -> Path:
         shapes |= {f"{layer}.mlp.{n}_proj.weight": (48, WIDTH) for n in ("gate", "up")}
         shapes[f"{layer}.mlp.down_proj.weight"] = (WIDTH, 48)
     rng = np.random.default_rng(0)
-    tensors = {name: rng.normal(scale=0.3, size=shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    tensors = {
+        name: rng.normal(scale=0.3, size=shape).astype(ml_dtypes.bfloat16)
+        for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -232,18 +294,44 @@ def llama_folder(bert_folder, tmp_path_factory) -> Path:
 def tiny_flags(bert_folder) -> list[str]:
     """Flags of a run that trains a step in milliseconds."""
     model = {
-        "text.name": bert_folder, "text.layers": "1 2", "text.dim": WIDTH, "text.max-tokens": 24,
-        "vision.image-size": 32, "vision.patch-size": 8, "vision.dim": 32, "vision.depth": 1, "vision.heads": 2,
-        "vision.mlp-dim": 64, "vision.out-dim": 32, "decoder.dim": 32, "decoder.depth": 1, "decoder.heads": 2,
-        "decoder.mlp-dim": 64, "decoder.fine-dim": 16, "decoder.mask-dim": 8, "decoder.slots": 2,
-    }  # fmt: skip
+        "text.name": bert_folder,
+        "text.layers": "1 2",
+        "text.dim": WIDTH,
+        "text.max-tokens": 24,
+        "vision.image-size": 32,
+        "vision.patch-size": 8,
+        "vision.dim": 32,
+        "vision.depth": 1,
+        "vision.heads": 2,
+        "vision.mlp-dim": 64,
+        "vision.out-dim": 32,
+        "decoder.dim": 32,
+        "decoder.depth": 1,
+        "decoder.heads": 2,
+        "decoder.mlp-dim": 64,
+        "decoder.fine-dim": 16,
+        "decoder.mask-dim": 8,
+        "decoder.slots": 2,
+    }
     loop = {
-        "steps": 4, "batch-size": 8, "log-every": 1, "evaluate-every": 2, "checkpoint-every": 1,
-        "evaluate-samples": 2, "report-samples": 1, "products": "float32", "accumulate": 1,
-    }  # fmt: skip
+        "steps": 4,
+        "batch-size": 8,
+        "log-every": 1,
+        "evaluate-every": 2,
+        "checkpoint-every": 1,
+        "evaluate-samples": 2,
+        "report-samples": 1,
+        "matmul-precision": "float32",
+        "accumulate": 1,
+    }
     values = {f"model.{name}": value for name, value in model.items()}
     values |= {f"train.{name}": value for name, value in loop.items()}
-    values |= {"data.scenes": 8, "data.queries": 2, "data.instances": 4, "data.free-sentences": 64}
+    values |= {
+        "data.scenes": 8,
+        "data.queries": 2,
+        "data.instances": 4,
+        "data.text-only-queries": 64,
+    }
     values["optimizer.name"] = "adamw"
     return [word for flag, value in values.items() for word in (f"--{flag}", *str(value).split())]
 
@@ -275,7 +363,7 @@ def published_flags(tiny_flags) -> list[str]:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_flags):
     """The same as a `Config`."""
-    from r2sm_jax.flags import parse_config
+    from r2sm_jax.cli import parse_config
 
     return parse_config(tiny_flags)
 

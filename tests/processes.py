@@ -17,7 +17,7 @@ def add_and_signal(self, now, values, **options):
 train.Logs.add = add_and_signal
 """
 DIVIDE_SMALL_WEIGHTS = """
-from r2sm_jax import distributed
+from r2sm_jax.training import sharding as distributed
 distributed.LARGE_BYTES = 1000
 """
 PATIENCE = 400
@@ -39,7 +39,7 @@ def signal_at(process: int, step: int, number: int) -> str:
 
 def run_processes(count: int, module: str, *flags: object, code: str = "") -> list[Ended]:
     """Runs a command in `count` processes, each of which first runs some code, and waits for all."""
-    start = f"from {module} import main\nfrom r2sm_jax.errors import exit_cleanly\n{code}\nexit_cleanly(main)"
+    start = f"from {module} import main\nfrom r2sm_jax.errors import cli_main\n{code}\nexit_cleanly(main)"
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -47,7 +47,13 @@ def run_processes(count: int, module: str, *flags: object, code: str = "") -> li
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     started = []
     for process in range(count):
-        own = (f"localhost:{port}", "--distributed.processes", count, "--distributed.process", process)
+        own = (
+            f"localhost:{port}",
+            "--distributed.processes",
+            count,
+            "--distributed.process",
+            process,
+        )
         words = [sys.executable, "-c", start, *flags, "--distributed.coordinator", *own]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(list(map(str, words)), env=environment, **pipes))
@@ -56,4 +62,6 @@ def run_processes(count: int, module: str, *flags: object, code: str = "") -> li
     finally:
         for process in started:
             process.kill()
-    return [Ended(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)]
+    return [
+        Ended(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)
+    ]

@@ -9,8 +9,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import ModelConfig, VisionConfig
+from r2sm_jax.models.image_encoder import VisionEncoder, adapt_published
 from r2sm_jax.models.published import load_published, with_published_sizes
-from r2sm_jax.models.vision import VisionEncoder, adapt_published
 from r2sm_jax.models.weights import Match
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -20,25 +20,44 @@ SAM_IMAGE = 80
 
 def sam_config(image: int = SAM_IMAGE) -> transformers.SamConfig:
     vision = SIZES | {
-        "output_channels": 16, "image_size": image, "mlp_dim": 48, "window_size": 2, "global_attn_indexes": [1],
+        "output_channels": 16,
+        "image_size": image,
+        "mlp_dim": 48,
+        "window_size": 2,
+        "global_attn_indexes": [1],
         "num_pos_feats": 8,
-    }  # fmt: skip
-    decoder = {"hidden_size": 16, "mlp_dim": 24, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    }
+    decoder = {
+        "hidden_size": 16,
+        "mlp_dim": 24,
+        "num_attention_heads": 2,
+        "iou_head_hidden_dim": 16,
+    }
     prompts = {"hidden_size": 16, "image_size": image}
     return transformers.SamConfig(
-        vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config=prompts, attn_implementation="eager"
+        vision_config=vision,
+        mask_decoder_config=decoder,
+        prompt_encoder_config=prompts,
+        attn_implementation="eager",
     )
 
 
 def plain_config(family: str, image: int = 48) -> transformers.PreTrainedConfig:
     """48 pixels: 4 x 4 tokens of 12."""
     sizes = SIZES | {"image_size": image, "patch_size": 12}
-    both = {"vision_config": sizes | {"intermediate_size": 48}, "text_config": SIZES | {"intermediate_size": 48}}
+    both = {
+        "vision_config": sizes | {"intermediate_size": 48},
+        "text_config": SIZES | {"intermediate_size": 48},
+    }
     return {
         "dinov2": lambda: transformers.Dinov2Config(**sizes),
-        "dinov2_with_registers": lambda: transformers.Dinov2WithRegistersConfig(**sizes, num_register_tokens=3),
+        "dinov2_with_registers": lambda: transformers.Dinov2WithRegistersConfig(
+            **sizes, num_register_tokens=3
+        ),
         "clip_vision_model": lambda: transformers.CLIPVisionConfig(**sizes, intermediate_size=48),
-        "siglip_vision_model": lambda: transformers.SiglipVisionConfig(**sizes, intermediate_size=48),
+        "siglip_vision_model": lambda: transformers.SiglipVisionConfig(
+            **sizes, intermediate_size=48
+        ),
         "clip": lambda: transformers.CLIPConfig(**both),
         "siglip": lambda: transformers.SiglipConfig(**both),
     }[family]()
@@ -63,7 +82,11 @@ def write(config: transformers.PreTrainedConfig, folder: Path, seed: int = 0) ->
         for name, value in model.named_parameters():
             spread = 0.5 / max(1, value[0].numel()) ** 0.5 if value.ndim > 1 else 0.1
             centre = 1.0 if value.ndim == 1 and name.endswith(("weight", "lambda1")) else 0.0
-            value.copy_(centre + (0.3 if "pos" in name or "token" in name else 2 * spread) * torch.randn(value.shape))
+            value.copy_(
+                centre
+                + (0.3 if "pos" in name or "token" in name else 2 * spread)
+                * torch.randn(value.shape)
+            )
     model.save_pretrained(folder)
     return model
 
@@ -79,7 +102,9 @@ def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, Match]:
     """Ours, with published sizes and weights, and what became of them."""
     model = with_published_sizes(ModelConfig(vision=config))
     graphdef, *parts = nnx.split(build_encoder(model.vision), nnx.Param, ...)
-    params, constants, matches = load_published(model, *(nnx.State({"vision": part}) for part in parts))
+    params, constants, matches = load_published(
+        model, *(nnx.State({"vision": part}) for part in parts)
+    )
     (found,) = matches.values()
     return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), found
 
@@ -95,7 +120,11 @@ def nhwc(x: torch.Tensor) -> np.ndarray:
 def difference(ours, theirs) -> float:
     """Largest absolute difference of two arrays that are not trivial; `pytest -rP` shows it."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape and 0.01 < theirs.std() < 20, (ours.shape, theirs.shape, theirs.std())
+    assert ours.shape == theirs.shape and 0.01 < theirs.std() < 20, (
+        ours.shape,
+        theirs.shape,
+        theirs.std(),
+    )
     largest = float(np.abs(ours - theirs).max())
     print(f"largest difference {largest:.1e}, standard deviation {theirs.std():.2f}")
     return largest
@@ -103,7 +132,10 @@ def difference(ours, theirs) -> float:
 
 def mask_iou(ours, theirs) -> float:
     """IoU of all pixels above 0."""
-    both, either = (op(np.asarray(ours) > 0, np.asarray(theirs) > 0).sum() for op in (np.logical_and, np.logical_or))
+    both, either = (
+        op(np.asarray(ours) > 0, np.asarray(theirs) > 0).sum()
+        for op in (np.logical_and, np.logical_or)
+    )
     assert 0 < either < np.asarray(ours).size
     return float(both / either)
 

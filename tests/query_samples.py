@@ -4,16 +4,18 @@ import re
 
 import numpy as np
 
-from r2sm_jax.queries.nouns import lexicon
-from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.drawings import CATEGORIES
+from r2sm_jax.synthetic.queries.nouns import lexicon
+from r2sm_jax.synthetic.queries.objects import ObjectFacts
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.drawings import CATEGORIES
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
 ALL_CLASSES, PATTERNS = lexicon().classes, lexicon().patterns
 CLASSES = {name: meaning for name, meaning in ALL_CLASSES.items() if name in CATEGORIES}
 """Those of drawn scenes; all others are for photographs."""
-GROUPS = {name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()}
+GROUPS = {
+    name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()
+}
 SPLITS = ("train", "val", "val_phrasing", "val_hard", "test")
 PHOTO_NAMES = (
     "cat litter box",
@@ -36,17 +38,24 @@ def layout(rng: np.random.Generator, photo: tuple[str, ...] = ()) -> list[Object
     boxes = np.concatenate([start, start + size], axis=1)
     things = []
     for i, box in enumerate(boxes):
-        overlap = np.clip(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None).prod(1)
+        overlap = np.clip(
+            np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None
+        ).prod(1)
         overlap[: i + 1] = 0
         area = float(size[i].prod())
         colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
         things.append(
             ObjectFacts(
-                i + 1, pool[int(rng.integers(6))], tuple(map(float, box)), area,
-                min(0.9, float(overlap.sum()) / area), tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
-                None if photo else colour, None if photo else pattern,
+                i + 1,
+                pool[int(rng.integers(6))],
+                tuple(map(float, box)),
+                area,
+                min(0.9, float(overlap.sum()) / area),
+                tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
+                None if photo else colour,
+                None if photo else pattern,
             )
-        )  # fmt: skip
+        )
     return things
 
 

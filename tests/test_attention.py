@@ -20,7 +20,9 @@ def test_attention_by_hand_and_masked_keys_do_not_matter():
         scores = np.exp(np.asarray(q[:, head] @ k[:3, head].T) / 2)
         wanted = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
         np.testing.assert_allclose(out[:, head], wanted, atol=1e-5)
-    np.testing.assert_array_equal(out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask))
+    np.testing.assert_array_equal(
+        out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask)
+    )
 
 
 @pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
@@ -32,7 +34,10 @@ def test_the_fused_attention_of_gpus_is_the_same_function(queries):
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
     query, key, value = random(*queries, 2, 4, 8), random(2, 1, 2, 6, 8), random(2, 1, 2, 6, 8)
-    mask, bias = jnp.asarray(rng.random((2, 3, 1, 1, 6)) < 0.7).at[..., 0].set(True), random(2, 1, 2, 4, 6)
+    mask, bias = (
+        jnp.asarray(rng.random((2, 3, 1, 1, 6)) < 0.7).at[..., 0].set(True),
+        random(2, 1, 2, 4, 6),
+    )
     for shown, added in itertools.product((None, mask), (None, bias)):
         wanted = layers._attend(query, key, value, shown, added)
         found = layers._flash(query, key, value, shown, added, implementation="xla")

@@ -12,25 +12,35 @@ from r2sm_jax.data.batches import (
     random_crop,
     training_batches,
 )
-from r2sm_jax.sources import open_source
+from r2sm_jax.data.sources import open_source
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.1, 1.0))
 def test_a_crop_cuts_image_and_masks_alike(seed, smallest):
     one = sample()
-    numbered = replace(one, image=np.arange(one.image.size, dtype=np.uint32).reshape(one.image.shape))
+    numbered = replace(
+        one, image=np.arange(one.image.size, dtype=np.uint32).reshape(one.image.shape)
+    )
     crop = random_crop(numbered, smallest, np.random.default_rng(seed))
     height, width = crop.image.shape[:2]
-    assert height >= round(smallest * one.image.shape[0]) and width >= round(smallest * one.image.shape[1])
+    assert height >= round(smallest * one.image.shape[0]) and width >= round(
+        smallest * one.image.shape[1]
+    )
     y, x = divmod(int(crop.image[0, 0, 0]) // 3, one.image.shape[1])
     assert (crop.image == numbered.image[y : y + height, x : x + width]).all()
     before = {instance.id: instance for instance in one.instances}
     for instance in crop.instances:
         for key in ("modal", "amodal"):
-            assert (getattr(instance, key) == getattr(before[instance.id], key)[y : y + height, x : x + width]).all()
+            assert (
+                getattr(instance, key)
+                == getattr(before[instance.id], key)[y : y + height, x : x + width]
+            ).all()
         assert instance.amodal.any() and not (instance.modal & ~instance.amodal).any()
-    left = {instance.id: instance.amodal.sum() / before[instance.id].amodal.sum() for instance in crop.instances}
+    left = {
+        instance.id: instance.amodal.sum() / before[instance.id].amodal.sum()
+        for instance in crop.instances
+    }
     for query in one.queries:
         whole = all(left.get(number, 0) >= KEPT_WHOLE for number in query.instance_ids)
         assert (query in crop.queries) == whole
@@ -48,7 +58,14 @@ def test_colours_change_and_hues_stay():
 def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
     source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, crop=0.6)
     assert not source.remember() and PreparedSource(source.source, 32, 16).remember()
-    options = {"tokens": 3, "queries": 4, "instances": 4, "slots": 2, "mirror": False, "colour_jitter": 0.3}
+    options = {
+        "tokens": 3,
+        "queries": 4,
+        "instances": 4,
+        "slots": 2,
+        "mirror": False,
+        "colour_jitter": 0.3,
+    }
 
     def batches():
         return training_batches(source, Assemble(states, **options), batch_size=4, seed=0)
@@ -60,14 +77,18 @@ def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
     assert (first["modal"] <= first["amodal"]).all()
     fresh = batches()
     fresh.set_state(state)
-    assert all(np.array_equal(value, second[key]) for key, value in next(fresh).items() if key != "labels")
+    assert all(
+        np.array_equal(value, second[key]) for key, value in next(fresh).items() if key != "labels"
+    )
 
 
 def test_processes_share_every_epoch_out():
     source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
     source.remember()
     assemble = Assemble(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
-    parts = [training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)]
+    parts = [
+        training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)
+    ]
     for _ in range(3):  # epochs
         seen = [number for part in parts for _ in range(2) for number in next(part)["index"]]
         assert sorted(seen) == list(range(12))

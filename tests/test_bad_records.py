@@ -9,7 +9,7 @@ from test_data_cli import failed, run  # noqa: F401
 from test_readers import check_pair, coco, finished, mask, photo, to_read, write
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, read_coco_like
 from r2sm_jax.tools.entries import Note, by_reason
@@ -53,7 +53,9 @@ def many(count: int = 200) -> dict[str, Any]:
 def test_every_format_knows_the_names_of_other_loaders(preset, names, tmp_path):
     content = renamed(**names)
     if "amodal_segm" in names.values():  # aistron keeps a mask for training in the old field
-        content["annotations"] = [a | {"segmentation": a["visible_segm"]} for a in content["annotations"]]
+        content["annotations"] = [
+            a | {"segmentation": a["visible_segm"]} for a in content["annotations"]
+        ]
     found = read_coco_like(to_read(write(tmp_path / "c.json", content)), PRESETS[preset])
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
@@ -61,7 +63,10 @@ def test_every_format_knows_the_names_of_other_loaders(preset, names, tmp_path):
 
 def test_a_file_without_any_visible_field_is_refused(tmp_path):
     path = write(tmp_path / "c.json", renamed(visible_mask="vis"))
-    with pytest.raises(InputError, match=r"no annotation has visible_mask or .*; there are .*, vis; .*--visible-field"):
+    with pytest.raises(
+        InputError,
+        match=r"no annotation has visible_mask or .*; there are .*, vis; .*--visible-field",
+    ):
         read_coco_like(to_read(path), PRESETS["d2sa"])
     read_coco_like(to_read(path), PRESETS["d2sa"], MaskOptions(visible_field="vis"))
     path = write(tmp_path / "d.json", coco())
@@ -77,7 +82,9 @@ def test_no_occlusion_at_all_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("preset", ["cocoa-cls", "d2sa"])
-@pytest.mark.parametrize("name", ["aisformer_i_segmentation", "aisformer_inmodal_seg", "aistron_visible_segm"])
+@pytest.mark.parametrize(
+    "name", ["aisformer_i_segmentation", "aisformer_inmodal_seg", "aistron_visible_segm"]
+)
 def test_prepared_files_of_other_loaders(preset, name):
     path = needs(REAL / "schema" / f"{name}_real_masks.json")
     found = read_coco_like(to_read(path), PRESETS[preset])
@@ -96,12 +103,24 @@ def test_bad_records_are_left_out_counted_and_listed(tmp_path, run):  # noqa: F8
     code, _, err = run("convert", "cocoa-cls", path, "--out", out, "--queries", 0)
     lines = err.splitlines()
     assert code == 0 and "3 of 404 records cannot be used and were left out" in lines[0]
-    assert "annotation 108: its segmentation cannot be used" in lines[1] and "and 1 more: " in lines[1]
+    assert (
+        "annotation 108: its segmentation cannot be used" in lines[1] and "and 1 more: " in lines[1]
+    )
     assert "annotation 110: category_id 999 is not in the file" in lines[2]
     assert len(read_json(out)[0].instances) == 400
     result = run("convert", "cocoa-cls", path, "--out", out, "--overwrite", "--max-bad", 0.005)
-    failed(result, "annotation 108", "2 of 404 records", "1 for other reasons", "--max-bad 0.005 allows 2")
-    failed(run("convert", "cocoa-cls", path, "--out", out, "--overwrite", "--max-bad", 2), "--max-bad", "0 to 1")
+    failed(
+        result,
+        "annotation 108",
+        "2 of 404 records",
+        "1 for other reasons",
+        "--max-bad 0.005 allows 2",
+    )
+    failed(
+        run("convert", "cocoa-cls", path, "--out", out, "--overwrite", "--max-bad", 2),
+        "--max-bad",
+        "0 to 1",
+    )
 
 
 def test_images_without_an_id_or_a_size_and_ids_that_occur_twice(tmp_path):
@@ -119,7 +138,11 @@ def test_an_image_that_cannot_be_used_takes_its_annotations_along(tmp_path):
     content["annotations"].append(content["annotations"][0] | {"id": 9, "image_id": 8})
     found = read_coco_like(to_read(write(tmp_path / "c.json", content)), PRESETS["cocoa-cls"])
     (same,) = by_reason(found.bad)
-    assert len(same) == 2 and "image 8: its size is not possible" in str(same[0]) and "annotation 9" in same[1].where
+    assert (
+        len(same) == 2
+        and "image 8: its size is not possible" in str(same[0])
+        and "annotation 9" in same[1].where
+    )
 
 
 def test_masks_that_are_larger_on_one_side_only_are_bad_records(tmp_path):

@@ -7,10 +7,10 @@ import pytest
 
 from r2sm_jax.data import batches as batches_module
 from r2sm_jax.data.batches import Assemble, Prepared, PreparedSource, prepare, training_batches
-from r2sm_jax.data.samples import Instance, Sample
-from r2sm_jax.queries.sentences import write_free_sentences
+from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.query import Query
-from r2sm_jax.sources import open_source
+from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 
 HEIGHT, WIDTH, SIZE, CELLS = 20, 40, 32, 16
 VOCABULARY = {"category": ("mug", "book"), "colour": ("red", "blue")}
@@ -28,15 +28,20 @@ def sample() -> Sample:
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     image[mug], image[book] = 255, 128
     return Sample(
-        7, "a.png", image,
-        (Instance(1, "mug", mug & ~book, mug, {"colour": "red"}), Instance(2, "book", book, book, {"colour": "green"})),
+        7,
+        "a.png",
+        image,
+        (
+            Instance(1, "mug", mug & ~book, mug, {"colour": "red"}),
+            Instance(2, "book", book, book, {"colour": "green"}),
+        ),
         (
             Query(1, "the mug", "modal", (1,)),
             Query(2, "the whole mug on the left", "amodal", (1,)),
             Query(3, "both things", "modal", (1, 2)),
             Query(4, "the elephant", "modal", ()),
         ),
-    )  # fmt: skip
+    )
 
 
 def prepared(one: Sample | None = None) -> Prepared:
@@ -67,40 +72,59 @@ def flipped(p: Prepared, **changes) -> dict:
 
 def test_image_and_masks_stay_on_each_other_in_the_letterbox():
     p = prepared()
-    assert p["image"].shape == (SIZE, SIZE, 3) and p["valid"].sum() == SIZE * SIZE // 2 and not p["valid"][16:].any()
+    assert (
+        p["image"].shape == (SIZE, SIZE, 3)
+        and p["valid"].sum() == SIZE * SIZE // 2
+        and not p["valid"][16:].any()
+    )
     bright = (p["image"][..., 0] > 200) & p["valid"]
     drawn = p["modal"][0].repeat(2, 0).repeat(2, 1) > 127
     assert np.count_nonzero(bright & drawn) / np.count_nonzero(bright | drawn) > 0.85
-    assert p["modal"].dtype == np.uint8 and not p["modal"][:, 8:].any() and (p["loss_valid"][:8] == 255).all()
-    assert not p["loss_valid"][8:].any()
+    assert (
+        p["modal"].dtype == np.uint8
+        and not p["modal"][:, 8:].any()
+        and (p["pixel_weight"][:8] == 255).all()
+    )
+    assert not p["pixel_weight"][8:].any()
 
 
 def test_modal_lies_within_amodal_and_only_the_hidden_part_differs():
     p = prepared()
     assert (p["modal"] <= p["amodal"]).all()
-    assert (p["modal"][1] == p["amodal"][1]).all() and p["amodal"][0].sum() > 1.8 * p["modal"][0].sum()
+    assert (p["modal"][1] == p["amodal"][1]).all() and p["amodal"][0].sum() > 1.8 * p["modal"][
+        0
+    ].sum()
 
 
 def test_boxes_names_and_members():
     p = prepared()
     np.testing.assert_allclose(p["boxes"][1], [15 / 40, 0, 35 / 40, 20 / 40], atol=1 / SIZE)
     assert p["labels"]["category"].tolist() == [0, 1] and p["labels"]["colour"].tolist() == [0, -1]
-    assert p["members"].tolist() == [[True, False], [True, False], [True, True], [False, False]]
-    assert p["wants_amodal"].tolist() == [False, True, False, False]
+    assert p["query_instances"].tolist() == [
+        [True, False],
+        [True, False],
+        [True, True],
+        [False, False],
+    ]
+    assert p["is_amodal"].tolist() == [False, True, False, False]
 
 
 def test_ignored_regions_are_left_out_of_the_loss_and_their_queries_go():
     one = sample()
     ignored = replace(one.instances[1], ignore=True)
     p = prepared(replace(one, instances=(one.instances[0], ignored)))
-    assert len(p["modal"]) == 1 and p["texts"] == ("the mug", "the whole mug on the left", "the elephant")
-    assert not p["loss_valid"][:8, 7:13].any() and (p["loss_valid"][:8, :5] == 255).all()
+    assert len(p["modal"]) == 1 and p["texts"] == (
+        "the mug",
+        "the whole mug on the left",
+        "the elephant",
+    )
+    assert not p["pixel_weight"][:8, 7:13].any() and (p["pixel_weight"][:8, :5] == 255).all()
 
 
 def test_an_unknown_amodal_mask_is_marked_so():
     one = sample()
     p = prepared(replace(one, instances=(replace(one.instances[0], amodal=None), one.instances[1])))
-    assert p["amodal_known"].tolist() == [False, True] and (p["amodal"][0] == p["modal"][0]).all()
+    assert p["has_amodal"].tolist() == [False, True] and (p["amodal"][0] == p["modal"][0]).all()
 
 
 # Assembled at every visit.
@@ -109,68 +133,94 @@ def test_an_unknown_amodal_mask_is_marked_so():
 def test_the_example_has_the_documented_shapes_and_dtypes():
     e = assemble(prepared())
     wanted = {
-        "image": ("u1", (SIZE, SIZE, 3)), "valid": ("?", (SIZE, SIZE)), "modal": ("u1", (3, CELLS, CELLS)),
-        "amodal": ("u1", (3, CELLS, CELLS)), "amodal_known": ("?", (3,)), "boxes": ("f4", (3, 4)),
-        "loss_valid": ("u1", (CELLS, CELLS)), "members": ("?", (4, 3)), "slots": ("i4", (4, 2)),
-        "wants_amodal": ("?", (4,)), "query_valid": ("?", (4,)), "text": ("f2", (4, 3, 2, 4)),
-        "text_mask": ("?", (4, 3)), "index": ("i4", ()),
-    }  # fmt: skip
+        "image": ("u1", (SIZE, SIZE, 3)),
+        "valid": ("?", (SIZE, SIZE)),
+        "modal": ("u1", (3, CELLS, CELLS)),
+        "amodal": ("u1", (3, CELLS, CELLS)),
+        "has_amodal": ("?", (3,)),
+        "boxes": ("f4", (3, 4)),
+        "pixel_weight": ("u1", (CELLS, CELLS)),
+        "query_instances": ("?", (4, 3)),
+        "slots": ("i4", (4, 2)),
+        "is_amodal": ("?", (4,)),
+        "query_mask": ("?", (4,)),
+        "text": ("f2", (4, 3, 2, 4)),
+        "text_mask": ("?", (4, 3)),
+        "index": ("i4", ()),
+    }
     found = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
     assert found == {k: (np.dtype(t), s) for k, (t, s) in wanted.items()}
-    assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(VOCABULARY, (np.dtype("i4"), (3,)))
+    assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(
+        VOCABULARY, (np.dtype("i4"), (3,))
+    )
 
 
 def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
-    assert assemble(prepared(), from_words=True)["type_mask"].all()
+    assert assemble(prepared(), from_words=True)["type_text_mask"].all()
     some = np.stack(
-        [assemble(prepared(), seed=seed, from_words=True, token_drop=0.5)["type_mask"] for seed in range(20)]
+        [
+            assemble(prepared(), seed=seed, from_words=True, token_drop=0.5)["type_text_mask"]
+            for seed in range(20)
+        ]
     )
     assert some[:, :, 0].all() and 0.3 < some[:, :, 1:].mean() < 0.7
 
 
 def test_the_head_learns_from_queries_and_from_sentences_about_anything():
-    free = write_free_sentences(40, seed=0)
-    known = {len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)} for s in free}
+    free = write_text_only_queries(40, seed=0)
+    known = {
+        len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)}
+        for s in free
+    }
     p, rows = prepared(), []
-    asked = dict(zip(map(len, p["texts"]), p["wants_amodal"].tolist(), strict=True))
+    asked = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
     for seed in range(20):
         e = assemble(p, seed, from_words=True, free=free)
         assert e["type_text"].shape == (9, 3, 2, 4) and e["type_valid"].all()
         rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
-        assert [asked[n] for n in lengths[:3]] == e["type_amodal"][:3].tolist()
-        assert all(e["type_amodal"][i] in known[lengths[i]] for i in range(3, 9))
+        assert [asked[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
+        assert all(e["type_is_amodal"][i] in known[lengths[i]] for i in range(3, 9))
         longer = assemble(p, seed, from_words=True, free=free, type_tokens=5)
         assert longer["type_text"].shape == (9, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
     assert set(asked) <= set(rows) and len(set(rows)) > 10
     alone = assemble(p | {"texts": p["texts"][:3]}, from_words=True)
-    assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(p)
+    assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(
+        p
+    )
 
 
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
     for seed in range(20):
         e = assemble(p, seed, from_words=True, too_long=frozenset({p["texts"][1], p["texts"][2]}))
-        assert e["query_valid"].tolist() == [True] * 2 + [False] * 2
+        assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
         assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
             {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
         )
-        assert e["type_valid"].sum() == 2 and not e["members"][2:].any()
-    assert not assemble(p, too_long=frozenset(p["texts"]))["query_valid"].any()
+        assert e["type_valid"].sum() == 2 and not e["query_instances"][2:].any()
+    assert not assemble(p, too_long=frozenset(p["texts"]))["query_mask"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():
     e = assemble(prepared(), queries=6)
-    assert e["query_valid"].tolist() == [True] * 4 + [False] * 2
-    assert not e["members"][4:].any() and not e["members"][:, 2].any() and (e["slots"][4:] == -1).all()
+    assert e["query_mask"].tolist() == [True] * 4 + [False] * 2
+    assert (
+        not e["query_instances"][4:].any()
+        and not e["query_instances"][:, 2].any()
+        and (e["slots"][4:] == -1).all()
+    )
     assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["modal"][2].any()
     assert e["slots"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
     assert e["text"][:, 0, 0, 0].tolist() == [7, 25, 11, 12, 0, 0]
 
 
 def test_a_sample_without_instances_or_queries_is_all_padding():
-    for one in (replace(sample(), instances=(), queries=(sample().queries[3],)), replace(sample(), queries=())):
+    for one in (
+        replace(sample(), instances=(), queries=(sample().queries[3],)),
+        replace(sample(), queries=()),
+    ):
         e = assemble(prepared(one), mirror=True)
-        assert e["query_valid"].sum() == len(one.queries) and not e["members"].any()
+        assert e["query_mask"].sum() == len(one.queries) and not e["query_instances"].any()
 
 
 def test_fewer_queries_are_chosen_at_random_and_in_full():
@@ -181,41 +231,55 @@ def test_fewer_queries_are_chosen_at_random_and_in_full():
         seen.update(lengths)
         for row, length in enumerate(lengths):
             of = [len(t) for t in p["texts"]].index(length)
-            assert e["wants_amodal"][row] == p["wants_amodal"][of] and e["members"][row].sum() == p["members"][of].sum()
+            assert (
+                e["is_amodal"][row] == p["is_amodal"][of]
+                and e["query_instances"][row].sum() == p["query_instances"][of].sum()
+            )
     assert seen == {len(t) for t in p["texts"]}
 
 
 def test_a_query_whose_instances_do_not_all_fit_is_left_out():
     e = assemble(prepared(), instances=1)
-    assert e["query_valid"].tolist() == [True, True, False, True]
+    assert e["query_mask"].tolist() == [True, True, False, True]
 
 
 def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     p = prepared()
     e = flipped(p)
-    for name in ("image", "valid", "loss_valid"):
+    for name in ("image", "valid", "pixel_weight"):
         np.testing.assert_array_equal(e[name], p[name][:, ::-1])
     for name in ("modal", "amodal"):
         np.testing.assert_array_equal(e[name][:2], p[name][:, :, ::-1])
     assert (e["modal"] <= e["amodal"]).all()
     np.testing.assert_allclose(
-        e["boxes"][:2], np.stack([1 - p["boxes"][:, 2], p["boxes"][:, 1], 1 - p["boxes"][:, 0], p["boxes"][:, 3]], 1)
+        e["boxes"][:2],
+        np.stack(
+            [1 - p["boxes"][:, 2], p["boxes"][:, 1], 1 - p["boxes"][:, 0], p["boxes"][:, 3]], 1
+        ),
     )
     columns = np.flatnonzero(e["amodal"][0].any(0))
     assert columns[0] / CELLS == pytest.approx(e["boxes"][0, 0], abs=1.5 / CELLS)
 
 
 def test_mirroring_leaves_out_queries_that_say_left_or_right():
-    assert flipped(prepared())["query_valid"].tolist() == [True, False, True, True]
+    assert flipped(prepared())["query_mask"].tolist() == [True, False, True, True]
     one = sample()
     texts = ("the LEFTmost mug", "right-hand mug", "the bright mug", "the mug that is left")
     queries = tuple(replace(q, text=t) for q, t in zip(one.queries, texts, strict=True))
-    assert flipped(prepared(replace(one, queries=queries)))["query_valid"].tolist() == [False, False, True, False]
+    assert flipped(prepared(replace(one, queries=queries)))["query_mask"].tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
     p = prepared()
-    turned = [not np.array_equal(assemble(p, seed, mirror=True)["image"], p["image"]) for seed in range(100)]
+    turned = [
+        not np.array_equal(assemble(p, seed, mirror=True)["image"], p["image"])
+        for seed in range(100)
+    ]
     assert 30 < sum(turned) < 70
     assert all(np.array_equal(assemble(p, seed)["image"], p["image"]) for seed in range(20))
 
@@ -266,12 +330,17 @@ def test_worker_processes_prepare_what_this_process_does(monkeypatch):
 
 def batches(source, seed: int = 0):
     return training_batches(
-        source, Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True), batch_size=2, seed=seed
+        source,
+        Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True),
+        batch_size=2,
+        seed=seed,
     )
 
 
 def same(a: dict, b: dict) -> bool:
-    return all(same(a[k], b[k]) if isinstance(a[k], dict) else np.array_equal(a[k], b[k]) for k in a)
+    return all(
+        same(a[k], b[k]) if isinstance(a[k], dict) else np.array_equal(a[k], b[k]) for k in a
+    )
 
 
 def test_batches_depend_on_the_seed_alone(source):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from r2sm_jax.metrics.iou import interval
+from r2sm_jax.evaluation.iou import interval
 
 RNG = np.random.default_rng(0)
 IMAGES = np.repeat(np.arange(400), 5)

@@ -4,14 +4,16 @@ from hypothesis import given, strategies as st
 from scipy.ndimage import binary_erosion
 
 from r2sm_jax.data import masks
-from r2sm_jax.metrics.iou import boundary, boundary_overlap, boundary_width, overlap
+from r2sm_jax.evaluation.iou import boundary, boundary_overlap, boundary_width, overlap
 
 
 def blobs(seed: int, height: int, width: int) -> np.ndarray:
     """Two masks that touch edges, have holes and differ a little."""
     rng = np.random.default_rng(seed)
     rough = rng.random((2, -(-height // 5), -(-width // 5))) < rng.choice([0.02, 0.6])
-    return rough.repeat(5, 1).repeat(5, 2)[:, :height, :width] & (rng.random((2, height, width)) < 0.97)
+    return rough.repeat(5, 1).repeat(5, 2)[:, :height, :width] & (
+        rng.random((2, height, width)) < 0.97
+    )
 
 
 def by_definition(mask: np.ndarray, width: int) -> np.ndarray:
@@ -20,7 +22,12 @@ def by_definition(mask: np.ndarray, width: int) -> np.ndarray:
     return mask & ~inner
 
 
-@given(seed=st.integers(0, 10**6), height=st.integers(1, 70), width=st.integers(1, 90), ignores=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    height=st.integers(1, 70),
+    width=st.integers(1, 90),
+    ignores=st.booleans(),
+)
 def test_counts_are_those_of_the_definition(seed, height, width, ignores):
     drawn, truth = blobs(seed, height, width)
     reach = boundary_width(height, width)
@@ -43,4 +50,7 @@ def test_an_outline_that_is_off_counts_for_more_than_its_pixels():
     outlines, whole = boundary_overlap(drawn_rle, rle), overlap(drawn, truth)
     assert outlines.intersection / outlines.union < 0.6 < 0.9 < whole.intersection / whole.union
     empty = masks.encode(np.zeros_like(truth))
-    assert boundary_overlap(empty, empty) == (0, 0, 0, 0) and boundary_overlap(rle, empty).intersection == 0
+    assert (
+        boundary_overlap(empty, empty) == (0, 0, 0, 0)
+        and boundary_overlap(rle, empty).intersection == 0
+    )

@@ -6,10 +6,10 @@ import pytest
 from flax import nnx
 from hypothesis import given, strategies as st
 
-from r2sm_jax.metrics.report import mask_type_scores
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.prediction import BATCH, WordShare, explain_words
-from r2sm_jax.predictor import Predictor
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.evaluation.report import mask_type_scores
+from r2sm_jax.inference.prediction import BATCH, WordShare, explain_words
+from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.train import calibrate
 from r2sm_jax.training.calibration import (
     FEWEST,
@@ -83,15 +83,19 @@ def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     fitted = calibrate(predictor, params, constants)
     changed = [
         path
-        for (path, one), (_, other) in zip(nnx.to_flat_state(constants), nnx.to_flat_state(fitted), strict=True)
+        for (path, one), (_, other) in zip(
+            nnx.to_flat_state(constants), nnx.to_flat_state(fitted), strict=True
+        )
         if not np.array_equal(one[...], other[...])
     ]
     assert changed == [("type_temperature",)]
     states, mask = texts(["the whole mug", "the mug"])
-    raw = nnx.merge(graphdef, params, fitted).type_logit(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
+    raw = nnx.merge(graphdef, params, fitted).amodal_logit(
+        jnp.asarray(states)[None], jnp.asarray(mask)[None]
+    )[0]
     temperature = float(fitted["type_temperature"][...])
     assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
-    np.testing.assert_allclose(predictor.type_logits(states, mask), raw / temperature, rtol=1e-5)
+    np.testing.assert_allclose(predictor.amodal_logits(states, mask), raw / temperature, rtol=1e-5)
     assert calibrate(predictor, params, fitted)["type_temperature"][...] == temperature
 
 
@@ -108,12 +112,19 @@ def explained(query: str, logit) -> list[WordShare]:
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))
 def test_shares_of_a_sum_are_its_terms(terms):
     query = " ".join(map(str, range(len(terms))))
-    shares = [share for _, share in explained(query, lambda words: 0.5 + sum(terms[int(word)] for word in words))]
+    shares = [
+        share
+        for _, share in explained(
+            query, lambda words: 0.5 + sum(terms[int(word)] for word in words)
+        )
+    ]
     assert shares == pytest.approx(terms, abs=1e-9)
 
 
 def test_words_that_say_the_same_divide_the_share_and_shares_add_up():
-    shares = explained("whole complete mug", lambda words: 2.0 * bool({"whole", "complete"} & set(words)) - 1.0)
+    shares = explained(
+        "whole complete mug", lambda words: 2.0 * bool({"whole", "complete"} & set(words)) - 1.0
+    )
     assert [share for _, share in shares] == pytest.approx([1.0, 1.0, 0.0])
 
 
@@ -124,7 +135,11 @@ def test_words_keep_their_places_and_a_word_that_is_not_read_has_no_share():
         places.extend(found)
         return np.array([-1, 0, 1, -1])
 
-    shares = explain_words(" the  red mug.", two_are_read, lambda sentences: np.array([len(s) for s in sentences]))
+    shares = explain_words(
+        " the  red mug.", two_are_read, lambda sentences: np.array([len(s) for s in sentences])
+    )
     assert places == [[1, 4], [6, 9], [10, 14]]
-    assert [word for word, _ in shares] == ["the", "red", "mug."] and shares[2].share == 0 != shares[0].share
+    assert [word for word, _ in shares] == ["the", "red", "mug."] and shares[
+        2
+    ].share == 0 != shares[0].share
     assert explained("  ", len) == []

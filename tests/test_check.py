@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.check import check_file, find_leaks, repair
 
@@ -33,13 +33,20 @@ def good() -> dict[str, Any]:
     annotations = []
     for image_id in (1, 2):
         for front in (True, False):
-            annotation = {"id": len(annotations) + 1, "image_id": image_id, "category_id": 1, "iscrowd": 0}
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": image_id,
+                "category_id": 1,
+                "iscrowd": 0,
+            }
             annotation["segmentation"] = rle(1, 1, 6, 6) if front else rle(4, 4, 12, 10)
             if not front:
                 annotation["visible_mask"] = masks.encode(mask(4, 4, 12, 10) & ~mask(1, 1, 6, 6))
             annotations.append(annotation)
     return {
-        "images": [{"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in (1, 2)],
+        "images": [
+            {"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in (1, 2)
+        ],
         "annotations": annotations,
         "categories": [{"id": 1, "name": "cup"}],
         "queries": [
@@ -58,7 +65,9 @@ def good() -> dict[str, Any]:
 def save(folder: Path, records: Any, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number in (1, 2):
-        pixels = np.random.default_rng((seed, number)).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+        pixels = np.random.default_rng((seed, number)).integers(
+            0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8
+        )
         Image.fromarray(pixels).save(folder / f"{number}.png")
     path = folder / "data.json"
     path.write_text(json.dumps(records))
@@ -77,15 +86,26 @@ def test_a_good_file_has_no_problem(tmp_path):
 
 CASES = {
     "dangling image": (changed("annotations", 1, image_id=9), "annotation 2: image_id is 9"),
-    "dangling category": (changed("annotations", 1, category_id=9), "annotation 2: category_id is 9"),
+    "dangling category": (
+        changed("annotations", 1, category_id=9),
+        "annotation 2: category_id is 9",
+    ),
     "visible outside amodal": (
-        changed("annotations", 1, visible_mask=rle(10, 4, 14, 6)), "annotation 2: 4 pixels of visible_mask lie outside",
+        changed("annotations", 1, visible_mask=rle(10, 4, 14, 6)),
+        "annotation 2: 4 pixels of visible_mask lie outside",
     ),
     "size": (
-        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))), "[3, 3]}; give an RLE of",
+        changed("annotations", 1, segmentation=masks.encode(np.ones((3, 3), bool))),
+        "[3, 3]}; give an RLE of",
     ),
-    "empty": (changed("annotations", 0, segmentation=rle(0, 0, 0, 0)), "annotation 1: its segmentation is empty"),
-    "two points": (changed("annotations", 0, segmentation=[[1, 1, 5, 5]]), "a polygon needs at least three points"),
+    "empty": (
+        changed("annotations", 0, segmentation=rle(0, 0, 0, 0)),
+        "annotation 1: its segmentation is empty",
+    ),
+    "two points": (
+        changed("annotations", 0, segmentation=[[1, 1, 5, 5]]),
+        "a polygon needs at least three points",
+    ),
     "damaged RLE": (
         changed("annotations", 0, segmentation={"size": [HEIGHT, WIDTH], "counts": "1"}),
         "annotation 1: its segmentation cannot be",
@@ -97,9 +117,15 @@ CASES = {
     "missing image": (changed("images", 1, file_name="x.png"), "image 2: x.png is not in"),
     "outside": (changed("images", 1, file_name="../2.png"), "image 2: file_name is '../2.png'"),
     "other image": (changed("queries", 0, instance_ids=[3]), "query 1: instance_ids is [3]; give"),
-    "image size": (changed("images", 0, height=HEIGHT + 1), "image 1: 1.png is 12 x 16, not 13 x 16"),
-    "no queries": ({k: v for k, v in good().items() if k != "queries"}, "the list 'queries' is missing"),
-}  # fmt: skip
+    "image size": (
+        changed("images", 0, height=HEIGHT + 1),
+        "image 1: 1.png is 12 x 16, not 13 x 16",
+    ),
+    "no queries": (
+        {k: v for k, v in good().items() if k != "queries"},
+        "the list 'queries' is missing",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -132,7 +158,9 @@ def test_what_repair_keeps_and_drops(tmp_path):
     assert "added to the complete mask" in step
     mended = loaded["annotations"][1]
     amodal, visible = masks.decode(mended["segmentation"]), masks.decode(mended["visible_mask"])
-    assert not (visible & ~amodal).any() and (amodal == mask(4, 4, 12, 10) | mask(10, 4, 14, 6)).all()
+    assert (
+        not (visible & ~amodal).any() and (amodal == mask(4, 4, 12, 10) | mask(10, 4, 14, 6)).all()
+    )
     assert mended["area"] == masks.area(amodal) and len(loaded["queries"]) == 4
 
     records = changed("images", 0, file_name="gone.png")
@@ -175,27 +203,41 @@ def test_leaks_by_id_and_by_pixels(tmp_path):
             record["image_id"] += 10
     assert find_leaks(one, read_json(save(tmp_path / "b", other, seed=1))) == []
     same_pixels = find_leaks(one, read_json(save(tmp_path / "c", other, seed=0)))
-    assert same_pixels == ["1.png and 1.png have the same pixels", "2.png and 2.png have the same pixels"]
+    assert same_pixels == [
+        "1.png and 1.png have the same pixels",
+        "2.png and 2.png have the same pixels",
+    ]
     by_id = ["image id 1 is in both (1.png)", "image id 2 is in both (2.png)"]
     assert find_leaks(one, read_json(save(tmp_path / "d", good(), seed=2))) == by_id
     assert find_leaks(one, one) == by_id  # an image that is the same in both ways counts once
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 3) | st.floats(allow_nan=False) | st.sampled_from(["", "a", "1.png"]),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["id", "size", "counts"]), x, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "a", "1.png"]),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "size", "counts"]), x, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_change_is_a_problem_or_harmless(tmp_path, data):
     """Whatever stands in a field: no traceback, and the repaired file reads."""
     records = deepcopy(good())
     key = data.draw(st.sampled_from(["images", "annotations", "categories", "queries"]))
     record = data.draw(st.sampled_from(records[key]))
-    record[data.draw(st.sampled_from([*record, "visible_mask", "attributes", "kind"]))] = data.draw(JSON)
+    record[data.draw(st.sampled_from([*record, "visible_mask", "attributes", "kind"]))] = data.draw(
+        JSON
+    )
     path = save(tmp_path, records)
     loaded, problems = check_file(path)
     repair(path, loaded, problems)

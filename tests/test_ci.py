@@ -18,7 +18,11 @@ def pythons(folder: Path, working: list[int], broken: list[int] = []) -> list[st
         fake.write_text(f"#!/bin/sh\nexit {int(minor in broken)}\n")
         fake.chmod(0o755)
     done = subprocess.run(
-        ["/bin/bash", ROOT / ".ci" / "pythons"], env={"PATH": str(folder)}, capture_output=True, text=True, check=True
+        ["/bin/bash", ROOT / ".ci" / "pythons"],
+        env={"PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [Path(line).name for line in done.stdout.splitlines()]
 
@@ -28,7 +32,11 @@ def pythons(folder: Path, working: list[int], broken: list[int] = []) -> list[st
     [
         ([11], [], ["python3.11"]),
         ([11, 12, 13], [], ["python3.11", "python3.13"]),
-        ([12, 13], [11, 14], ["python3.12", "python3.13"]),  # those cannot make virtual environments
+        (
+            [12, 13],
+            [11, 14],
+            ["python3.12", "python3.13"],
+        ),  # those cannot make virtual environments
         ([10], [], ["python3"]),  # too old; `python3` then says so itself
     ],
 )
@@ -51,5 +59,9 @@ def test_calling_what_is_deprecated_fails_a_test(category):
 def test_the_norm_of_gradients_is_not_the_deprecated_one():
     """`optax.global_norm` is deprecated in newer versions; `optax.tree.norm` is in all that we allow."""
     assert float(optax.tree.norm({"a": 3.0, "b": [4.0]})) == 5.0
-    named = [path for path in (ROOT / "r2sm_jax").rglob("*.py") if "optax.global_norm" in path.read_text()]
+    named = [
+        path
+        for path in (ROOT / "r2sm_jax").rglob("*.py")
+        if "optax.global_norm" in path.read_text()
+    ]
     assert named == []

@@ -10,7 +10,7 @@ from test_query_template import objects_of
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.coco import PRESETS, read_coco_like
-from r2sm_jax.tools.conversion import Conversion, Files
+from r2sm_jax.tools.convert import Conversion, Files
 
 HEIGHT, WIDTH = 40, 60
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cocoa"
@@ -28,7 +28,13 @@ def annotation(image_id: int = 3, **changes):
     )
     visible = back & ~front
     regions = [
-        {"name": "Mug ", "segmentation": square(10, 10, 30, 30), "order": 1, "isStuff": 0, "occlude_rate": 0},
+        {
+            "name": "Mug ",
+            "segmentation": square(10, 10, 30, 30),
+            "order": 1,
+            "isStuff": 0,
+            "occlude_rate": 0,
+        },
         {
             "name": "box",
             "segmentation": square(20, 12, 50, 28),
@@ -47,7 +53,12 @@ def annotation(image_id: int = 3, **changes):
             "isStuff": 1,
         },
     ]
-    return {"image_id": image_id, "url": "https://example.org/x/photo.jpg", "regions": regions, **changes}
+    return {
+        "image_id": image_id,
+        "url": "https://example.org/x/photo.jpg",
+        "regions": regions,
+        **changes,
+    }
 
 
 def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes) -> Path:
@@ -57,7 +68,9 @@ def save(folder: Path, name: str = "one.json", image: str = "one.jpg", **changes
     return folder / name
 
 
-def read_cocoa(sources: list[Path], images_dir: Path | None = None, max_bad: float = 0.01) -> Conversion:
+def read_cocoa(
+    sources: list[Path], images_dir: Path | None = None, max_bad: float = 0.01
+) -> Conversion:
     files = Files(Path("out.json"), images_dir, sources=tuple(sources), max_bad=max_bad)
     return read_coco_like(files, PRESETS["cocoa"])
 
@@ -69,12 +82,18 @@ def things(found, image_id: int):
 
 def test_regions_become_annotations(tmp_path):
     found = read_cocoa([save(tmp_path)])
-    assert list(found.images.values()) == [{"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH}]
+    assert list(found.images.values()) == [
+        {"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH}
+    ]
     assert found.categories == {"mug": 1, "box": 2, "table": 3}
     assert found.notes == []
     mug, box, table = found.annotations
     assert "visible_mask" not in mug and mug["occlude_rate"] == 0
-    assert (box["bbox"], box["area"], box["occlude_rate"]) == ([20, 12, 30, 16], 480, pytest.approx(1 / 3))
+    assert (box["bbox"], box["area"], box["occlude_rate"]) == (
+        [20, 12, 30, 16],
+        480,
+        pytest.approx(1 / 3),
+    )
     assert masks.area(masks.decode(box["invisible_mask"])) == 160
     assert [a["isStuff"] for a in found.annotations] == [0, 0, 1]
     assert [a["order"] for a in found.annotations] == [1, 2, 3]
@@ -150,8 +169,15 @@ def test_a_polygon_without_pixels_is_left_out_with_a_note(tmp_path):
     record["regions"][0]["segmentation"] = square(100, 100, 110, 110)
     path = save(tmp_path, **record)
     found = read_cocoa([path], max_bad=0.3)
-    assert len(found.annotations) == 2 and found.notes == [] and "its mask has no pixel" in str(found.bad[0])
-    with pytest.raises(InputError, match=r"region 1: its mask has no pixel .*1 of 4 records .*--max-bad 0\.2 allows 0"):
+    assert (
+        len(found.annotations) == 2
+        and found.notes == []
+        and "its mask has no pixel" in str(found.bad[0])
+    )
+    with pytest.raises(
+        InputError,
+        match=r"region 1: its mask has no pixel .*1 of 4 records .*--max-bad 0\.2 allows 0",
+    ):
         read_cocoa([path], max_bad=0.2)
 
 
@@ -168,7 +194,9 @@ def test_bad_input(tmp_path):
         read_cocoa([save(tmp_path / "a", image_id=None)])
     record = annotation()
     record["regions"][1]["visible_mask"] = masks.encode(np.ones((9, 9), bool))
-    with pytest.raises(InputError, match=r"region 2: its visible_mask cannot be used .*9 x 9.*40 x 60"):
+    with pytest.raises(
+        InputError, match=r"region 2: its visible_mask cannot be used .*9 x 9.*40 x 60"
+    ):
         read_cocoa([save(tmp_path / "b", **record)])
     record["regions"][0]["segmentation"] = None
     with pytest.raises(InputError, match="region 1: it has no segmentation"):
@@ -177,12 +205,18 @@ def test_bad_input(tmp_path):
 
 def test_real_photos():
     if not REAL.is_dir():
-        pytest.skip(f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)")  # photos that are not ours to ship
+        pytest.skip(
+            f"no real COCOA data in {REAL} (set R2SM_REAL_DATA)"
+        )  # photos that are not ours to ship
     found = read_cocoa([REAL])
     assert (len(found.images), len(found.annotations), found.notes) == (5, 48, [])
-    by_category = {thing.category: thing for number in found.images for thing in things(found, number)}
+    by_category = {
+        thing.category: thing for number in found.images for thing in things(found, number)
+    }
     trash_bin, toilet = by_category["trash bin"], by_category["toilet"]
-    assert trash_bin.occlusion == pytest.approx(0.7808, abs=1e-3) and toilet.id in trash_bin.hidden_by
+    assert (
+        trash_bin.occlusion == pytest.approx(0.7808, abs=1e-3) and toilet.id in trash_bin.hidden_by
+    )
     for record in found.annotations:
         amodal = masks.decode(record["segmentation"])
         modal = masks.decode(record["visible_mask"]) if "visible_mask" in record else amodal

@@ -13,18 +13,18 @@ from scipy import ndimage
 from test_cutouts import digest, fill_folder, hidden
 
 from r2sm_jax.config import is_procedural
+from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.masks import encode
-from r2sm_jax.data.samples import Instance, Sample, Source
-from r2sm_jax.data.splits import WHOLE_TRAIN, hold_out
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash
 from r2sm_jax.errors import InputError
-from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import make_report, write_report
-from r2sm_jax.queries.nouns import lexicon
-from r2sm_jax.scenes.compose import LEAST, MOST, ComposeSource
-from r2sm_jax.scenes.cutouts import CutoutSource
-from r2sm_jax.scenes.photos import Photos, find_complete
-from r2sm_jax.scenes.scenes import describe_objects, unaskable
-from r2sm_jax.sources import open_source
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import make_report, write_report
+from r2sm_jax.synthetic.compose import LEAST, MOST, ComposeSource
+from r2sm_jax.synthetic.cutouts import CutoutSource
+from r2sm_jax.synthetic.photos import Photos, find_complete
+from r2sm_jax.synthetic.queries.nouns import lexicon
+from r2sm_jax.synthetic.scenes.source import describe_objects, unaskable
 from r2sm_jax.tools.compose import compose, cutouts
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "photos_coco"
@@ -43,7 +43,11 @@ def write_photos(folder: Path, count: int = 90) -> Path:
     """Photos of a free ellipse, of one that the right border cuts, and of a crowd, each on a tone of its own."""
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
-    records = {"images": [], "annotations": [], "categories": [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]}
+    records = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)],
+    }
     for k in range(count):
         name = f"{k:03d}.jpg"
         tone = tuple(int(v) for v in rng.integers(40, 200, 3))
@@ -53,10 +57,20 @@ def write_photos(folder: Path, count: int = 90) -> Path:
         radius = int(rng.integers(14, 30))
         for x, y, r in ((45, 60, radius), (WIDTH - 8, 60, 20)):
             angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
-            corners = np.stack([x + r * np.cos(angle), y + 0.9 * r * np.sin(angle)], 1).clip(0, (WIDTH, HEIGHT))
-            draw.polygon([tuple(corner) for corner in corners], tuple(int(v) for v in rng.integers(0, 255, 3)))
-            records["annotations"].append({"segmentation": [corners.ravel().tolist()], "iscrowd": 0})
-        crowd = {"size": [HEIGHT, WIDTH], "counts": [100 * HEIGHT, 5 * HEIGHT, (WIDTH - 105) * HEIGHT]}
+            corners = np.stack([x + r * np.cos(angle), y + 0.9 * r * np.sin(angle)], 1).clip(
+                0, (WIDTH, HEIGHT)
+            )
+            draw.polygon(
+                [tuple(corner) for corner in corners],
+                tuple(int(v) for v in rng.integers(0, 255, 3)),
+            )
+            records["annotations"].append(
+                {"segmentation": [corners.ravel().tolist()], "iscrowd": 0}
+            )
+        crowd = {
+            "size": [HEIGHT, WIDTH],
+            "counts": [100 * HEIGHT, 5 * HEIGHT, (WIDTH - 105) * HEIGHT],
+        }
         records["annotations"].append({"segmentation": crowd, "iscrowd": 1})
         for annotation in records["annotations"][-3:]:
             annotation |= {"image_id": k + 1, "category_id": 1 + int(rng.integers(len(NAMES)))}
@@ -84,7 +98,10 @@ def samples(source: ComposeSource) -> list[Sample]:
 
 def fingerprint(sample: Sample) -> str:
     """A hash of a sample, also of instances whose complete mask is not known."""
-    known = tuple(Instance(i.id, f"{i.category} {i.amodal is None}", i.modal, i.complete) for i in sample.instances)
+    known = tuple(
+        Instance(i.id, f"{i.category} {i.amodal is None}", i.modal, i.complete)
+        for i in sample.instances
+    )
     return digest(Sample(sample.image_id, sample.file_name, sample.image, known, sample.queries))
 
 
@@ -132,7 +149,9 @@ def test_it_is_a_source_of_whole_samples(source: ComposeSource, samples: list[Sa
     for sample in samples:
         height, width, channels = sample.image.shape
         assert (width, channels) == (SIZE, 3) and sample.image.dtype == np.uint8
-        assert abs(height - SIZE * HEIGHT // WIDTH) <= 1  # a part of the photo has its shape but for rounding
+        assert (
+            abs(height - SIZE * HEIGHT // WIDTH) <= 1
+        )  # a part of the photo has its shape but for rounding
         assert [i.id for i in sample.instances] == list(range(1, len(sample.instances) + 1))
         kinds = {i.id: i for i in sample.instances}
         for query in sample.queries:
@@ -141,7 +160,10 @@ def test_it_is_a_source_of_whole_samples(source: ComposeSource, samples: list[Sa
             assert query.mask_type == "modal" or all(i.amodal is not None for i in meant)
         assert sum(not query.instance_ids for query in sample.queries) <= 1
     assert sum(len(sample.queries) for sample in samples) > 6 * PICTURES
-    assert sum(query.instance_ids == () for sample in samples for query in sample.queries) > 0.5 * PICTURES
+    assert (
+        sum(query.instance_ids == () for sample in samples for query in sample.queries)
+        > 0.5 * PICTURES
+    )
 
 
 def test_masks_are_exact_and_hidden_shares_in_range(samples: list[Sample]) -> None:
@@ -167,7 +189,11 @@ def test_photos_stay_as_they_are_but_for_training(file: Path) -> None:
             plain += 1
             whole = [i for i in sample.instances if i.amodal is not None]
             assert len(sample.instances) == 3 and len(whole) == 1 and hidden(sample) == [0]
-            assert [i.ignore for i in sample.instances] == [False, True, False]  # the crowd is in the middle
+            assert [i.ignore for i in sample.instances] == [
+                False,
+                True,
+                False,
+            ]  # the crowd is in the middle
             ellipse = next(seen for seen in photo.objects if seen.complete)
             assert whole[0].modal.sum() == ellipse.sprite.mask.sum()
         else:
@@ -179,12 +205,19 @@ def test_rebuilt_exactly(file: Path, source: ComposeSource, samples: list[Sample
     again = ComposeSource(str(file), "train", PICTURES, seed=3, size=SIZE)
     copied = pickle.loads(pickle.dumps(source))
     for index in (17, 3, 40, 3):
-        assert fingerprint(again[index]) == fingerprint(copied[index]) == fingerprint(samples[index])
-    assert fingerprint(ComposeSource(file, "train", PICTURES, seed=4, size=SIZE)[3]) != fingerprint(samples[3])
+        assert (
+            fingerprint(again[index]) == fingerprint(copied[index]) == fingerprint(samples[index])
+        )
+    assert fingerprint(ComposeSource(file, "train", PICTURES, seed=4, size=SIZE)[3]) != fingerprint(
+        samples[3]
+    )
 
 
 def test_photos_and_cutouts_are_split(file: Path) -> None:
-    sources = {split: open_source(f"compose:{file}", split, count=6, size=SIZE) for split in ("train", "dev", "val")}
+    sources = {
+        split: open_source(f"compose:{file}", split, count=6, size=SIZE)
+        for split in ("train", "dev", "val")
+    }
     photos = {split: set(source.below) for split, source in sources.items()}  # type: ignore[attr-defined]
     assert sum(map(len, photos.values())) == len(set.union(*photos.values())) == 90
     assert len(photos["train"]) > 50 and min(map(len, photos.values())) > 4
@@ -192,9 +225,13 @@ def test_photos_and_cutouts_are_split(file: Path) -> None:
         assert {cutout.photo for cutout in source.cutouts} <= photos[split]  # type: ignore[attr-defined]
     hard = ComposeSource(file, "val_hard", 4, size=SIZE)
     assert set(hard.below) == photos["val"]
-    assert all(query.kind["hard"] for sample in map(hard.__getitem__, range(4)) for query in sample.queries)
+    assert all(
+        query.kind["hard"] for sample in map(hard.__getitem__, range(4)) for query in sample.queries
+    )
     names = [f"{k:03d}.jpg" for k in range(90)]
-    assert photos["train"] == {k for k, name in enumerate(names) if name not in hold_out(names, 0.25)}
+    assert photos["train"] == {
+        k for k, name in enumerate(names) if name not in split_by_hash(names, 0.25)
+    }
 
 
 def test_all_queries_are_modal_where_no_complete_mask_is_known() -> None:
@@ -211,9 +248,15 @@ def test_written_as_a_dataset_file(file: Path, tmp_path: Path, source: ComposeSo
     for index in range(5):
         one, other = source[index], written[index]
         assert np.array_equal(one.image, other.image)
-        assert [(q.text, q.mask_type) for q in one.queries] == [(q.text, q.mask_type) for q in other.queries]
+        assert [(q.text, q.mask_type) for q in one.queries] == [
+            (q.text, q.mask_type) for q in other.queries
+        ]
         for a, b in zip(one.instances, other.instances, strict=True):
-            assert (a.category, a.ignore, a.amodal is None) == (b.category, b.ignore, b.amodal is None)
+            assert (a.category, a.ignore, a.amodal is None) == (
+                b.category,
+                b.ignore,
+                b.amodal is None,
+            )
             assert np.array_equal(a.modal, b.modal) and np.array_equal(a.complete, b.complete)
     with pytest.raises(InputError, match=r"train\.json: the file exists already"):
         compose(file, out=tmp_path / "out", count=5, splits=("train",))
@@ -228,12 +271,22 @@ def test_written_as_cutouts(file: Path, tmp_path: Path) -> None:
     picture = Image.open(tmp_path / index[0]["file"])
     assert picture.mode == "RGBA" and max(picture.size) < 62
     alpha = np.asarray(picture.getchannel("A"))
-    assert alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255 and ((alpha > 0) & (alpha < 255)).sum() > 0
+    assert (
+        alpha[alpha.shape[0] // 2, alpha.shape[1] // 2] == 255
+        and ((alpha > 0) & (alpha < 255)).sum() > 0
+    )
     assert len(CutoutSource(tmp_path, "train", 2)[0].instances) >= 3
 
 
-def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file: Path, tmp_path: Path) -> None:
-    labels = ("abacus", "dog", "dog house", "anchor")  # "dog house" could be meant by "dog", a class of the photos
+def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(
+    file: Path, tmp_path: Path
+) -> None:
+    labels = (
+        "abacus",
+        "dog",
+        "dog house",
+        "anchor",
+    )  # "dog house" could be meant by "dog", a class of the photos
     pictures = sorted(path.name for path in fill_folder(tmp_path).iterdir())
     (tmp_path / "index.json").write_text(json.dumps(dict(zip(pictures, labels, strict=False))))
 
@@ -270,19 +323,28 @@ def test_in_val_absent_nothing_that_is_asked_for_is_there(file: Path, tmp_path: 
     source = ComposeSource(file, "val_absent", 12, size=SIZE)
     assert set(source.below) == set(ComposeSource(file, "val", 1, size=SIZE).below)
     asked = 0
-    nouns = {name: meaning.nouns for name, meaning in lexicon().classes.items()} | {"wooden crate": ["wooden crate"]}
+    nouns = {name: meaning.nouns for name, meaning in lexicon().classes.items()} | {
+        "wooden crate": ["wooden crate"]
+    }
     for sample in map(source.__getitem__, range(12)):
         absent = set(NAMES) - {instance.category for instance in sample.instances}
         for query in sample.queries:
             assert query.instance_ids == ()
-            assert any(noun in query.text.lower() for name in absent for noun in nouns[name]), query.text
+            assert any(noun in query.text.lower() for name in absent for noun in nouns[name]), (
+                query.text
+            )
             asked += 1
     assert asked >= 12
     compose(file, out=tmp_path, count=3, size=SIZE, splits=("val_absent",))
     written = open_source(f"json:{tmp_path}", "val_absent")
     for one, other in ((source[k].queries, written[k].queries) for k in range(3)):
-        assert [(q.text, q.mask_type, ()) for q in one] == [(q.text, q.mask_type, q.instance_ids) for q in other]
-    with pytest.raises(InputError, match=r"these data have the splits train, val, val_phrasing, val_hard, dev, test$"):
+        assert [(q.text, q.mask_type, ()) for q in one] == [
+            (q.text, q.mask_type, q.instance_ids) for q in other
+        ]
+    with pytest.raises(
+        InputError,
+        match=r"these data have the splits train, val, val_phrasing, val_hard, dev, test$",
+    ):
         open_source("scenes", "val_absent")
 
 
@@ -295,30 +357,54 @@ def change(file: Path, folder: Path, **fields) -> Path:
 def test_the_report_says_how_often_a_system_finds_and_refuses(file: Path, tmp_path: Path) -> None:
     """One that knows all refuses all of `val_absent`; one that draws everywhere never refuses."""
     names = (*NAMES, "pizza", "clock")  # no photo has the last two
-    path = change(file, tmp_path, categories=[{"id": k, "name": name} for k, name in enumerate(names, 1)])
+    path = change(
+        file, tmp_path, categories=[{"id": k, "name": name} for k, name in enumerate(names, 1)]
+    )
     sources = {
-        split: open_source(f"compose:{path}", split, count=3, size=SIZE, images_dir=str(file.parent / "images"))
+        split: open_source(
+            f"compose:{path}", split, count=3, size=SIZE, images_dir=str(file.parent / "images")
+        )
         for split in ("val", "val_absent")
     }
     for knows in (True, False):
         evaluated = {}
         for split, source in sources.items():
             entries = []
-            for sample, query in ((s, q) for s in map(source.__getitem__, range(3)) for q in s.queries):
+            for sample, query in (
+                (s, q) for s in map(source.__getitem__, range(3)) for q in s.queries
+            ):
                 mask = np.full(sample.image.shape[:2], not knows)
                 for i in sample.instances:
                     if knows and i.id in query.instance_ids:
                         mask |= i.complete if query.mask_type == "amodal" else i.modal
-                entries.append({"query_id": query.id, "segmentation": encode(mask), "score": 1.0, "fused": True})
+                entries.append(
+                    {
+                        "query_id": query.id,
+                        "segmentation": encode(mask),
+                        "score": 1.0,
+                        "fused": True,
+                    }
+                )
             (tmp_path / f"{split}.json").write_text(json.dumps(entries))
             evaluated[split] = source, score_predictions(tmp_path / f"{split}.json", source)
         report = make_report(evaluated, source="compose", predictions="p.json")
         val, absent = (report["splits"][split] for split in sources)
-        assert (val["variants"]["gres"]["target_accuracy"], val["variants"]["gres"]["no_target_accuracy"]) == (1, None)
-        assert absent["variants"]["gres"]["target_accuracy"] is None and absent["all"]["queries"] > 3
-        assert absent["variants"]["gres"]["no_target_accuracy"] == absent["all"]["giou"] == float(knows)
+        assert (
+            val["variants"]["gres"]["target_accuracy"],
+            val["variants"]["gres"]["no_target_accuracy"],
+        ) == (1, None)
+        assert (
+            absent["variants"]["gres"]["target_accuracy"] is None and absent["all"]["queries"] > 3
+        )
+        assert (
+            absent["variants"]["gres"]["no_target_accuracy"]
+            == absent["all"]["giou"]
+            == float(knows)
+        )
         assert absent["predicted_iou"] == {"error": None, "curve": []}
-        assert val["predicted_iou"]["error"] < 1e-5 if knows else val["predicted_iou"]["error"] > 0.5
+        assert (
+            val["predicted_iou"]["error"] < 1e-5 if knows else val["predicted_iou"]["error"] > 0.5
+        )
         write_report(report, evaluated, tmp_path)
         for name in ("report.md", "report.html"):
             assert "Is it there, and how good is the mask?" in (tmp_path / name).read_text()
@@ -337,7 +423,9 @@ def test_grey_cmyk_deep_and_turned_photos(file: Path, tmp_path: Path) -> None:
         found = np.asarray(Photos(file, tmp_path).read(0, WIDTH).image).astype(int)
         assert np.abs(found - np.asarray(grey)[..., None]).max() <= 8, form
     grey.transpose(Image.Transpose.ROTATE_90).save(tmp_path / name, "PNG")
-    with pytest.raises(InputError, match=r"160 pixels high and 120 wide, but .* says 120 and 160; give the image"):
+    with pytest.raises(
+        InputError, match=r"160 pixels high and 120 wide, but .* says 120 and 160; give the image"
+    ):
         Photos(file, tmp_path).read(0, WIDTH)
 
 
@@ -353,11 +441,18 @@ def test_bad_files(file: Path, tmp_path: Path) -> None:
 
     assert "there is no such file" in error(tmp_path / "none.json")
     boxes = [
-        {k: v for k, v in a.items() if k != "segmentation"} | {"bbox": [1, 1, 9, 9]} for a in records["annotations"]
+        {k: v for k, v in a.items() if k != "segmentation"} | {"bbox": [1, 1, 9, 9]}
+        for a in records["annotations"]
     ]
-    assert "annotation 1: segmentation is missing; give an RLE" in error(change(file, tmp_path, annotations=boxes))
-    assert "has 0 complete objects to lay over photos" in error(change(file, tmp_path, annotations=[]))
-    few = change(file, tmp_path, annotations=[a for a in records["annotations"] if a["image_id"] < 12])
+    assert "annotation 1: segmentation is missing; give an RLE" in error(
+        change(file, tmp_path, annotations=boxes)
+    )
+    assert "has 0 complete objects to lay over photos" in error(
+        change(file, tmp_path, annotations=[])
+    )
+    few = change(
+        file, tmp_path, annotations=[a for a in records["annotations"] if a["image_id"] < 12]
+    )
     assert "complete objects" in error(few) and "10 are needed; add photos" in error(few)
     with pytest.raises(InputError, match="complete objects can be cut out, 10 are needed"):
         cutouts(change(file, tmp_path, annotations=[]), out=tmp_path / "out", images=images)
@@ -390,4 +485,8 @@ def test_cutouts_of_photos_of_one_name_are_all_written(tmp_path: Path) -> None:
     file.write_text(json.dumps(records))
     cutouts(file, out=tmp_path / "out")
     index = json.loads((tmp_path / "out" / "index.json").read_text())
-    assert len({record["file"] for record in index}) == len(index) == len(list((tmp_path / "out").glob("*.png")))
+    assert (
+        len({record["file"] for record in index})
+        == len(index)
+        == len(list((tmp_path / "out").glob("*.png")))
+    )

@@ -7,7 +7,7 @@ import pytest
 from test_compose import SIZE, write_photos
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.scenes.cutouts import read_index
+from r2sm_jax.synthetic.cutouts import read_index
 from r2sm_jax.tools.compose import compose, cutouts
 
 
@@ -20,7 +20,9 @@ def test_pictures_are_replaced_only_when_that_is_asked_for(file: Path, tmp_path:
     compose(file, out=tmp_path, count=2, size=SIZE, splits=("train",))
     before = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     (tmp_path / "train.json").rename(tmp_path / "first.json")
-    with pytest.raises(InputError, match=r"train_000000\.png: the file exists already; .*--overwrite"):
+    with pytest.raises(
+        InputError, match=r"train_000000\.png: the file exists already; .*--overwrite"
+    ):
         compose(file, out=tmp_path, count=2, size=SIZE, seed=1, splits=("train",))
     assert {path: path.read_bytes() for path in (tmp_path / "images").iterdir()} == before
     compose(file, out=tmp_path, count=2, size=SIZE, seed=1, splits=("train",), overwrite=True)
@@ -33,10 +35,14 @@ def test_an_unknown_split_is_refused_before_any_is_composed(file: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_cutouts_of_photos_whose_names_differ_in_suffix_or_folder_are_all_written(tmp_path: Path) -> None:
+def test_cutouts_of_photos_whose_names_differ_in_suffix_or_folder_are_all_written(
+    tmp_path: Path,
+) -> None:
     file = write_photos(tmp_path / "photos", 12)
     records = json.loads(file.read_text())
-    for image, name in zip(records["images"], ("a/b.jpg", "a_b.jpg", "p.jpg", "p.png"), strict=False):
+    for image, name in zip(
+        records["images"], ("a/b.jpg", "a_b.jpg", "p.jpg", "p.png"), strict=False
+    ):
         (file.parent / "images" / name).parent.mkdir(exist_ok=True)
         (file.parent / "images" / image["file_name"]).rename(file.parent / "images" / name)
         image["file_name"] = name

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
+from r2sm_jax.cli import from_json, parse_config, to_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate
-from r2sm_jax.flags import from_json, parse_config, to_json
 from r2sm_jax.train import main as train
 
 CHOICE = """from r2sm_jax.config import Config
@@ -17,8 +17,15 @@ def get_config():
 
 
 def test_flags_override_the_defaults():
-    config = parse_config(["--train.batch-size", "4", "--model.head=linear", "--data.no-mirror", "--run", "x"])
-    assert (config.train.batch_size, config.model.head, config.data.mirror, config.run) == (4, "linear", False, "x")
+    config = parse_config(
+        ["--train.batch-size", "4", "--model.head=linear", "--data.no-mirror", "--run", "x"]
+    )
+    assert (config.train.batch_size, config.model.head, config.data.mirror, config.run) == (
+        4,
+        "linear",
+        False,
+        "x",
+    )
     assert replace(config, run=None).loss == Config().loss
 
 
@@ -39,7 +46,10 @@ def test_flags_override_a_config_file(tmp_path):
         (["--trian.batch-size=5"], ["--trian.batch-size", "--train.batch-size?"]),
         (["--model.head", "atention"], ["'atention'", "did you mean 'attention'?", "always_modal"]),
         (["--model.vision.image-size", "50"], ["--model.vision.image-size 50", "patch-size"]),
-        (["--model.vision.dim", "50", "--model.vision.heads", "4"], ["--model.vision.dim 50", "heads 4"]),
+        (
+            ["--model.vision.dim", "50", "--model.vision.heads", "4"],
+            ["--model.vision.dim 50", "heads 4"],
+        ),
         (["--train.batch-size", "0"], ["--train.batch-size"]),
         (["--model.vision.heads", "0"], ["--model.vision.heads 0", "at least 1"]),
         (["--model.vision.patch-size", "0"], ["--model.vision.patch-size 0", "at least 1"]),
@@ -50,10 +60,13 @@ def test_flags_override_a_config_file(tmp_path):
         (["--data.colour-jitter", "1.5"], ["--data.colour-jitter 1.5", "0 = none"]),
         (["--model.vision.depth", "-2"], ["--model.vision.depth -2", "at least 0"]),
         (["--model.decoder.slots", "-1"], ["--model.decoder.slots -1", "at least 0"]),
-        (["--model.decoder.dim", "127", "--model.decoder.heads", "1"], ["--model.decoder.dim 127 is odd"]),
+        (
+            ["--model.decoder.dim", "127", "--model.decoder.heads", "1"],
+            ["--model.decoder.dim 127 is odd"],
+        ),
         (["--model.text.layers"], ["--model.text.layers is empty", "2 4 6"]),
         (["--loss.type-smoothing", "2"], ["--loss.type-smoothing 2", "0 = none"]),
-        (["--loss.instance", "0"], ["--loss.instance 0", "--model.decoder.no-second-look"]),
+        (["--loss.instance", "0"], ["--loss.instance 0", "--model.decoder.no-refine"]),
         (["missing.py"], ["missing.py", "does not exist"]),
     ],
 )
@@ -63,7 +76,8 @@ def test_bad_flags_are_refused_with_the_remedy(flags, words, refused):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--model.decoder.kind", "sam"], ["--model.head", "none"], ["--model.decoder.no-second-look"]]
+    "flags",
+    [["--model.decoder.type", "sam"], ["--model.head", "none"], ["--model.decoder.no-refine"]],
 )
 def test_instances_can_be_left_out_where_nothing_looks_again(flags):
     assert parse_config([*flags, "--loss.instance", "0"]).loss.instance == 0
@@ -81,16 +95,34 @@ def test_evaluate_offers_the_nearest_flag_too(refused):
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        (
+            "import a_module_that_is_not_there",
+            "ModuleNotFoundError: No module named 'a_module_that_is_not_there'",
+        ),
         ("def get_config(:", "SyntaxError"),
         ("x = 1", "KeyError: 'get_config'"),
         ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
         ("def get_config():\n    return {'train': 1}", "get_config() must return"),
-        ("from r2sm_jax.config import Config\ndef get_config():\n    return Config(speed=1)", "'speed'"),
-        (CHOICE.format("optimizer", "name", "adam"), "optimizer: name 'adam' is unknown; give one of muon"),
-        (CHOICE.format("optimizer", "decay", "lin"), "optimizer: decay 'lin' is unknown; give one of linear"),
-        (CHOICE.format("loss", "masks", "foo"), "loss: masks 'foo' is unknown; give one of mask2former, lisa"),
-        (CHOICE.format("train", "products", "bf16"), "train: products 'bf16' is unknown; give one of auto"),
+        (
+            "from r2sm_jax.config import Config\ndef get_config():\n    return Config(speed=1)",
+            "'speed'",
+        ),
+        (
+            CHOICE.format("optimizer", "name", "adam"),
+            "optimizer: name 'adam' is unknown; give one of muon",
+        ),
+        (
+            CHOICE.format("optimizer", "decay", "lin"),
+            "optimizer: decay 'lin' is unknown; give one of linear",
+        ),
+        (
+            CHOICE.format("loss", "masks", "foo"),
+            "loss: masks 'foo' is unknown; give one of mask2former, lisa",
+        ),
+        (
+            CHOICE.format("train", "matmul-precision", "bf16"),
+            "train: matmul_precision 'bf16' is unknown; give one of auto",
+        ),
     ],
 )
 def test_a_config_file_that_does_not_load_is_one_sentence(source, reason, tmp_path, refused):
@@ -120,6 +152,6 @@ def test_json_of_another_version_is_refused():
 @pytest.mark.parametrize(("frozen", "stride"), [(True, 32), (False, 0)])
 def test_runs_from_before_parts_of_a_backbone_could_be_trained_are_read(frozen, stride):
     values = to_json(Config())
-    del values["model"]["vision"]["backbone_frozen_to"]
+    del values["model"]["vision"]["efficientnet_frozen_to"]
     values["model"]["vision"]["backbone_frozen"] = frozen
-    assert from_json(Config, values, "run.json").model.vision.backbone_frozen_to == stride
+    assert from_json(Config, values, "run.json").model.vision.efficientnet_frozen_to == stride

@@ -11,9 +11,9 @@ from conftest import WIDTH
 from PIL import Image
 from transformers import SamConfig
 
+from r2sm_jax.cli import load_config_file
 from r2sm_jax.config import Config, check_config, check_sizes
 from r2sm_jax.data import masks
-from r2sm_jax.flags import load_config_file
 from r2sm_jax.models.published import with_published_sizes
 from r2sm_jax.tools.data import main as convert
 from r2sm_jax.train import train
@@ -21,7 +21,12 @@ from r2sm_jax.train import train
 CONFIGS = Path(__file__).parents[1] / "configs"
 HEIGHT, WIDE = 40, 60
 NAMES = sorted(path.stem for path in CONFIGS.glob("r2sm_*.py"))
-DIALECT = {"r2sm_cocoa_cls": "cocoa-cls", "r2sm_cocoa_cls_lm": "cocoa-cls", "r2sm_d2sa": "d2sa", "r2sm_muva": "muva"}
+DIALECT = {
+    "r2sm_cocoa_cls": "cocoa-cls",
+    "r2sm_cocoa_cls_lm": "cocoa-cls",
+    "r2sm_d2sa": "d2sa",
+    "r2sm_muva": "muva",
+}
 
 
 def rectangle(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
@@ -41,15 +46,23 @@ def write_dialect(folder: Path, dialect: str, images: int = 12) -> Path:
         picture = rng.integers(0, 60, (HEIGHT, WIDE, 3), dtype=np.uint8)
         picture[back], picture[front] = (200, 180, 40), (40, 80, 220)
         Image.fromarray(picture).save(folder / f"{i}.png")
-        content["images"].append({"id": i + 1, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDE})
+        content["images"].append(
+            {"id": i + 1, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDE}
+        )
         seen = back & ~front
         for order, (amodal, modal) in enumerate([(front, front), (back, seen)]):
             annotation = {
-                "id": 2 * i + order + 1, "image_id": i + 1, "category_id": (3, 9)[order], "iscrowd": 0,
-                "segmentation": masks.encode(amodal), "visible_mask": masks.encode(modal),
+                "id": 2 * i + order + 1,
+                "image_id": i + 1,
+                "category_id": (3, 9)[order],
+                "iscrowd": 0,
+                "segmentation": masks.encode(amodal),
+                "visible_mask": masks.encode(modal),
                 "occlude_rate": 1 - modal.sum() / amodal.sum(),
-            }  # fmt: skip
-            content["annotations"].append(annotation | ({"occl_depth": order} if dialect == "d2sa" else {}))
+            }
+            content["annotations"].append(
+                annotation | ({"occl_depth": order} if dialect == "d2sa" else {})
+            )
     path = folder / "annotations.json"
     path.write_text(json.dumps(content))
     return path
@@ -59,7 +72,9 @@ def write_dialect(folder: Path, dialect: str, images: int = 12) -> Path:
 def data(tmp_path, request, monkeypatch) -> Path:
     """A file as `data convert` makes it, with template queries."""
     source, out = write_dialect(tmp_path, request.param), tmp_path / "train.json"
-    monkeypatch.setattr("sys.argv", ["data", "convert", request.param, str(source), "--out", str(out)])
+    monkeypatch.setattr(
+        "sys.argv", ["data", "convert", request.param, str(source), "--out", str(out)]
+    )
     convert()
     return out
 
@@ -68,17 +83,36 @@ def reduced(config: Config, data: Path, folder: Path, text: Path) -> Config:
     """The same experiment in small: every field that is not a size stays."""
     model, vision = config.model, config.model.vision
     vision = replace(
-        vision, image_size=64, dim=32, depth=3, heads=2, mlp_dim=64, out_dim=32, window_size=3, global_blocks=(2,),
+        vision,
+        image_size=64,
+        dim=32,
+        depth=3,
+        heads=2,
+        mlp_dim=64,
+        out_dim=32,
+        window_size=3,
+        global_blocks=(2,),
         init=None,
-    )  # fmt: skip
+    )
     decoder = replace(model.decoder, dim=32, depth=1, heads=2, mlp_dim=64, fine_dim=16, mask_dim=8)
     language = replace(model.text, name=str(text), layers=(1, 2), dim=WIDTH)
     return replace(
         config,
         run=str(folder),
         model=replace(model, vision=vision, decoder=decoder, text=language),
-        data=replace(config.data, source=f"json:{data}", free_sentences=min(20, config.data.free_sentences)),
-        train=replace(config.train, steps=2, evaluate_every=2, checkpoint_every=2, report_samples=2, log_every=1),
+        data=replace(
+            config.data,
+            source=f"json:{data}",
+            text_only_queries=min(20, config.data.text_only_queries),
+        ),
+        train=replace(
+            config.train,
+            steps=2,
+            evaluate_every=2,
+            checkpoint_every=2,
+            report_samples=2,
+            log_every=1,
+        ),
     )
 
 
@@ -87,15 +121,22 @@ def test_every_configuration_is_run_here():
 
 
 @pytest.mark.parametrize(("name", "data"), [(n, DIALECT[n]) for n in NAMES], indirect=["data"])
-def test_a_configuration_trains_and_reports(name, data, tmp_path, bert_folder, llama_folder, request):
-    reports = name == "r2sm_cocoa_cls"  # evaluation and report do not depend on where a data set comes from
+def test_a_configuration_trains_and_reports(
+    name, data, tmp_path, bert_folder, llama_folder, request
+):
+    reports = (
+        name == "r2sm_cocoa_cls"
+    )  # evaluation and report do not depend on where a data set comes from
     if not reports:
         request.getfixturevalue("steps_alone")
     config = check_config(load_config_file(CONFIGS / f"{name}.py"))
     text = llama_folder if name.endswith("_lm") else bert_folder
     folder = train(reduced(config, data, tmp_path / "run", text))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [np.isfinite(line["train/loss"]) for line in lines if "train/loss" in line] == [True, True]
+    assert [np.isfinite(line["train/loss"]) for line in lines if "train/loss" in line] == [
+        True,
+        True,
+    ]
     if reports:
         report = json.loads((folder / "report.json").read_text())
         assert report["splits"]["val"]["all"]["queries"] > 0
@@ -105,7 +146,9 @@ def test_a_configuration_trains_and_reports(name, data, tmp_path, bert_folder, l
 def test_the_protocol_is_the_papers(name):
     """Ten epochs of the training images that are not held out, and an evaluation after each."""
     config = load_config_file(CONFIGS / f"{name}.py")
-    held_in = {"cocoa_cls": 2276, "d2sa": 2000, "muva": 3000}[name.removeprefix("r2sm_").removesuffix("_lm")] * 0.9
+    held_in = {"cocoa_cls": 2276, "d2sa": 2000, "muva": 3000}[
+        name.removeprefix("r2sm_").removesuffix("_lm")
+    ] * 0.9
     loop = config.train
     assert loop.steps * loop.batch_size / held_in == pytest.approx(10, rel=0.01)
     assert loop.steps / loop.evaluate_every == pytest.approx(10, abs=0.01)
@@ -120,7 +163,9 @@ def test_the_sizes_are_those_of_published_sam(name, decoder, tmp_path):
     assert model.vision.init == "hf:facebook/sam-vit-base"
     SamConfig().save_pretrained(tmp_path)
     model = replace(
-        model, vision=replace(model.vision, init=str(tmp_path)), decoder=replace(model.decoder, kind=decoder)
+        model,
+        vision=replace(model.vision, init=str(tmp_path)),
+        decoder=replace(model.decoder, kind=decoder),
     )
     derived = with_published_sizes(model)
     assert derived.vision == model.vision

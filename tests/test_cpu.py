@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax import cpu as module
-from r2sm_jax.cpu import (
+from r2sm_jax.models import matmul as module
+from r2sm_jax.models.layers import Conv, Linear
+from r2sm_jax.models.matmul import (
     HUGE_PAGES,
     are_bfloat16,
-    choose_products,
+    choose_matmul_precision,
     convolve,
     multiply,
     products,
 )
-from r2sm_jax.models.layers import Conv, Linear
 
 
 def rounded(*shape: int, seed: int = 0) -> jax.Array:
@@ -31,7 +31,7 @@ def rounded(*shape: int, seed: int = 0) -> jax.Array:
 def xla_convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("shape", [(12, 5, 7), (12, 7, 5), (1, 1, 1), (64, 32, 48)])
@@ -47,7 +47,11 @@ def test_a_product_and_its_gradients_are_exact_where_the_operands_are(shape):
 @pytest.mark.parametrize("shape", [(2, 5, 4, 3, 6), (1, 1, 1, 2, 2), (2, 8, 8, 16, 8)])
 def test_a_convolution_and_its_gradients_are_exact_where_the_operands_are(shape):
     b, h, w, c, d = shape
-    x, kernel, gradient = rounded(b, h, w, c), rounded(3, 3, c, d, seed=1), rounded(b, h, w, d, seed=2)
+    x, kernel, gradient = (
+        rounded(b, h, w, c),
+        rounded(3, 3, c, d, seed=1),
+        rounded(b, h, w, d, seed=2),
+    )
     out, back = jax.vjp(convolve, x, kernel)
     true, true_back = jax.vjp(xla_convolve, x, kernel)
     np.testing.assert_array_equal(out, true)
@@ -85,12 +89,16 @@ def test_lower_precision_layers_stay_as_they_are():
 
 def test_auto_goes_by_the_flags_of_the_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CPUINFO", tmp_path / "cpuinfo")
-    assert choose_products() == "float32"  # there is no such file outside Linux
-    for flags, kind in (("fpu avx512f", "float32"), ("fpu avx512_bf16", "bfloat16"), ("amx_bf16 fpu", "bfloat16")):
+    assert choose_matmul_precision() == "float32"  # there is no such file outside Linux
+    for flags, kind in (
+        ("fpu avx512f", "float32"),
+        ("fpu avx512_bf16", "bfloat16"),
+        ("amx_bf16 fpu", "bfloat16"),
+    ):
         module.CPUINFO.write_text(f"processor : 0\nflags : {flags}\ncpu MHz : 1\n\nprocessor : 1\n")
-        assert choose_products() == kind
+        assert choose_matmul_precision() == kind
     monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
-    assert choose_products() == "tensorfloat32"
+    assert choose_matmul_precision() == "tensorfloat32"
 
 
 def test_accelerators_get_none_of_the_products_of_cpus(monkeypatch):
@@ -113,21 +121,27 @@ def test_no_setting_of_jax_changes_an_answer(layer):
 
 WORK = """
 import os
-from r2sm_jax.cpu import give_back_memory, tune_malloc
+from r2sm_jax.models.matmul import trim_memory, tune_malloc
 tune_malloc()
-give_back_memory()
+trim_memory()
 print(os.environ.get("GLIBC_TUNABLES"))
 """
 
-glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+glibc_only = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has these settings"
+)
 
 
 def settings(tmp_path, environment: dict[str, str]) -> str:
     """The settings that a command runs under."""
     script = tmp_path / "work.py"
     script.write_text(WORK)
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | environment
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"
+    } | environment
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -151,4 +165,6 @@ def test_a_command_on_an_accelerator_does_not_restart(platforms, restarts, tmp_p
 
 @glibc_only
 def test_settings_of_the_user_are_left_alone(tmp_path):
-    assert settings(tmp_path, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == "glibc.malloc.hugetlb=0"
+    assert (
+        settings(tmp_path, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == "glibc.malloc.hugetlb=0"
+    )

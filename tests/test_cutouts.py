@@ -15,13 +15,21 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
 from test_scenes import check_hiding
 
-from r2sm_jax.data.samples import Sample, Source
+from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
-from r2sm_jax.scenes import cutouts
-from r2sm_jax.scenes.cutouts import LARGEST, LEAST, MOST, CutoutSource, arrange_cutouts, blend, label_of
-from r2sm_jax.scenes.layout import Item
-from r2sm_jax.scenes.paint import Sprite
-from r2sm_jax.scenes.scenes import annotate
+from r2sm_jax.synthetic import cutouts
+from r2sm_jax.synthetic.cutouts import (
+    LARGEST,
+    LEAST,
+    MOST,
+    CutoutSource,
+    arrange_cutouts,
+    blend,
+    label_of,
+)
+from r2sm_jax.synthetic.scenes.layout import Item
+from r2sm_jax.synthetic.scenes.paint import Sprite
+from r2sm_jax.synthetic.scenes.source import annotate
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60
@@ -76,7 +84,9 @@ def hidden(sample: Sample) -> list[float]:
 
 
 def digest(sample: Sample) -> str:
-    total = sha256(sample.image.tobytes() + repr((sample.image_id, sample.file_name, sample.queries)).encode())
+    total = sha256(
+        sample.image.tobytes() + repr((sample.image_id, sample.file_name, sample.queries)).encode()
+    )
     for i in sample.instances:
         assert i.amodal is not None
         total.update(repr((i.id, i.category)).encode() + i.modal.tobytes() + i.amodal.tobytes())
@@ -92,7 +102,10 @@ def test_it_is_a_source_of_whole_samples(source: CutoutSource, samples: list[Sam
         assert {i.category for i in sample.instances} <= set(source.vocabulary["category"])
         ids = [i.id for i in sample.instances]
         assert ids == list(range(1, len(ids) + 1))
-        assert len(sample.queries) == 8 and Counter(q.mask_type for q in sample.queries) == {"modal": 4, "amodal": 4}
+        assert len(sample.queries) == 8 and Counter(q.mask_type for q in sample.queries) == {
+            "modal": 4,
+            "amodal": 4,
+        }
         assert all(q.instance_ids and set(q.instance_ids) <= set(ids) for q in sample.queries)
     with pytest.raises(IndexError):
         source[SCENES]
@@ -105,7 +118,9 @@ def test_masks_are_exact(samples: list[Sample]) -> None:
         assert modal.dtype == amodal.dtype == bool and modal.shape == amodal.shape
         assert not (modal & ~amodal).any()
         assert modal.sum(0).max() == 1
-        assert np.array_equal(modal.any(0), amodal.any(0))  # what is hidden is hidden by another object
+        assert np.array_equal(
+            modal.any(0), amodal.any(0)
+        )  # what is hidden is hidden by another object
 
 
 def test_the_mixture(samples: list[Sample]) -> None:
@@ -137,13 +152,18 @@ def test_copies_are_both_free_and_hidden(samples: list[Sample]) -> None:
 )
 def test_any_layout_is_sound(seed: int, size: int, shapes: list[str]) -> None:
     rng = np.random.default_rng(seed)
-    items = [(Item(shape, {}, ("hidden", "free", "any")[k % 3]), picture(shape)) for k, shape in enumerate(shapes)]
+    items = [
+        (Item(shape, {}, ("hidden", "free", "any")[k % 3]), picture(shape))
+        for k, shape in enumerate(shapes)
+    ]
     placed = arrange_cutouts(rng, items, size)
     scene = annotate(Image.new("RGB", (size, size)), placed, [p.in_place() for p in placed])
     assert len(scene.instances) == len(placed) <= len(items)
     assert [i.id for i in scene.instances] == list(range(1, len(placed) + 1))
     whole = sorted((p.item.category, int(p.sprite.mask.sum())) for p in placed)
-    assert whole == sorted((i.category, int(i.amodal.sum())) for i in scene.instances)  # nothing is cut off
+    assert whole == sorted(
+        (i.category, int(i.amodal.sum())) for i in scene.instances
+    )  # nothing is cut off
     for p in placed:
         assert max(p.sprite.mask.shape) <= LARGEST * size + 1
     for instance, facts in zip(scene.instances, scene.facts, strict=True):
@@ -179,13 +199,20 @@ def test_objects_are_split(folder: Path) -> None:
     sources = {split: CutoutSource(folder, split, 6) for split in CutoutSource.splits}
     shown = {split: {c.name for c in source.cutouts} for split, source in sources.items()}
     train, dev, val = (shown[split] for split in ("train", "dev", "val"))
-    assert train and dev and val and len(train) + len(dev) + len(val) == len(train | dev | val) == len(NAMES)
+    assert (
+        train
+        and dev
+        and val
+        and len(train) + len(dev) + len(val) == len(train | dev | val) == len(NAMES)
+    )
     images = set()
     for split in CutoutSource.splits:
         found = [sources[split][index] for index in range(6)]
         images |= {sample.image.tobytes() for sample in found}
         assert shown[split] == {"train": train, "dev": dev}.get(split, val)
-        assert {i.category for sample in found for i in sample.instances} <= {label_of(name) for name in shown[split]}
+        assert {i.category for sample in found for i in sample.instances} <= {
+            label_of(name) for name in shown[split]
+        }
         if split == "val_hard":
             assert all(query.kind["hard"] for sample in found for query in sample.queries)
     assert len(images) == 6 * len(CutoutSource.splits)
@@ -221,7 +248,11 @@ def test_index(tmp_path: Path, content) -> None:
     fill_folder(tmp_path, NAMES[:5])
     (tmp_path / "index.json").write_text(json.dumps(content))
     sources = [CutoutSource(tmp_path, split, 4) for split in ("train", "dev", "val")]
-    found = {c.name: (c.item.category, c.item.attributes.get("group")) for source in sources for c in source.cutouts}
+    found = {
+        c.name: (c.item.category, c.item.attributes.get("group"))
+        for source in sources
+        for c in source.cutouts
+    }
     assert found == {
         "red-disc.png": ("coin", "finance"),
         "red-slab.webp": ("woman's hat", None),
@@ -240,8 +271,14 @@ def test_index(tmp_path: Path, content) -> None:
 def test_index_of_plain_labels_and_subfolders(tmp_path: Path) -> None:
     fill_folder(tmp_path / "round", ["red-disc", "red-hoop"])
     disc = {"label": "disc", "file": "other.png"}
-    (tmp_path / "index.json").write_text(json.dumps({"round/red-disc.png": disc, "round/red-hoop.webp": "hoop"}))
-    labels = {c.item.category for split in ("train", "val") for c in CutoutSource(tmp_path, split, 1).cutouts}
+    (tmp_path / "index.json").write_text(
+        json.dumps({"round/red-disc.png": disc, "round/red-hoop.webp": "hoop"})
+    )
+    labels = {
+        c.item.category
+        for split in ("train", "val")
+        for c in CutoutSource(tmp_path, split, 1).cutouts
+    }
     assert labels == {"disc", "hoop"}
 
 
@@ -259,7 +296,10 @@ def test_labels_that_could_mean_each_other_never_meet(tmp_path: Path) -> None:
     assert len(source.vocabulary["category"]) == 6
     for sample in map(source.__getitem__, range(40)):
         seen = {i.category for i in sample.instances}
-        assert not any({"dog", other} <= seen for other in ("poodle", "hot dog")) and not {"cow", "cow face"} <= seen
+        assert (
+            not any({"dog", other} <= seen for other in ("poodle", "hot dog"))
+            and not {"cow", "cow face"} <= seen
+        )
         met.update(seen)
     assert set(met) == set(labels)
 
@@ -271,10 +311,16 @@ def test_backgrounds(tmp_path: Path, folder: Path) -> None:
     seen = {}
     for split in ("train", "val"):
         source = CutoutSource(folder, split, 20, backgrounds=tmp_path)
-        corners = [sample.image[:2, :2].reshape(-1, 3).astype(int) for sample in map(source.__getitem__, range(20))]
+        corners = [
+            sample.image[:2, :2].reshape(-1, 3).astype(int)
+            for sample in map(source.__getitem__, range(20))
+        ]
         seen[split] = {
-            name for name, tone in tones.items() for corner in corners if np.abs(corner - tone).max() <= 4
-        }  # fmt: skip
+            name
+            for name, tone in tones.items()
+            for corner in corners
+            if np.abs(corner - tone).max() <= 4
+        }
         assert seen[split] <= {photo.name for photo in source.photos}
     assert seen["train"] and seen["val"] and not seen["train"] & seen["val"]
 
@@ -294,7 +340,9 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path: Path) -> None:
         warnings.simplefilter("default")
         sources = [CutoutSource(tmp_path, split, 1) for split in CutoutSource.splits]
     assert len(caught) == 1, [str(c.message) for c in caught]
-    assert "left out 3 of 7 images" in str(caught[0].message) and "ghost.webp, opaque.png" in str(caught[0].message)
+    assert "left out 3 of 7 images" in str(caught[0].message) and "ghost.webp, opaque.png" in str(
+        caught[0].message
+    )
     assert {c.name.split(".")[0] for source in sources for c in source.cutouts} == set(NAMES[:4])
 
 
@@ -323,7 +371,9 @@ def no_image(folder: Path) -> None:
 def indexed(content):
     def make(folder: Path) -> None:
         fill_folder(folder)
-        (folder / "index.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        (folder / "index.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
 
     return make
 
@@ -343,7 +393,10 @@ def indexed(content):
         (indexed(["red-disc.png"]), "index.json: there is no list of cut-outs"),
         (indexed([{"label": "disc"}]), "record 1: its file is None; give the path of a file"),
         (indexed({"red-disc.png": 3}), "record 1: its label is 3; give a text with a word in it"),
-        (indexed([{"file": "red-disc.png"}, {"file": "gone.png"}]), "gone.png: there is no such image"),
+        (
+            indexed([{"file": "red-disc.png"}, {"file": "gone.png"}]),
+            "gone.png: there is no such image",
+        ),
         (indexed([{"file": "red-disc.png"}] * 2), "red-disc.png is listed 2 times; keep one"),
         (
             indexed([{"file": "../cutouts/red-disc.png"}]),
@@ -352,8 +405,14 @@ def indexed(content):
         (indexed([{"file": "/etc/passwd"}]), "record 1: its file is '/etc/passwd'; give the path"),
         (indexed([{"file": "C:\\x.png"}]), "record 1: its file is"),
         (indexed([{"file": "red-disc.png", "label": 3}]), "record 1: its label is 3; give a text"),
-        (indexed([{"file": "red-disc.png", "label": "?!"}]), "its label is '?!'; give a text with a word in it"),
-        (indexed([{"file": "red-disc.png", "group": ["a"]}]), "record 1: its group is ['a']; give a text"),
+        (
+            indexed([{"file": "red-disc.png", "label": "?!"}]),
+            "its label is '?!'; give a text with a word in it",
+        ),
+        (
+            indexed([{"file": "red-disc.png", "group": ["a"]}]),
+            "record 1: its group is ['a']; give a text",
+        ),
         (indexed([{"file": "red-disc.png", "tags": "a"}]), "its tags is 'a'; give a list of texts"),
     ],
 )
@@ -381,7 +440,10 @@ def test_other_bad_input(tmp_path: Path, folder: Path, monkeypatch) -> None:
 def test_memory_is_bounded() -> None:
     for side in (64, 72, 300):
         for read in (cutouts.read_picture, cutouts.read_photo):
-            assert 4 * side**2 * cutouts.remember(read, side).cache_info().maxsize <= cutouts.CACHE_BYTES
+            assert (
+                4 * side**2 * cutouts.remember(read, side).cache_info().maxsize
+                <= cutouts.CACHE_BYTES
+            )
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")

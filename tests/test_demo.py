@@ -17,8 +17,8 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.errors import InputError
-from r2sm_jax.runs import open_run
-from r2sm_jax.tools import demo, demo_answers as answers
+from r2sm_jax.inference import web_answers as answers, web_page as demo
+from r2sm_jax.inference.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,15 @@ def drawn(answer: answers.Answer) -> answers.Answer:
     height, width = answer.by_type["modal"]["size"]
     modal, amodal = np.zeros((2, height, width), bool)
     modal[:, : width // 2], amodal[:, : 3 * width // 4] = True, True
-    rles = {"modal": masks.encode(modal), "amodal": masks.encode(amodal), "occluded": masks.encode(amodal & ~modal)}
-    instance = {"score": 0.9, **{name: masks.encode(m[:, ::-1]) for name, m in (("modal", modal), ("amodal", amodal))}}
+    rles = {
+        "modal": masks.encode(modal),
+        "amodal": masks.encode(amodal),
+        "occluded": masks.encode(amodal & ~modal),
+    }
+    instance = {
+        "score": 0.9,
+        **{name: masks.encode(m[:, ::-1]) for name, m in (("modal", modal), ("amodal", amodal))},
+    }
     return replace(
         answer,
         by_type={
@@ -74,9 +81,17 @@ def test_the_decision_is_shown_with_its_probability_and_its_words(answer):
     words = [("the", 0.0), ("complete", 1.5), ("mug", -0.75)]
     answer = replace(answer, words=words)
     shown = answers.decision_html(answer, answer.probability - 0.01)
-    assert "Amodal" in shown and f"{answer.probability:.3f}" in shown and f"<b>{answer.probability:.0%}</b>" in shown
+    assert (
+        "Amodal" in shown
+        and f"{answer.probability:.3f}" in shown
+        and f"<b>{answer.probability:.0%}</b>" in shown
+    )
     shares = re.findall(r'class="word (for-\w+)" style="--share:([\d.]+)">(\w+)<', shown)
-    assert shares == [("for-modal", "0.00", "the"), ("for-amodal", "1.00", "complete"), ("for-modal", "0.50", "mug")]
+    assert shares == [
+        ("for-modal", "0.00", "the"),
+        ("for-amodal", "1.00", "complete"),
+        ("for-modal", "0.50", "mug"),
+    ]
     shown = answers.decision_html(answer, answer.probability + 0.01)
     assert "Modal" in shown and f"<b>{1 - answer.probability:.0%}</b>" in shown
 
@@ -88,8 +103,10 @@ def test_what_people_write_is_text_and_not_markup(answer):
     assert "<script" not in shown and shown.count("&lt;script&gt;") == 4
 
 
-@pytest.mark.parametrize(("shown", "visible", "hidden"), [("modal", True, False), ("amodal", True, True),
-                                                          ("occluded", False, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shown", "visible", "hidden"),
+    [("modal", True, False), ("amodal", True, True), ("occluded", False, True)],
+)
 def test_each_view_tints_the_parts_that_it_shows(answer, photo, shown, visible, hidden):
     white = replace(photo, preview=np.full((720, 960, 3), 255, np.uint8))
     assert photo.preview.shape == white.preview.shape
@@ -114,7 +131,10 @@ def test_files_to_take_away_hold_the_masks_of_the_decision(answer, tmp_path):
             assert json.loads(files.read("prediction.json")) == written
             for name in answers.MASKS:
                 mask = np.asarray(Image.open(io.BytesIO(files.read(f"{name}.png"))))
-                assert np.array_equal(mask > 0, masks.decode(written[name])) and mask.shape == (300, 400)
+                assert np.array_equal(mask > 0, masks.decode(written[name])) and mask.shape == (
+                    300,
+                    400,
+                )
 
 
 def test_answers_are_forgotten_after_their_time(tmp_path):
@@ -137,7 +157,9 @@ def test_a_long_sentence_is_answered_with_what_was_not_read(predictor, photo):
 
 def test_the_words_are_explained(predictor, photo, answer):
     assert [word for word, _ in answer.words] == answer.query.split()
-    assert [share for _, share in answer.words] == [share for _, share in predictor.explain(answer.query)]
+    assert [share for _, share in answer.words] == [
+        share for _, share in predictor.explain(answer.query)
+    ]
     assert any(share != 0 for _, share in answer.words)
 
 
@@ -148,7 +170,9 @@ def test_of_an_animation_the_first_frame_is_used_and_that_is_said(predictor, tmp
     assert photo.frames == 3 and photo.preview.min() == 255
 
 
-@pytest.mark.parametrize(("query", "reason"), [(" ", "empty"), ("mug " * 40_000, "160,000 characters")])
+@pytest.mark.parametrize(
+    ("query", "reason"), [(" ", "empty"), ("mug " * 40_000, "160,000 characters")]
+)
 def test_a_sentence_that_cannot_be_used_is_one_sentence(query, reason, predictor, photo):
     with pytest.raises(InputError, match=reason):
         answers.ask(predictor, photo, query)
@@ -180,7 +204,9 @@ def test_the_page_goes_from_an_image_to_an_answer(predictor, tmp_path):
     assert found[page.shown]["value"] == "amodal" and zipfile.is_zipfile(found[page.archive])
     assert page.show_answer(photo, answer, 1.0)[page.shown]["value"] == "modal"
     seen = page.show_mask(photo, answer, "occluded", -1)[page.stage]
-    assert seen["alt_text"].startswith("The occluded mask of “the red mug”") and seen["value"].shape == (960, 960, 3)
+    assert seen["alt_text"].startswith("The occluded mask of “the red mug”") and seen[
+        "value"
+    ].shape == (960, 960, 3)
 
 
 def test_a_request_without_values_is_no_error_of_the_server(predictor, tmp_path):
@@ -194,7 +220,11 @@ def test_a_request_without_values_is_no_error_of_the_server(predictor, tmp_path)
     assert "query is empty" in page.ask(photo, None, 0.5)[page.decision]
     answer = page.ask(photo, "the red mug", 0.5)[page.answer]
     assert page.ask(photo, "the red mug", None) == page.show_answer(photo, answer, None) == {}
-    assert page.show_mask(photo, answer, None, -1) == page.show_mask(photo, answer, "modal", None) == {}
+    assert (
+        page.show_mask(photo, answer, None, -1)
+        == page.show_mask(photo, answer, "modal", None)
+        == {}
+    )
 
 
 def test_bad_arguments_are_one_sentence(tmp_path, refused):

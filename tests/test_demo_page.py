@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 from test_demo import drawn
 
-from r2sm_jax.tools import demo, demo_answers as answers
+from r2sm_jax.inference import web_answers as answers, web_page as demo
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 JSON = {"Content-Type": "application/json"}
 SECRET = "only the server may read this"
@@ -31,7 +33,9 @@ def server(tiny_run, tmp_path_factory):
     """The page's address; uploads are limited to 1 MB."""
     pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
     patch, asked = pytest.MonkeyPatch(), answers.ask
-    patch.setattr(answers, "ask", lambda *arguments: drawn(asked(*arguments)))  # four steps of training draw nothing
+    patch.setattr(
+        answers, "ask", lambda *arguments: drawn(asked(*arguments))
+    )  # four steps of training draw nothing
     folder = tmp_path_factory.mktemp("served")
     page = demo.launch(demo.DemoConfig(str(tiny_run), port=0, max_upload_mb=1), folder, block=False)
     yield f"http://127.0.0.1:{page.server_port}"
@@ -41,16 +45,22 @@ def server(tiny_run, tmp_path_factory):
 
 def status(url: str, data: bytes | None = None, headers: dict | None = None) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers or {}), timeout=30) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers or {}), timeout=30
+        ) as answer:
             return answer.status, answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode("utf-8", "replace")
 
 
 def upload(server: str, name: str, content: bytes) -> tuple[int, str]:
-    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    head = (
+        f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    )
     body = head + content + b"\r\n--x--\r\n"
-    return status(f"{server}/gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"})
+    return status(
+        f"{server}/gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"}
+    )
 
 
 def test_only_loopback_listens(server):
@@ -59,11 +69,15 @@ def test_only_loopback_listens(server):
         pytest.skip("who listens is read from /proc, which is Linux")
     rows = [line.split() for line in table.read_text().splitlines()[1:]]
     port = f"{int(server.rsplit(':', 1)[1]):04X}"
-    listening = {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"}
+    listening = {
+        row[1].split(":")[0] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"
+    }
     assert listening == {"0100007F"}
 
 
-def test_an_address_of_ipv6_is_printed_as_urls_have_it(server, tiny_run, tmp_path, capsys, monkeypatch):
+def test_an_address_of_ipv6_is_printed_as_urls_have_it(
+    server, tiny_run, tmp_path, capsys, monkeypatch
+):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -84,7 +98,13 @@ def test_only_files_of_the_temporary_folder_are_served(server, tmp_path, tiny_ru
     assert code == 200 and status(f"{server}/gradio_api/file={uploaded}") == (200, "mine")
     (tmp_path / "secret.txt").write_text(SECRET)
     assert status(f"{server}/gradio_api/file={tmp_path / 'secret.txt'}")[0] == 403
-    for file in (tmp_path / "secret.txt", tiny_run / "config.json", "/etc/passwd", Path(__file__), "pyproject.toml"):
+    for file in (
+        tmp_path / "secret.txt",
+        tiny_run / "config.json",
+        "/etc/passwd",
+        Path(__file__),
+        "pyproject.toml",
+    ):
         for path in (f"file={file}", f"file=../{file}", f"file/{file}"):
             code, text = status(f"{server}/gradio_api/{path}")
             assert code in (403, 404) and SECRET not in text, (path, code)
@@ -117,8 +137,12 @@ def elsewhere(monkeypatch):
 def test_no_address_that_a_request_names_is_fetched(server, elsewhere):
     """Neither as a file to serve nor in the place of an uploaded one."""
     address, asked = elsewhere
-    for path in (f"file=http://{address}", f"file/http://{address}", f"file=http:%2F%2F{address}",
-                 f"proxy=http://{address}"):  # fmt: skip
+    for path in (
+        f"file=http://{address}",
+        f"file/http://{address}",
+        f"file=http:%2F%2F{address}",
+        f"proxy=http://{address}",
+    ):
         code, text = status(f"{server}/gradio_api/{path}")
         assert code in (403, 404) and SECRET not in text, (path, code)
     _, config = status(f"{server}/config")
@@ -126,10 +150,16 @@ def test_no_address_that_a_request_names_is_fetched(server, elsewhere):
         if not event["backend_fn"]:
             continue
         file = {"path": f"http://{address}", "meta": {"_type": "gradio.FileData"}}
-        body = {"data": [file] * len(event["inputs"]), "fn_index": event["id"], "session_hash": "visitor"}
+        body = {
+            "data": [file] * len(event["inputs"]),
+            "fn_index": event["id"],
+            "session_hash": "visitor",
+        }
         code, _ = status(f"{server}/gradio_api/queue/join", json.dumps(body).encode(), JSON)
         assert code == 200
-        with urllib.request.urlopen(f"{server}/gradio_api/queue/data?session_hash=visitor", timeout=60) as messages:
+        with urllib.request.urlopen(
+            f"{server}/gradio_api/queue/data?session_hash=visitor", timeout=60
+        ) as messages:
             for line in messages:
                 if b"process_completed" in line or b"close_stream" in line:
                     break
@@ -145,7 +175,9 @@ def test_no_address_that_a_request_names_is_fetched(server, elsewhere):
     ],
 )
 def test_a_body_that_no_page_sends_is_refused(server, body):
-    code, answer = status(f"{server}/gradio_api/queue/join", body.encode(), {"Content-Type": "application/json"})
+    code, answer = status(
+        f"{server}/gradio_api/queue/join", body.encode(), {"Content-Type": "application/json"}
+    )
     assert code == 422 and "This page cannot read the request." in answer
 
 
@@ -161,7 +193,9 @@ def test_uploads_are_limited(server):
 
 def test_the_page_names_no_other_host_to_load_from(server):
     _, page = status(server)
-    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//([^/"]+)', page)
+    loaded = re.findall(
+        r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//([^/"]+)', page
+    )
     assert loaded == [], loaded
     assert "fonts.googleapis" not in page
 
@@ -171,7 +205,9 @@ def test_the_page_names_no_other_host_to_load_from(server):
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: .[browser]")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="the browser is driven by playwright: .[browser]"
+    )
     if not BROWSER:
         pytest.skip("there is no chromium here: apt-get install chromium")
     with sync_api.sync_playwright() as driver:
@@ -187,7 +223,12 @@ def page(request, browser, server):
     opened = browser.new_page(viewport={"width": width, "height": height})
     opened.set_default_timeout(60_000)
     elsewhere, failed = [], []
-    opened.on("request", lambda r: elsewhere.append(r.url) if not r.url.startswith((server, "data:", "blob:")) else 0)
+    opened.on(
+        "request",
+        lambda r: (
+            elsewhere.append(r.url) if not r.url.startswith((server, "data:", "blob:")) else 0
+        ),
+    )
     opened.on("pageerror", lambda error: failed.append(str(error)))
     opened.goto(server)
     opened.wait_for_selector("#ask")
@@ -263,7 +304,9 @@ def test_the_keyboard_is_enough(page):
     stage(page, before)
     page.focus("#threshold input[type=range]")
     page.keyboard.press("End" if first == "Amodal" else "Home")
-    page.wait_for_function(f"document.querySelector('#decision .verdict strong').innerText !== '{first}'")
+    page.wait_for_function(
+        f"document.querySelector('#decision .verdict strong').innerText !== '{first}'"
+    )
     assert {first, verdict(page)} == {"Modal", "Amodal"}
 
 
@@ -291,7 +334,10 @@ def test_errors_are_said_on_the_page_and_the_next_question_is_answered(page, tmp
     page.click("#ask")
     assert verdict(page) in ("Modal", "Amodal")
     stage(page, before)
-    assert "Too long" in page.inner_text("#decision") and page.locator("#decision .words b").count() == 0
+    assert (
+        "Too long" in page.inner_text("#decision")
+        and page.locator("#decision .words b").count() == 0
+    )
 
 
 def test_everything_has_a_name_for_those_who_do_not_see_it(page):

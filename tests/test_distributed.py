@@ -14,15 +14,16 @@ from processes import DIVIDE_SMALL_WEIGHTS, run_processes, signal_at
 from test_batches import states
 from test_train import LOGGED, arrays, at_step, losses
 
-from r2sm_jax import distributed, evaluate, predict
-from r2sm_jax.config import Config
+from r2sm_jax import evaluate, predict
+from r2sm_jax.cli import _flags, parse_config
+from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
-from r2sm_jax.distributed import ProcessConfig, gather, place, running, shardings
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.flags import _flags, parse_config
-from r2sm_jax.runs import read_config, resolve
-from r2sm_jax.sources import open_source
+from r2sm_jax.inference.run import read_config, resolve
 from r2sm_jax.train import main
+from r2sm_jax.training import sharding as distributed
+from r2sm_jax.training.sharding import gather, place, running, shardings
 from r2sm_jax.training.step import make_mesh
 
 LAUNCHERS = Path(__file__).parents[1] / "scripts" / "launch"
@@ -33,7 +34,10 @@ def assert_losses_equal(run: Path, expected: Path, steps: list[int]) -> None:
     assert list(found) == steps
     for step in steps:
         for name in LOGGED:
-            assert found[step][name] == pytest.approx(wanted[step][name], abs=1e-5, rel=1e-5), (step, name)
+            assert found[step][name] == pytest.approx(wanted[step][name], abs=1e-5, rel=1e-5), (
+                step,
+                name,
+            )
 
 
 # Settings.
@@ -48,7 +52,10 @@ def assert_losses_equal(run: Path, expected: Path, steps: list[int]) -> None:
             {"coordinator": "localhost", "processes": 2, "process": 0},
             r"--distributed\.coordinator localhost: give HOST:PORT",
         ),
-        ({"coordinator": "localhost:1", "processes": 2, "process": 2}, r"--distributed\.process 2 of 2 .* from 0 to 1"),
+        (
+            {"coordinator": "localhost:1", "processes": 2, "process": 2},
+            r"--distributed\.process 2 of 2 .* from 0 to 1",
+        ),
     ],
 )
 def test_incomplete_or_impossible_settings_are_one_sentence(flags, message, monkeypatch):
@@ -80,7 +87,16 @@ def test_processes_of_a_launcher_do_not_start_without_one_another(monkeypatch):
 
 
 def test_how_processes_connect_is_not_part_of_a_run():
-    config = parse_config(["--distributed.coordinator", "h:1", "--distributed.process", "1", "--distributed.fsdp", "2"])
+    config = parse_config(
+        [
+            "--distributed.coordinator",
+            "h:1",
+            "--distributed.process",
+            "1",
+            "--distributed.fsdp",
+            "2",
+        ]
+    )
     kept = resolve(config).distributed
     assert (kept.coordinator, kept.process, kept.fsdp) == (None, None, 2)
     assert resolve(Config()).distributed == Config().distributed
@@ -98,7 +114,10 @@ def test_the_batches_of_all_processes_hold_the_rows_of_one(count):
     def rows(shard):
         batches = training_batches(source, assemble, batch_size=4, seed=0, shard=shard)
         found = [jax.tree.leaves(next(batches)) for _ in range(3)]
-        in_bytes = [list(zip(*[[row.tobytes() for row in x] for x in leaves], strict=True)) for leaves in found]
+        in_bytes = [
+            list(zip(*[[row.tobytes() for row in x] for x in leaves], strict=True))
+            for leaves in found
+        ]
         return in_bytes, batches.get_state()
 
     one, position = rows((0, 1))
@@ -117,15 +136,27 @@ def test_large_weights_are_divided_along_the_largest_axis_that_can_be():
         "small": (512, 512),
         "vector": (1 << 22,),
     }
-    found = shardings(mesh, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()})
+    found = shardings(
+        mesh, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    )
     specs = {name: tuple(sharding.spec) for name, sharding in found.items()}
-    assert specs == {"large": (None, "fsdp"), "even": ("fsdp",), "odd": (), "small": (), "vector": ("fsdp",)}
+    assert specs == {
+        "large": (None, "fsdp"),
+        "even": ("fsdp",),
+        "odd": (),
+        "small": (),
+        "vector": ("fsdp",),
+    }
 
 
 def test_one_process_needs_no_others():
     mesh = make_mesh(resolve(Config()).train)
     placed = place(mesh, {"a": np.arange(3)})
-    assert gather("x") == ["x"] and placed["a"].tolist() == [0, 1, 2] and mesh.axis_names == ("data", "fsdp")
+    assert (
+        gather("x") == ["x"]
+        and placed["a"].tolist() == [0, 1, 2]
+        and mesh.axis_names == ("data", "fsdp")
+    )
     with pytest.raises(InputError, match=r"--distributed\.fsdp 3 does not divide the 1 devices"):
         make_mesh(resolve(Config()).train, 3)
 
@@ -150,19 +181,34 @@ def test_a_dead_process_ends_the_others_with_a_sentence(tiny_flags, tmp_path):
     first, second = run_processes(2, "r2sm_jax.train", *flags, code=signal_at(1, 2, signal.SIGKILL))
     assert second.code == -signal.SIGKILL
     assert first.code == 2 and first.err.count("error: ") == 1 and "Traceback" not in first.err
-    assert "process 0 of 2 lost another one, whose output says why" in first.err and "--resume" in first.err
+    assert (
+        "process 0 of 2 lost another one, whose output says why" in first.err
+        and "--resume" in first.err
+    )
 
 
 @pytest.mark.usefixtures("steps_alone")
-def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(tiny_run, tiny_flags, tmp_path, command):
+def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
+    tiny_run, tiny_flags, tmp_path, command
+):
     """The second process alone gets the signal, in step 1; all learn of it two steps later. One process then reads the
     checkpoint, whose arrays they wrote in parts."""
     run = tmp_path / "run"
-    flags = [*tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    flags = [
+        *tiny_flags,
+        "--run",
+        run,
+        "--train.checkpoint-every",
+        100,
+        "--train.evaluate-every",
+        100,
+    ]
     code = DIVIDE_SMALL_WEIGHTS + signal_at(1, 1, signal.SIGTERM)
     first, *others = run_processes(4, "r2sm_jax.train", *flags, "--distributed.fsdp", 2, code=code)
     assert [first.code, *(end.code for end in others)] == [0] * 4, [first, *others]
-    assert "stopped at step 3; continue with --resume" in first.out and not any("step" in end.out for end in others)
+    assert "stopped at step 3; continue with --resume" in first.out and not any(
+        "step" in end.out for end in others
+    )
     assert_losses_equal(run, tiny_run, [1, 2, 3])
     one, four = arrays(tiny_run, 3), arrays(run, 3)
     assert one.keys() == four.keys()
@@ -180,7 +226,9 @@ def test_two_processes_evaluate_as_one(tiny_run, tmp_path, command):
     ended = run_processes(2, "r2sm_jax.evaluate", *flags, tmp_path / "two")
     assert [end.code for end in ended] == [0, 0], ended
     for name in ("report.json", "report.md", "queries.csv"):
-        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), (
+            name
+        )
 
 
 def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command):
@@ -195,8 +243,14 @@ def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command)
     assert "9 images answered, 0 answered earlier" in end.out, end.err
     first, second = run_processes(2, "r2sm_jax.predict", *words, tmp_path / "two")
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "9 images answered, 0 answered earlier, 0 not readable" in first.out and "answered" not in second.out
-    answers = [len((tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines()) for process in range(2)]
+    assert (
+        "9 images answered, 0 answered earlier, 0 not readable" in first.out
+        and "answered" not in second.out
+    )
+    answers = [
+        len((tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines())
+        for process in range(2)
+    ]
     assert sum(answers) == 9 + 2 and min(answers) > 1
     one, two = ((tmp_path / name / predict.PRODUCT).read_bytes() for name in ("one", "two"))
     assert one == two
@@ -226,6 +280,11 @@ def test_the_kubernetes_job_gives_every_pod_its_number():
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert set(given) == set(distributed.VARIABLES.values())
-    assert int(given["JAX_NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert (
+        int(given["JAX_NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    )
     name = service["metadata"]["name"]
-    assert given["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{name}:") and job["metadata"]["name"] == name
+    assert (
+        given["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{name}:")
+        and job["metadata"]["name"] == name
+    )

@@ -6,10 +6,10 @@ import pytest
 from test_scripts import load
 
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.sources import write_text_only_queries
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.runs import abstract_state
-from r2sm_jax.sources import write_free_sentences
+from r2sm_jax.inference.run import abstract_state
 from r2sm_jax.train import open_data
 
 ALL = "in all a device, without the language model"
@@ -31,16 +31,25 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     model, data = tiny_config.model, tiny_config.data
     texts = TextStates(model.text.name, layers=model.text.layers, max_tokens=model.text.max_tokens)
     assemble = Assemble(
-        text_states=texts, tokens=model.text.max_tokens, queries=data.queries, instances=data.instances,
-        slots=model.decoder.slots, mirror=False, from_words=True,
-        free=write_free_sentences(data.free_sentences, seed=0),
-    )  # fmt: skip
+        text_states=texts,
+        tokens=model.text.max_tokens,
+        queries=data.queries,
+        instances=data.instances,
+        slots=model.decoder.slots,
+        mirror=False,
+        from_words=True,
+        free=write_text_only_queries(data.text_only_queries, seed=0),
+    )
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size)
-    batch = next(training_batches(prepared, assemble, batch_size=tiny_config.train.batch_size, seed=0))
+    batch = next(
+        training_batches(prepared, assemble, batch_size=tiny_config.train.batch_size, seed=0)
+    )
     found = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), batch)
     shapes = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), script.batch_shapes(tiny_config))
     assert shapes == found
-    assert script.vocabulary(tiny_config) == {group: len(names) for group, names in source.vocabulary.items()}
+    assert script.vocabulary(tiny_config) == {
+        group: len(names) for group, names in source.vocabulary.items()
+    }
 
 
 def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
@@ -56,7 +65,9 @@ def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
     # AdamW: weights and two moments in float32, and the batch.
     arguments = figure(plain["arguments a device (weights, optimizer, batch)"])
     assert 12 * parameters / 1e9 - 0.005 <= arguments <= 12 * parameters / 1e9 + 0.01
-    parts = dict(script.estimate(replace(tiny_config, train=replace(tiny_config.train, accumulate=4))))
+    parts = dict(
+        script.estimate(replace(tiny_config, train=replace(tiny_config.train, accumulate=4)))
+    )
     assert parts["FLOPs a step, all devices"] == plain["FLOPs a step, all devices"]
     assert figure(parts[TEMPORARIES]) < figure(plain[TEMPORARIES])
     twice = replace(tiny_config, train=replace(tiny_config.train, batch_size=16))
@@ -69,7 +80,11 @@ def test_remat_trades_memory_for_flops(script, tiny_config):
     deep = replace(tiny_config.model.vision, depth=4, dim=64, image_size=64)
     model = replace(tiny_config.model, vision=deep)
     plain, remat = (
-        dict(script.estimate(replace(tiny_config, model=replace(model, vision=replace(deep, remat=on)))))
+        dict(
+            script.estimate(
+                replace(tiny_config, model=replace(model, vision=replace(deep, remat=on)))
+            )
+        )
         for on in (False, True)
     )
     assert figure(remat[TEMPORARIES]) < figure(plain[TEMPORARIES])
@@ -85,8 +100,14 @@ def test_a_language_model_that_cannot_be_had_is_said_and_the_rest_counted(script
 
 
 def test_devices_are_taken_from_the_arguments(script):
-    assert script.take_devices(["c.py", "--devices", "4", "--train.steps", "3"]) == (["c.py", "--train.steps", "3"], 4)
-    assert script.take_devices(["--devices=2"]) == ([], 2) and script.take_devices(["c.py"]) == (["c.py"], None)
+    assert script.take_devices(["c.py", "--devices", "4", "--train.steps", "3"]) == (
+        ["c.py", "--train.steps", "3"],
+        4,
+    )
+    assert script.take_devices(["--devices=2"]) == ([], 2) and script.take_devices(["c.py"]) == (
+        ["c.py"],
+        None,
+    )
     for bad in (["--devices"], ["--devices", "0"], ["--devices=many"]):
         with pytest.raises(InputError, match=r"--devices .*give a number of devices"):
             script.take_devices(bad)

@@ -11,27 +11,30 @@ from sample_records import to_records
 from r2sm_jax import evaluate
 from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluate import decide, main, score_source
-from r2sm_jax.metrics.pages import first_of_images, panels
-from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import split_figures
-from r2sm_jax.metrics.score import score, truths_at
-from r2sm_jax.predictor import Predictor
-from r2sm_jax.queries.sentences import intent_sentences
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import split_figures
+from r2sm_jax.evaluation.scorer import score, truths_at
+from r2sm_jax.evaluation.tables import first_of_images, panels
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.run import open_run
 from r2sm_jax.query import MaskType, Query, Sentence
-from r2sm_jax.runs import open_run
-from r2sm_jax.scenes.scenes import SceneSource
-from r2sm_jax.sources import open_source
-from r2sm_jax.tools.conversion import write_json
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
+from r2sm_jax.synthetic.scenes.source import SceneSource
+from r2sm_jax.tools.convert import write_json
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
     """Twelve scenes of two sizes as a dataset file with its images."""
     folder = tmp_path_factory.mktemp("dataset")
-    samples = [replace(SceneSource("val", 12, size=40 + 24 * (i % 2))[i], image_id=i + 1) for i in range(12)]
+    samples = [
+        replace(SceneSource("val", 12, size=40 + 24 * (i % 2))[i], image_id=i + 1)
+        for i in range(12)
+    ]
     for sample in samples:
         Image.fromarray(sample.image).save(folder / sample.file_name)
     write_json(folder / "scenes.json", to_records(samples))
@@ -50,7 +53,10 @@ def test_a_run_is_evaluated_again_to_the_same_report(tiny_run, command, tmp_path
     assert again["splits"] == first["splits"] and again["sentences"] == first["sentences"]
     figures = again["sentences"]["val_r2sm"]
     assert figures["queries"] == len(intent_sentences("val_r2sm")) and 0 <= figures["ece"] <= 1
-    assert all(f"| {name} |" in (tmp_path / "report.md").read_text() for name in ("val_r2sm", "keyword rule"))
+    assert all(
+        f"| {name} |" in (tmp_path / "report.md").read_text()
+        for name in ("val_r2sm", "keyword rule")
+    )
     assert (tmp_path / "report.md").read_text().startswith("# R2SM evaluation")
 
 
@@ -58,10 +64,18 @@ def test_a_run_is_evaluated_again_to_the_same_report(tiny_run, command, tmp_path
 def test_sentences_are_decided_by_rules_or_not_at_all(head, predictor, monkeypatch):
     monkeypatch.setattr(predictor, "config", replace(predictor.config, head=head))
     asked: dict[str, MaskType] = {"the mug": "modal", "the whole mug": "amodal", "mug!": "amodal"}
-    figures = decide(predictor, [Sentence(text, mask_type, "") for text, mask_type in asked.items()])
-    expected = {"oracle": (1, 1, 1), "always_modal": (1 / 3, 1, 0), "none": (None, None, None)}[head]
-    assert tuple(figures[name] for name in ("accuracy", "modal", "amodal")) == pytest.approx(expected)
-    assert figures["ece"] is None and figures["keyword"] == (None if head == "none" else pytest.approx(2 / 3))
+    figures = decide(
+        predictor, [Sentence(text, mask_type, "") for text, mask_type in asked.items()]
+    )
+    expected = {"oracle": (1, 1, 1), "always_modal": (1 / 3, 1, 0), "none": (None, None, None)}[
+        head
+    ]
+    assert tuple(figures[name] for name in ("accuracy", "modal", "amodal")) == pytest.approx(
+        expected
+    )
+    assert figures["ece"] is None and figures["keyword"] == (
+        None if head == "none" else pytest.approx(2 / 3)
+    )
 
 
 def test_one_split_is_shown_and_not_written_unasked(tiny_run, command):
@@ -77,11 +91,20 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["sentences"] == {} and report["meta"]["source"] == f"json:{dataset}"
     assert report["meta"]["images"] == {"all": 12}  # the whole file: nobody asked for a part of it
-    assert command(main, tiny_run, "--data", f"json:{dataset}", "--out", tmp_path / "again").code == 0
-    assert json.loads((tmp_path / "again" / "report.json").read_text())["splits"] == report["splits"]
-    end = command(main, tiny_run, "--data", f"json:{dataset}", "--split", "train,dev,val", "--out", tmp_path)
+    assert (
+        command(main, tiny_run, "--data", f"json:{dataset}", "--out", tmp_path / "again").code == 0
+    )
+    assert (
+        json.loads((tmp_path / "again" / "report.json").read_text())["splits"] == report["splits"]
+    )
+    end = command(
+        main, tiny_run, "--data", f"json:{dataset}", "--split", "train,dev,val", "--out", tmp_path
+    )
     parts = json.loads((tmp_path / "report.json").read_text())
-    assert set(parts["splits"]) == {"train", "dev", "val"} and sum(parts["meta"]["images"].values()) == 12
+    assert (
+        set(parts["splits"]) == {"train", "dev", "val"}
+        and sum(parts["meta"]["images"].values()) == 12
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
@@ -98,7 +121,10 @@ def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, r
         assert one.probability == pytest.approx(other.probability, abs=1e-6)
         assert one.predicted_iou == pytest.approx(other.predicted_iou, abs=1e-6)
     assert whole.data_sha256 == parts.data_sha256
-    a, b = split_figures(whole.results, whole.instances), split_figures(parts.results, parts.instances)
+    a, b = (
+        split_figures(whole.results, whole.instances),
+        split_figures(parts.results, parts.instances),
+    )
     assert a["all"] == b["all"] or a["all"]["ap"] == pytest.approx(b["all"]["ap"], abs=1e-6)
 
 
@@ -127,7 +153,8 @@ class Clairvoyant(Predictor):
         for truth, given in super().answer_all(asked):
             box = Letterbox(truth.height, truth.width, size)
             modal, amodal = (
-                box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9 for rle in (truth.modal, truth.amodal)
+                box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
+                for rle in (truth.modal, truth.amodal)
             )
             yield truth, given._replace(outputs=given.outputs._replace(modal=modal, amodal=amodal))
 
@@ -150,9 +177,18 @@ def oblong(size: tuple[int, int], count: int) -> list[Sample]:
         whole[height // 2 :, : width // 3] = True
         modal = whole.copy()
         modal[: height * 3 // 4] = False
-        queries = (Query(2 * n + 1, "the mug", "modal", (1,)), Query(2 * n + 2, "the whole mug", "amodal", (1,)))
+        queries = (
+            Query(2 * n + 1, "the mug", "modal", (1,)),
+            Query(2 * n + 2, "the whole mug", "amodal", (1,)),
+        )
         samples.append(
-            Sample(n, f"{n}.png", np.zeros((*size, 3), np.uint8), (Instance(1, "mug", modal, whole),), queries)
+            Sample(
+                n,
+                f"{n}.png",
+                np.zeros((*size, 3), np.uint8),
+                (Instance(1, "mug", modal, whole),),
+                queries,
+            )
         )
     return samples
 
@@ -177,7 +213,9 @@ def test_every_query_is_answered_once(predictor, tmp_path):
     source = open_source("scenes", "val", count=5, size=48, queries=19)
     scored = score_source(predictor, source)
     results = scored.results
-    assert sorted(scored.instances) == sorted(scored.drawings) == sorted(r.query_id for r in results)
+    assert (
+        sorted(scored.instances) == sorted(scored.drawings) == sorted(r.query_id for r in results)
+    )
     assert sorted((r.image_id, r.query_id) for r in results) == sorted(
         (s.image_id, q.id) for s in map(source.__getitem__, range(5)) for q in s.queries
     )
@@ -192,8 +230,12 @@ def sample(**changes) -> Sample:
     left, right, below = np.zeros((3, 8, 12), bool)
     left[:4, :6], right[:4, 6:], below[4:] = True, True, True
     instances = (Instance(1, "mug", left, None), Instance(2, "book", right, right | left))
-    queries = (Query(1, "the mug", "modal", (1,)), Query(2, "the whole mug", "amodal", (1,)),
-               Query(3, "both", "modal", (1, 2)), Query(4, "the whole book", "amodal", (2,)))  # fmt: skip
+    queries = (
+        Query(1, "the mug", "modal", (1,)),
+        Query(2, "the whole mug", "amodal", (1,)),
+        Query(3, "both", "modal", (1, 2)),
+        Query(4, "the whole book", "amodal", (2,)),
+    )
     ignored = Instance(3, "crowd", below, None, ignore=True)
     return Sample(1, "a.png", np.zeros((8, 12, 3), np.uint8), (*instances, ignored), queries)
 
@@ -233,7 +275,9 @@ def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
     data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
     opened = replace(run, config=replace(run.config, data=data))
     monkeypatch.setattr(evaluate, "open_run", lambda folder, checkpoint: opened)
-    monkeypatch.setattr(evaluate, "open_source", lambda spec, split, **options: asked.update(options) or Listed([]))
+    monkeypatch.setattr(
+        evaluate, "open_source", lambda spec, split, **options: asked.update(options) or Listed([])
+    )
     assert "there are no queries" in refused(main, tiny_run, "--split", "train", "--samples", 3)
     folders = {"images_dir": "photos", "backgrounds": None, "cutouts": "things"}
     assert asked == folders | {"seed": 7, "size": 32, "count": 3}
@@ -241,7 +285,9 @@ def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tiny_run, tmp_path, refused):
     (tmp_path / "file").write_text("")
-    message = refused(main, tiny_run, "--split", "val", "--samples", 1, "--out", tmp_path / "file" / "out")
+    message = refused(
+        main, tiny_run, "--split", "val", "--samples", 1, "--out", tmp_path / "file" / "out"
+    )
     assert "cannot write there" in message
 
 

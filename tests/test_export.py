@@ -21,15 +21,15 @@ from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
 from r2sm_jax import evaluate, predict
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import by_dotted_path, find_export, with_weights, write_sums
+from r2sm_jax.inference import exporter as export
+from r2sm_jax.inference.exported import by_dotted_path, find_export, with_weights, write_sums
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.run import open_run
+from r2sm_jax.inference.verify import verify
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.weights import find_model
-from r2sm_jax.predictor import Predictor
-from r2sm_jax.runs import open_run
-from r2sm_jax.sources import open_source
-from r2sm_jax.tools import export
-from r2sm_jax.tools.verify import verify
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
@@ -47,7 +47,9 @@ def workplace(tiny_run, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "runs").mkdir()
     shutil.copytree(tiny_run, folder / "runs" / "mugs")
-    Image.fromarray(open_source("scenes", "val", count=1, size=64)[0].image[:45]).save(folder / "photo.jpg")
+    Image.fromarray(open_source("scenes", "val", count=1, size=64)[0].image[:45]).save(
+        folder / "photo.jpg"
+    )
     return folder
 
 
@@ -74,7 +76,9 @@ def blocks(language: str) -> list[str]:
     return [code for name, code in found if name == language]
 
 
-def test_every_command_and_program_of_the_documentation_runs(exported, workplace, monkeypatch, command, capsys):
+def test_every_command_and_program_of_the_documentation_runs(
+    exported, workplace, monkeypatch, command, capsys
+):
     monkeypatch.chdir(workplace)
     first, *others = [line for block in blocks("") for line in block.splitlines()]
     assert first.startswith("python -m r2sm_jax.export") and len(others) == 2
@@ -85,7 +89,9 @@ def test_every_command_and_program_of_the_documentation_runs(exported, workplace
         assert end.code == 0, end.err
     assert (workplace / "answer" / "mask.png").exists() and not (exported / "report.json").exists()
     programs = blocks("python")
-    assert len(programs) == 3 and "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
+    assert (
+        len(programs) == 3 and "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
+    )
     capsys.readouterr()
     printed = []
     for program in programs:
@@ -121,7 +127,9 @@ def test_verification_measures_and_refuses(run, exported, copy):
 def stablehlo(folder: Path) -> dict[str, list[str]]:
     """The programs of an export as text, without the places in Python that they come from."""
     with zipfile.ZipFile(folder / "model.stablehlo") as file:
-        functions = {name: jax.export.deserialize(bytearray(file.read(name))) for name in file.namelist()}
+        functions = {
+            name: jax.export.deserialize(bytearray(file.read(name))) for name in file.namelist()
+        }
     modules = {name: function.mlir_module().splitlines() for name, function in functions.items()}
     return {
         name: [line.split(" loc(")[0] for line in lines if not line.startswith("#loc")]
@@ -131,13 +139,23 @@ def stablehlo(folder: Path) -> dict[str, list[str]]:
 
 def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
     """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default precision is."""
-    command = [sys.executable, "-m", "r2sm_jax.export", "runs/mugs", "--out", str(tmp_path / "mugs"), "--verify"]
+    command = [
+        sys.executable,
+        "-m",
+        "r2sm_jax.export",
+        "runs/mugs",
+        "--out",
+        str(tmp_path / "mugs"),
+        "--verify",
+    ]
     environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
     done = subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"([\d.e-]+) in mask logits", done.stdout)[0] == "0"
     programs = stablehlo(tmp_path / "mugs")
-    assert programs == stablehlo(exported) and any("HIGHEST" in line for line in programs["encode_image"])
+    assert programs == stablehlo(exported) and any(
+        "HIGHEST" in line for line in programs["encode_image"]
+    )
 
 
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
@@ -162,16 +180,29 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
 
 def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     names = {p.relative_to(exported).as_posix() for p in exported.rglob("*") if p.is_file()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json", "README.md"} <= names
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "preprocessor_config.json",
+        "README.md",
+    } <= names
     assert {"model.stablehlo", "SHA256SUMS", "language_model/model.safetensors"} <= names
-    assert find_model(str(exported / "language_model"), "--model.text.name") == exported / "language_model"
-    checked = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=exported, capture_output=True)
+    assert (
+        find_model(str(exported / "language_model"), "--model.text.name")
+        == exported / "language_model"
+    )
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=exported, capture_output=True
+    )
     assert checked.returncode == 0, checked
     config = json.loads((exported / "config.json").read_text())
     assert config["format_version"] == 1 and config["architectures"] == ["R2SM"]
     weights = load_file(exported / "model.safetensors")
     assert config["type_temperature"] == pytest.approx(float(weights["type_temperature"]))
-    assert "decoder.blocks.0.mlp.layers.0.kernel" in weights and "decoder.positions" in weights  # a constant
+    assert (
+        "decoder.blocks.0.mlp.layers.0.kernel" in weights and "decoder.positions" in weights
+    )  # a constant
     text = (exported / "config.json").read_text() + (exported / "README.md").read_text()
     assert str(workplace) not in text and str(Path.home()) not in text and "/tmp" not in text
     assert not list(exported.parent.glob(".*"))  # no half-written folder is left
@@ -193,7 +224,9 @@ def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
 
 def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path, tiny_run):
     report = json.loads((tiny_run / "report.json").read_text())
-    other = shutil.copytree(tiny_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    other = shutil.copytree(
+        tiny_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints")
+    )
     assert export.report_of(run) == report
     report["meta"]["weights_sha256"] = "0" * 64
     for content in (report, [], {"meta": []}, {"meta": "x"}):
@@ -220,7 +253,7 @@ def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, cop
 
 def test_other_products_are_refused(copy):
     with pytest.raises(InputError, match='products is \'half\'; give "float32" or "bfloat16"'):
-        r2sm_jax.load(copy, products="half")
+        r2sm_jax.load(copy, matmul_precision="half")
 
 
 def test_the_card_may_be_edited(copy):
@@ -236,15 +269,22 @@ def change(copy: Path, **values) -> None:
 
 def test_a_version_from_the_future_is_one_sentence(copy):
     change(copy, format_version=2)
-    with pytest.raises(InputError, match="format version 2, but this r2sm_jax reads up to 1; upgrade it"):
+    with pytest.raises(
+        InputError, match="format version 2, but this r2sm_jax reads up to 1; upgrade it"
+    ):
         r2sm_jax.load(copy)
 
 
 def test_weights_and_sums_that_do_not_fit_are_one_sentence(copy):
     weights = load_file(copy / "model.safetensors")
-    save_file({name: x for name, x in weights.items() if name != "decoder.positions"}, copy / "model.safetensors")
+    save_file(
+        {name: x for name, x in weights.items() if name != "decoder.positions"},
+        copy / "model.safetensors",
+    )
     write_sums(copy)
-    with pytest.raises(InputError, match=r"safetensors does not fit its config\.json: missing decoder\.positions"):
+    with pytest.raises(
+        InputError, match=r"safetensors does not fit its config\.json: missing decoder\.positions"
+    ):
         r2sm_jax.load(copy)
     (copy / "SHA256SUMS").write_text("nothing here\n")
     with pytest.raises(InputError, match="SHA256SUMS: missing or not readable"):
@@ -260,7 +300,9 @@ def test_another_language_model_is_refused(copy):
         r2sm_jax.load(copy)
 
 
-def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(run, copy, monkeypatch):
+def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
+    run, copy, monkeypatch
+):
     (copy / "notes.txt").write_text("mine")
     monkeypatch.setattr(export, "PLATFORMS", ("cpu",))  # lowering takes most of the time
     export.export(run, copy, lm="reference")
@@ -270,7 +312,8 @@ def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
     assert "language_model" not in sums and "model.stablehlo" in sums
     found = []
     monkeypatch.setattr(
-        "r2sm_jax.models.text_states.find_model", lambda name, flag: found.append(name) or run.predictor.texts.folder
+        "r2sm_jax.data.text_states.find_model",
+        lambda name, flag: found.append(name) or run.predictor.texts.folder,
     )
     assert r2sm_jax.load(copy).texts.sha256 == run.predictor.texts.sha256
     assert found == [run.predictor.texts.folder.name]
@@ -288,11 +331,18 @@ def compact(run, tmp_path_factory) -> Path:
 
 def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplace, monkeypatch):
     texts = run.predictor.texts
-    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: texts.folder)
-    weights = {k: np.asarray(x).astype(np.float16) for k, x in by_dotted_path(run.predictor.weights).items()}
+    monkeypatch.setattr("r2sm_jax.data.text_states.find_model", lambda name, flag: texts.folder)
+    weights = {
+        k: np.asarray(x).astype(np.float16)
+        for k, x in by_dotted_path(run.predictor.weights).items()
+    }
     stored = load_file(compact / "model.safetensors")
-    assert stored.keys() == weights.keys() and all(np.array_equal(stored[k], weights[k]) for k in weights)
-    model = with_weights(run.config.model, {k: x.astype(np.float32) for k, x in weights.items()}, compact)
+    assert stored.keys() == weights.keys() and all(
+        np.array_equal(stored[k], weights[k]) for k in weights
+    )
+    model = with_weights(
+        run.config.model, {k: x.astype(np.float32) for k, x in weights.items()}, compact
+    )
     rounded, loaded = Predictor(run.config.model, *nnx.split(model), texts), r2sm_jax.load(compact)
     assert loaded.weights_sha256 == rounded.weights_sha256 != run.predictor.weights_sha256
     for one in (rounded, loaded):
@@ -301,18 +351,32 @@ def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplac
         assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
 
 
-def test_another_published_encoder_of_a_compact_export_is_refused(run, compact, tmp_path, monkeypatch):
-    folder, encoder = Path(shutil.copytree(compact, tmp_path / "copy")), export.exported.published_weights
-    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: run.predictor.texts.folder)
+def test_another_published_encoder_of_a_compact_export_is_refused(
+    run, compact, tmp_path, monkeypatch
+):
+    folder, encoder = (
+        Path(shutil.copytree(compact, tmp_path / "copy")),
+        export.exported.published_weights,
+    )
+    monkeypatch.setattr(
+        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.texts.folder
+    )
     stored = load_file(folder / "model.safetensors")
     name, value = stored.popitem()
     save_file(stored, folder / "model.safetensors")
     write_sums(folder)
     for changed in (0, 1):
         found = {name: value.astype(np.float32) + changed}
-        monkeypatch.setattr(export.exported, "published_weights", lambda config, found=found: encoder(config) | found)
+        monkeypatch.setattr(
+            export.exported,
+            "published_weights",
+            lambda config, found=found: encoder(config) | found,
+        )
         if changed:
-            with pytest.raises(InputError, match="with the published image encoder that was found, its weights have"):
+            with pytest.raises(
+                InputError,
+                match="with the published image encoder that was found, its weights have",
+            ):
                 r2sm_jax.load(folder)
         else:
             r2sm_jax.load(folder)
@@ -320,7 +384,13 @@ def test_another_published_encoder_of_a_compact_export_is_refused(run, compact, 
 
 def test_a_compact_export_is_small(compact, exported):
     names = {file.name for file in compact.iterdir()}
-    assert names == {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "SHA256SUMS"}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "README.md",
+        "SHA256SUMS",
+    }
     assert "stablehlo" not in (compact / "README.md").read_text()
     assert "stablehlo" in (exported / "README.md").read_text()
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (compact, exported)]
@@ -329,9 +399,14 @@ def test_a_compact_export_is_small(compact, exported):
 
 def test_a_released_model_is_found_by_its_name(run, compact, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("r2sm_jax.models.text_states.find_model", lambda name, flag: run.predictor.texts.folder)
-    monkeypatch.setattr("r2sm_jax.exported.RELEASED", compact.parent)
-    assert find_export("small") == compact and r2sm_jax.load("small").config.vision == run.config.model.vision
+    monkeypatch.setattr(
+        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.texts.folder
+    )
+    monkeypatch.setattr("r2sm_jax.inference.exported.RELEASED", compact.parent)
+    assert (
+        find_export("small") == compact
+        and r2sm_jax.load("small").config.vision == run.config.model.vision
+    )
     with pytest.raises(InputError, match="no such run folder"):
         r2sm_jax.load("large")
     (tmp_path / "small").mkdir()
@@ -343,12 +418,16 @@ def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "hub" / "models--somebody--mugs"
-    with pytest.raises(InputError, match="hf:somebody/mugs: the Hugging Face hub did not give this export"):
+    with pytest.raises(
+        InputError, match="hf:somebody/mugs: the Hugging Face hub did not give this export"
+    ):
         r2sm_jax.load("hf:somebody/mugs")
     shutil.copytree(exported, repository / "snapshots" / ("0" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
-    assert r2sm_jax.load("hf:somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
+    assert (
+        r2sm_jax.load("hf:somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
+    )
 
 
 def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, monkeypatch):
@@ -360,10 +439,18 @@ def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, mo
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     folder = Path(shutil.copytree(exported, tmp_path / "hub"))
-    assert find_export("hf:somebody/mugs") == folder and asked[0] == ["config.json"] and len(asked) == 2
-    names = [file.relative_to(exported).as_posix() for file in exported.rglob("*") if file.is_file()]
+    assert (
+        find_export("hf:somebody/mugs") == folder
+        and asked[0] == ["config.json"]
+        and len(asked) == 2
+    )
+    names = [
+        file.relative_to(exported).as_posix() for file in exported.rglob("*") if file.is_file()
+    ]
     assert [name for name in names if not any(fnmatch(name, pattern) for pattern in asked[1])] == []
-    assert not any(fnmatch("evil.py", pattern) or fnmatch("data/all.bin", pattern) for pattern in asked[1])
+    assert not any(
+        fnmatch("evil.py", pattern) or fnmatch("data/all.bin", pattern) for pattern in asked[1]
+    )
     asked.clear()
     (folder / "config.json").write_text('{"model_type": "bert"}')
     (folder / "SHA256SUMS").unlink()
@@ -373,7 +460,9 @@ def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, mo
 
 
 def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub")
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for name in ("runs/latest", tmp_path / "a" / "b", "nowhere", "exports/mugs"):
@@ -381,20 +470,34 @@ def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
             r2sm_jax.load(name)
 
 
-def test_what_cannot_be_exported_is_one_sentence(tiny_run, exported, tmp_path, refused, monkeypatch):
+def test_what_cannot_be_exported_is_one_sentence(
+    tiny_run, exported, tmp_path, refused, monkeypatch
+):
     main = export.main
     assert "an export already" in refused(main, exported, "--out", tmp_path / "again")
     assert "--overwrite" in refused(main, tiny_run, "--out", exported)
-    assert "is a folder of this machine" in refused(main, tiny_run, "--out", tmp_path / "new", "--lm", "reference")
-    assert "--compact: the language model" in refused(main, tiny_run, "--out", tmp_path / "new", "--compact")
+    assert "is a folder of this machine" in refused(
+        main, tiny_run, "--out", tmp_path / "new", "--lm", "reference"
+    )
+    assert "--compact: the language model" in refused(
+        main, tiny_run, "--out", tmp_path / "new", "--compact"
+    )
     said = refused(main, tiny_run, "--out", tmp_path / "new", "--compact", "--verify")
-    assert "--verify compares float32 weights with the StableHLO; leave it out with --compact" in said
+    assert (
+        "--verify compares float32 weights with the StableHLO; leave it out with --compact" in said
+    )
     assert "no such run folder" in refused(main, tmp_path / "nowhere", "--out", tmp_path / "new")
     (tmp_path / "file").write_text("")
     (tmp_path / "config.json").write_text("{}")
     for taken in (tiny_run, tmp_path / "file", tmp_path):
-        assert "a file, a run folder, or has another model's" in refused(main, tiny_run, "--out", taken, "--overwrite")
-    monkeypatch.setattr(export, "save_file", Mock(side_effect=SafetensorError("No space left on device")))
-    assert "cannot be written (No space left on device)" in refused(main, tiny_run, "--out", tmp_path / "new")
+        assert "a file, a run folder, or has another model's" in refused(
+            main, tiny_run, "--out", taken, "--overwrite"
+        )
+    monkeypatch.setattr(
+        export, "save_file", Mock(side_effect=SafetensorError("No space left on device"))
+    )
+    assert "cannot be written (No space left on device)" in refused(
+        main, tiny_run, "--out", tmp_path / "new"
+    )
     assert "holds one only" in refused(evaluate.main, exported, "--checkpoint", "latest")
     assert not (tmp_path / "new").exists() and not (tmp_path / "again").exists()

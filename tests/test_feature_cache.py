@@ -16,28 +16,33 @@ import pytest
 from flax import nnx
 from PIL import Image, ImageDraw
 
-from r2sm_jax import feature_cache
+from r2sm_jax.cli import parse_config
 from r2sm_jax.config import PlainViTConfig, VisionConfig
-from r2sm_jax.data import batches
+from r2sm_jax.data import batches, cache as feature_cache, text_states
 from r2sm_jax.data.batches import Prepared, PreparedSource, to_arrays
+from r2sm_jax.data.cache import TYPES, FeatureCache, digest, stamp, to_float16
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.feature_cache import TYPES, FeatureCache, digest, stamp, to_float16
-from r2sm_jax.flags import parse_config
-from r2sm_jax.models import text_states
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.models.vision import VisionEncoder
-from r2sm_jax.scenes.paint import COLOURS
-from r2sm_jax.scenes.scenes import ProceduralSource
-from r2sm_jax.sources import open_source
+from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.synthetic.scenes.paint import COLOURS
+from r2sm_jax.synthetic.scenes.source import ProceduralSource
 from r2sm_jax.train import main
 from r2sm_jax.training.step import frozen_images
 
-SENTENCES = ["the red mug", "the complete shape of the car", "only what can be seen of the dog", "a"]
+SENTENCES = [
+    "the red mug",
+    "the complete shape of the car",
+    "only what can be seen of the dog",
+    "a",
+]
 
 
 def arrays(seed: int) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(seed + 1, 3)).astype(np.float16), rng.normal(size=(2, 2)).astype(np.float16)
+    return rng.normal(size=(seed + 1, 3)).astype(np.float16), rng.normal(size=(2, 2)).astype(
+        np.float16
+    )
 
 
 def test_what_is_kept_comes_back(tmp_path, monkeypatch):
@@ -65,7 +70,9 @@ def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
         FeatureCache(tmp_path, "model").add(items())
     found = FeatureCache(tmp_path, "model")
     assert 0 < len(found._places) < 10 and not list(found.folder.glob("*.part"))
-    assert all(np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found._places)))
+    assert all(
+        np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found._places))
+    )
 
 
 def test_a_damaged_cache_is_one_sentence(tmp_path):
@@ -86,7 +93,9 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged(number, tmp_path, mo
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(InputError, match=rf"cannot read the file \({os.strerror(number)}\); permit .*ulimit") as error:
+    with pytest.raises(
+        InputError, match=rf"cannot read the file \({os.strerror(number)}\); permit .*ulimit"
+    ) as error:
         FeatureCache(tmp_path, "model")
     assert "damaged" not in str(error.value)
 
@@ -121,14 +130,24 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
 
 def test_a_folder_below_a_file_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--data\.cache-features .*file/below.* can be written to"):
+    with pytest.raises(InputError, match=r"--data\.cache-dir .*file/below.* can be written to"):
         FeatureCache(tmp_path / "file" / "below", "model")
 
 
 def test_a_hash_tells_values_shapes_and_types_apart():
     a = np.arange(6, dtype=np.int32)
-    different = [a, a + 1, a.reshape(2, 3), a.reshape(3, 2), a.astype(np.int64), a.astype(np.uint32)]
-    assert len({digest(x) for x in different} | {digest("a", "b"), digest("ab"), digest("a", "b", "")}) == 9
+    different = [
+        a,
+        a + 1,
+        a.reshape(2, 3),
+        a.reshape(3, 2),
+        a.astype(np.int64),
+        a.astype(np.uint32),
+    ]
+    assert (
+        len({digest(x) for x in different} | {digest("a", "b"), digest("ab"), digest("a", "b", "")})
+        == 9
+    )
     assert digest(a[::2]) == digest(a[::2].copy())
 
 
@@ -145,7 +164,9 @@ def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
     assert texts((2,)).encode(SENTENCES) == len(SENTENCES)
 
 
-def test_states_beyond_the_memory_that_they_may_take_are_in_files(bert_folder, tmp_path, monkeypatch):
+def test_states_beyond_the_memory_that_they_may_take_are_in_files(
+    bert_folder, tmp_path, monkeypatch
+):
     def texts() -> TextStates:
         return TextStates(str(bert_folder), layers=(1, 2), max_tokens=16)
 
@@ -156,7 +177,12 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(bert_folder, t
     in_files = texts()
     for part in (SENTENCES[:1], SENTENCES[1:]):
         in_files.encode(part)
-    assert [isinstance(in_files._states[s], np.ndarray) for s in SENTENCES] == [True, False, False, False]
+    assert [isinstance(in_files._states[s], np.ndarray) for s in SENTENCES] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert not list(tmp_path.iterdir())  # a process that is killed leaves nothing behind
     for sentence in SENTENCES:
         assert in_files.count_tokens(sentence) == in_memory.count_tokens(sentence)
@@ -166,7 +192,11 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(bert_folder, t
 
 
 def test_arrays_of_any_size_and_type_come_back(tmp_path):
-    arrays = tuple(np.ones(shape, dtype) for dtype in TYPES.values() for shape in ((4,), (0, 3), (2, 0), (3, 2)))
+    arrays = tuple(
+        np.ones(shape, dtype)
+        for dtype in TYPES.values()
+        for shape in ((4,), (0, 3), (2, 0), (3, 2))
+    )
     FeatureCache(tmp_path, "model").add([("all", arrays), ("none", ()), ("one", arrays[:1])])
     found = FeatureCache(tmp_path, "model")["all"]
     assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in arrays]
@@ -174,7 +204,7 @@ def test_arrays_of_any_size_and_type_come_back(tmp_path):
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:
-    from r2sm_jax.runs import restore_weights
+    from r2sm_jax.inference.run import restore_weights
 
     found = nnx.to_flat_state(restore_weights(run).params)
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
@@ -182,14 +212,22 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("stem", ["sam", "conv"])
-def test_training_from_the_cache_is_training(stem, published_flags, published_folders, tmp_path, command):
+def test_training_from_the_cache_is_training(
+    stem, published_flags, published_folders, tmp_path, command
+):
     """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that is trained."""
     frozen = ["--model.vision.name", published_folders["dinov2"], "--train.steps", 2]
-    frozen += ["--model.vision.init", published_folders["sam"], "--model.vision.frozen"] if stem == "sam" else []
-    cache = ["--data.cache-features", tmp_path / "cache"]
+    frozen += (
+        ["--model.vision.init", published_folders["sam"], "--model.vision.frozen"]
+        if stem == "sam"
+        else []
+    )
+    cache = ["--data.cache-dir", tmp_path / "cache"]
     runs = {}
     for name, extra in {"without": [], "filled": cache, "read": cache}.items():
-        end = command(main, *published_flags, *frozen, "--data.no-mirror", "--run", tmp_path / name, *extra)
+        end = command(
+            main, *published_flags, *frozen, "--data.no-mirror", "--run", tmp_path / name, *extra
+        )
         assert end.code == 0, end
         runs[name] = parameters(tmp_path / name), end.out
     without, filled, read = (weights for weights, _ in runs.values())
@@ -197,12 +235,18 @@ def test_training_from_the_cache_is_training(stem, published_flags, published_fo
     assert "features of 0 images" not in runs["filled"][1] and "features of" in runs["filled"][1]
     assert all(filled[name].tobytes() == read[name].tobytes() for name in filled)
     for name, weights in without.items():
-        np.testing.assert_allclose(filled[name], weights, atol=2e-3, err_msg=name)  # states are float16
+        np.testing.assert_allclose(
+            filled[name], weights, atol=2e-3, err_msg=name
+        )  # states are float16
 
 
 @pytest.mark.parametrize(
     ("frozen", "kept"),
-    [({}, (True, False)), ({"name": "plain"}, (True, True)), ({"frozen": False, "name": "plain"}, (False, True))],
+    [
+        ({}, (True, False)),
+        ({"name": "plain"}, (True, True)),
+        ({"frozen": False, "name": "plain"}, (False, True)),
+    ],
     ids=["SAM", "both", "only the plain ViT"],
 )
 def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
@@ -211,8 +255,18 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
         if "name" in frozen
         else PlainViTConfig()
     )
-    sizes = {"image_size": 48, "patch_size": 16, "stem": "patch", "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 32}
-    config = VisionConfig(**sizes, **({"init": "sam", "frozen": True} | frozen), out_dim=8, plain=plain)
+    sizes = {
+        "image_size": 48,
+        "patch_size": 16,
+        "stem": "patch",
+        "dim": 32,
+        "depth": 2,
+        "heads": 2,
+        "mlp_dim": 32,
+    }
+    config = VisionConfig(
+        **sizes, **({"init": "sam", "frozen": True} | frozen), out_dim=8, plain=plain
+    )
     encoder = VisionEncoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
     if "name" in frozen:  # at zero where training starts beside published weights
         encoder.join.kernel[...] = jax.random.normal(jax.random.key(0), encoder.join.kernel.shape)
@@ -249,9 +303,13 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     spec = "scenes" if kind == "scenes" else f"cutouts:{request.getfixturevalue('cutout_folder')}"
     drawn: list[int] = []
     draw = ProceduralSource.__getitem__
-    monkeypatch.setattr(ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i))
+    monkeypatch.setattr(
+        ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i)
+    )
 
-    def prepared(count: int, folder: Path | None = tmp_path / "cache", **options: int) -> PreparedSource:
+    def prepared(
+        count: int, folder: Path | None = tmp_path / "cache", **options: int
+    ) -> PreparedSource:
         source = PreparedSource(open_source(spec, count=count, **options), 48, 12)
         drawn.clear()
         assert source.remember(folder and str(folder))
@@ -267,7 +325,9 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     monkeypatch.setattr(batches, "KEPT_ON_DISK", 1)
     assert not PreparedSource(open_source(spec, count=3), 48, 12).remember(str(tmp_path / "cache"))
     monkeypatch.undo()
-    monkeypatch.setattr(ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i))
+    monkeypatch.setattr(
+        ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i)
+    )
     for other in ({"seed": 1}, {"size": 64}, {"queries": 3}):
         prepared(2, **other)
         assert len(drawn) == 3, other
@@ -284,21 +344,29 @@ def test_processes_share_what_the_first_of_them_misses(tmp_path, monkeypatch):
         return told
 
     monkeypatch.setattr(batches, "gather", gather)
-    monkeypatch.setattr(batches, "jax", SimpleNamespace(process_count=lambda: 2, process_index=lambda: len(told) - 1))
+    monkeypatch.setattr(
+        batches,
+        "jax",
+        SimpleNamespace(process_count=lambda: 2, process_index=lambda: len(told) - 1),
+    )
     for _ in range(2):
         last = PreparedSource(open_source("scenes", count=5), 48, 12)
         assert last.remember(str(tmp_path))
     assert told == [[0, 1, 2, 3, 4], [1, 3]] and len([last[index] for index in range(5)]) == 5
 
 
-def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(cutout_folder, tmp_path, monkeypatch):
+def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(
+    cutout_folder, tmp_path, monkeypatch
+):
     source = open_source(f"cutouts:{cutout_folder}", count=1)
     before = source.fingerprint()
     assert open_source(f"cutouts:{cutout_folder}", count=2).fingerprint() == before
     assert open_source(f"cutouts:{cutout_folder}", "dev", count=1).fingerprint() != before
     for changed in (source.files[-1], Path(feature_cache.__file__)):
         monkeypatch.setattr(
-            feature_cache, "stamp", lambda path, changed=changed: "new" if path == changed else stamp(path)
+            feature_cache,
+            "stamp",
+            lambda path, changed=changed: "new" if path == changed else stamp(path),
         )
         assert source.fingerprint() != before
 
@@ -307,7 +375,7 @@ def test_why_images_are_not_cached(tmp_path, capsys):
     prepared = PreparedSource(open_source("scenes", count=1), 48, 12)
 
     def obstacle(*flags: str) -> str:
-        config = parse_config(["--data.cache-features", str(tmp_path), *flags])
+        config = parse_config(["--data.cache-dir", str(tmp_path), *flags])
         made = frozen_images(config, prepared) is not None
         printed = capsys.readouterr().out
         assert made == (not printed)
@@ -315,7 +383,9 @@ def test_why_images_are_not_cached(tmp_path, capsys):
 
     frozen = ["--model.vision.init", "facebook/sam-vit-base", "--model.vision.frozen"]
     still = ["--data.no-mirror"]
-    assert not obstacle(*frozen, *still) and not obstacle("--model.vision.name", "facebook/dinov2-small", *still)
+    assert not obstacle(*frozen, *still) and not obstacle(
+        "--model.vision.name", "facebook/dinov2-small", *still
+    )
     for extra in ([], [*still, "--data.crop", "0.8"], [*still, "--data.colour-jitter", "0.1"]):
         assert "augmented" in obstacle(*frozen, *extra)
     for model in ([], frozen[:2], [*frozen, "--model.vision.lora-rank", "4"]):
@@ -325,7 +395,7 @@ def test_why_images_are_not_cached(tmp_path, capsys):
 @pytest.mark.usefixtures("steps_alone")
 def test_what_is_trained_is_not_cached(tiny_flags, tmp_path, command):
     """Sentences are."""
-    flags = [*tiny_flags, "--data.cache-features", tmp_path / "cache"]
+    flags = [*tiny_flags, "--data.cache-dir", tmp_path / "cache"]
     end = command(main, *flags, "--run", tmp_path / "run")
     assert end.code == 0 and "not cached, since no image encoder is frozen" in end.out
     assert len(list((tmp_path / "cache").iterdir())) == 2  # sentences and prepared scenes

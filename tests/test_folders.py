@@ -10,7 +10,7 @@ from test_data_cli import run  # noqa: F401
 from test_readers import BACK, FRONT, HEIGHT, SEEN, WIDTH, check_pair, finished, photo, to_read
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
 
@@ -60,7 +60,11 @@ def test_masks_that_cannot_be_used_are_bad_records(tmp_path):
     (whole / "3_whole_mask.png").write_text("no image")
     save(whole / "lost_whole_mask.png", BACK)
     reasons = "\n".join(map(str, read_mask_folders(replace(to_read(folder), max_bad=0.9)).bad))
-    for reason in ("no mask in visible_object_mask", "9 x 9, but its image is 20 x 30", "several values up to 4"):
+    for reason in (
+        "no mask in visible_object_mask",
+        "9 x 9, but its image is 20 x 30",
+        "several values up to 4",
+    ):
         assert reason in reasons
     assert "3_whole_mask.png cannot be read" in reasons and "there is no image for it" in reasons
     assert reasons.count("\n") == 4
@@ -83,7 +87,9 @@ def test_masks_with_a_palette(tmp_path):
     labels.putpalette((0, 0, 0, 128, 0, 0, 0, 128, 0))
     labels.save(folder / "whole_mask" / "1_whole_mask.png")
     found = read_mask_folders(replace(to_read(folder), max_bad=0.5))
-    assert (masks.decode(found.annotations[0]["segmentation"]) == BACK).all() and len(found.annotations) == 1
+    assert (masks.decode(found.annotations[0]["segmentation"]) == BACK).all() and len(
+        found.annotations
+    ) == 1
     assert "holds several values" in str(found.bad[0])
 
 

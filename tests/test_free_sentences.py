@@ -5,18 +5,18 @@ from collections import Counter
 
 import numpy as np
 
-from r2sm_jax.queries.sentences import (
+from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.synthetic.queries.sentences import (
     _written,
     free_templates,
     intent_sentences,
-    write_free_sentences,
+    write_text_only_queries,
     written_sentences,
 )
-from r2sm_jax.query import keyword_mask_type
 
 
 def test_they_are_different_balanced_and_hard_both_ways():
-    found = write_free_sentences(2000, seed=0)
+    found = write_text_only_queries(2000, seed=0)
     assert len({(sentence.text, sentence.mask_type) for sentence in found}) == 2000
     amodal = np.array([sentence.mask_type == "amodal" for sentence in found])
     hard = np.array([keyword_mask_type(sentence.text) != sentence.mask_type for sentence in found])
@@ -25,31 +25,38 @@ def test_they_are_different_balanced_and_hard_both_ways():
     assert all(sentence.family.startswith(sentence.mask_type) for sentence in found)
     assert len({sentence.family for sentence in found}) > 30
     nothing = [sentence for sentence in found if sentence.family.endswith(": nothing")]
-    assert 20 < len(nothing) < 200 and {sentence.mask_type for sentence in nothing} == {"modal", "amodal"}
+    assert 20 < len(nothing) < 200 and {sentence.mask_type for sentence in nothing} == {
+        "modal",
+        "amodal",
+    }
 
 
 def test_nothing_is_left_unfilled():
-    for sentence in write_free_sentences(3000, seed=1):
+    for sentence in write_text_only_queries(3000, seed=1):
         if not sentence.family.endswith("nothing"):  # punctuation alone, among others
-            assert not re.search(r"[{}\[\]<>|~]", sentence.text.replace("conf=0.9", "")), sentence.text
+            assert not re.search(r"[{}\[\]<>|~]", sentence.text.replace("conf=0.9", "")), (
+                sentence.text
+            )
         assert sentence.text.strip()
 
 
 def test_a_seed_gives_the_same_sentences_and_another_seed_others():
-    one, again, other = (write_free_sentences(200, seed=seed) for seed in (3, 3, 4))
+    one, again, other = (write_text_only_queries(200, seed=seed) for seed in (3, 3, 4))
     assert one == again and len(set(one) & set(other)) < 20
-    assert write_free_sentences(0, seed=0) == []
+    assert write_text_only_queries(0, seed=0) == []
 
 
 def test_the_words_are_many_and_the_development_sentences_are_not_written():
     words_of = free_templates()
     assert len(words_of["thing"]) > 300
-    assert all(len(set(words_of[name])) == len(words_of[name]) for name in ("thing", "person", "adjective"))
+    assert all(
+        len(set(words_of[name])) == len(words_of[name]) for name in ("thing", "person", "adjective")
+    )
 
     def words(text: str) -> str:
         return " ".join(re.findall(r"[a-z]+", text.lower()))
 
-    written = {words(sentence.text) for sentence in write_free_sentences(5000, seed=0)}
+    written = {words(sentence.text) for sentence in write_text_only_queries(5000, seed=0)}
     for name in ("development", "test", "calibration", "val_r2sm"):
         assert not written & {words(row.text) for row in intent_sentences(name)}, name
 
@@ -57,10 +64,10 @@ def test_the_words_are_many_and_the_development_sentences_are_not_written():
 def test_sentences_of_r2sm_may_leave_an_author_out():
     """Six of ten sentences are of R2SM's manner; a second sentence may change what they ask for."""
     own = {row.text.lower() for row in written_sentences() if row.family == "author a"}
-    written = write_free_sentences(3000, seed=0)
+    written = write_text_only_queries(3000, seed=0)
     share = np.mean(["r2sm" in sentence.family for sentence in written])
     assert 0.5 < share < 0.7 and len({s.family for s in written if ", " in s.family}) == 6
-    without = write_free_sentences(1000, seed=0, without="author a")
+    without = write_text_only_queries(1000, seed=0, without="author a")
     assert not own & {sentence.text.lower() for sentence in without}
     assert own & {sentence.text.lower() for sentence in written}
 

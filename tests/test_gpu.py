@@ -13,9 +13,9 @@ from flax import nnx
 
 from r2sm_jax import train
 from r2sm_jax.config import TextConfig
-from r2sm_jax.cpu import on_cuda
 from r2sm_jax.models import layers
 from r2sm_jax.models.layers import attend
+from r2sm_jax.models.matmul import on_cuda
 from r2sm_jax.models.r2sm import R2SM
 
 cuda_only = pytest.mark.skipif(not on_cuda(), reason="JAX has no CUDA device here")
@@ -40,7 +40,9 @@ def test_the_attention_of_cudnn_and_its_gradients_are_those_of_xla(extra, monkey
         plain = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
     for ours, theirs in zip(jax.tree.leaves(wanted), jax.tree.leaves(plain), strict=True):
         scale = float(jnp.abs(theirs).max())
-        np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=0.03 * scale)
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=0.03 * scale
+        )
 
 
 @cuda_only
@@ -50,14 +52,18 @@ def test_a_model_answers_on_the_gpu_as_on_the_cpu(tiny_config):
     text: TextConfig = config.text
     size, rng = config.vision.image_size, np.random.default_rng(0)
     inputs = (
-        rng.integers(0, 255, (2, size, size, 3), np.uint8), np.ones((2, size, size), bool),
-        rng.normal(size=(2, 3, 6, len(text.layers), text.dim)).astype(np.float16), np.ones((2, 3, 6), bool),
-    )  # fmt: skip
+        rng.integers(0, 255, (2, size, size, 3), np.uint8),
+        np.ones((2, size, size), bool),
+        rng.normal(size=(2, 3, 6, len(text.layers), text.dim)).astype(np.float16),
+        np.ones((2, 3, 6), bool),
+    )
     answers = []
     for device in (jax.devices("cpu")[0], jax.devices("gpu")[0]):
         with jax.default_device(device), jax.default_matmul_precision("float32"):
             placed = jax.device_put((weights, inputs), device)
-            answers.append(jax.jit(lambda weights, inputs: nnx.merge(graphdef, weights)(*inputs))(*placed))
+            answers.append(
+                jax.jit(lambda weights, inputs: nnx.merge(graphdef, weights)(*inputs))(*placed)
+            )
     for ours, theirs in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
@@ -74,7 +80,14 @@ def test_the_flag_for_equal_bits_reaches_xla(tiny_flags, monkeypatch, command):
 def test_two_deterministic_runs_have_the_same_losses(tiny_flags, tmp_path):
     losses = []
     for name in ("one", "two"):
-        words = [sys.executable, "-m", "r2sm_jax.train", *map(str, tiny_flags), "--run", tmp_path / name]
+        words = [
+            sys.executable,
+            "-m",
+            "r2sm_jax.train",
+            *map(str, tiny_flags),
+            "--run",
+            tmp_path / name,
+        ]
         subprocess.run([*words, "--train.deterministic"], check=True)
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         losses.append([line["train/loss"] for line in lines if "train/loss" in line])

@@ -10,13 +10,21 @@ from pathlib import Path
 import head_only
 import numpy as np
 import pytest
-from head_only import Sentences, free_sentences, intent_list, listed, pad, scene_sentences, train_head
+from head_only import (
+    Sentences,
+    intent_list,
+    listed,
+    pad,
+    scene_sentences,
+    text_only_queries,
+    train_head,
+)
 
-from r2sm_jax.models import heads
-from r2sm_jax.models.heads import LEARNED
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.queries.sentences import intent_sentences, written_sentences
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.synthetic.queries.sentences import intent_sentences, written_sentences
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablate_heads.py"
 
@@ -34,7 +42,9 @@ def words(text: str) -> str:
 def test_the_list_is_large_balanced_hard_and_explained():
     rows = intent_sentences()
     assert len(rows) >= 200 and len({words(row.text) for row in rows}) == len(rows)
-    assert {row.mask_type for row in rows} == {"modal", "amodal"} and all(row.family and row.reason for row in rows)
+    assert {row.mask_type for row in rows} == {"modal", "amodal"} and all(
+        row.family and row.reason for row in rows
+    )
     share = np.mean([row.mask_type == "amodal" for row in rows])
     hard = np.mean([keyword_mask_type(row.text) != row.mask_type for row in rows])
     assert 0.45 < share < 0.55 and hard > 1 / 3
@@ -50,20 +60,32 @@ def test_the_list_to_test_on_is_balanced_and_no_sentence_is_in_both():
 
 @pytest.mark.parametrize("purpose", ["development", "test", "calibration", "val_r2sm"])
 def test_the_lists_are_not_what_the_grammar_writes(purpose):
-    written = {words(text) for split in ("train", "val_phrasing") for text in scene_sentences(split, 60).texts}
-    written |= {words(text) for text in free_sentences(3000).texts}
+    written = {
+        words(text)
+        for split in ("train", "val_phrasing")
+        for text in scene_sentences(split, 60).texts
+    }
+    written |= {words(text) for text in text_only_queries(3000).texts}
     assert not written & {words(row.text) for row in intent_sentences(purpose)}
 
 
 def test_sentences_of_scenes_have_labels_and_families():
     sentences = scene_sentences("val", 10)
-    assert len(set(sentences.texts)) == len(sentences.texts) == len(sentences.amodal) == len(sentences.families)
+    assert (
+        len(set(sentences.texts))
+        == len(sentences.texts)
+        == len(sentences.amodal)
+        == len(sentences.families)
+    )
     for amodal, family in zip(sentences.amodal, sentences.families, strict=True):
         assert family.startswith("amodal: " if amodal else "modal: ")
     name = sentences.families[0]
     rest, only = sentences.without(name), sentences.only(name)
     both = rest.joined(only)
-    assert sorted(both.texts) == sorted(sentences.texts) and both.amodal.sum() == sentences.amodal.sum()
+    assert (
+        sorted(both.texts) == sorted(sentences.texts)
+        and both.amodal.sum() == sentences.amodal.sum()
+    )
     assert set(only.families) == {name} and name not in rest.families
     assert sorted(rest.texts + only.texts) == sorted(sentences.texts)
 
@@ -84,8 +106,17 @@ def test_every_head_learns_a_word(name, texts, monkeypatch):
     """One word decides, whatever stands around it."""
     monkeypatch.setattr(head_only, "BATCH", 32)
     nouns = ["mug", "book", "dog", "red car", "two hats", "boat"]
-    made = [(f"{a} the {n} {b}", a == "whole") for a in ("whole", "seen") for n in nouns for b in ("here", "there")]
-    sentences = Sentences(tuple(text for text, _ in made), np.array([amodal for _, amodal in made]), ("x",) * len(made))
+    made = [
+        (f"{a} the {n} {b}", a == "whole")
+        for a in ("whole", "seen")
+        for n in nouns
+        for b in ("here", "there")
+    ]
+    sentences = Sentences(
+        tuple(text for text, _ in made),
+        np.array([amodal for _, amodal in made]),
+        ("x",) * len(made),
+    )
     groups = pad(texts, sentences.texts)
     steps = 4000 if name == "linear" else 150  # its few numbers are AdamW's, at a low rate
     head = train_head(name, groups, sentences.amodal, steps=steps)
@@ -102,7 +133,7 @@ def ablate(tiny_config, tmp_path, command):
     config = tmp_path / "tiny.py"
     config.write_text(
         "from dataclasses import replace\nfrom r2sm_jax.config import Config\n"
-        f"def get_config():\n    from r2sm_jax.flags import from_json\n    import json\n"
+        f"def get_config():\n    from r2sm_jax.cli import from_json\n    import json\n"
         f"    return from_json(Config, json.loads({json.dumps(json.dumps(_plain(tiny_config)))}), 'tiny')\n"
     )
     main = runpy.run_path(str(SCRIPT))["main"]
@@ -110,7 +141,7 @@ def ablate(tiny_config, tmp_path, command):
 
 
 def _plain(config) -> dict:
-    from r2sm_jax.flags import to_json
+    from r2sm_jax.cli import to_json
 
     return to_json(config)
 
@@ -119,21 +150,40 @@ def test_authors_that_are_left_out_are_not_trained_on():
     written = listed(written_sentences())
     names = list(dict.fromkeys(written.families))[:2]
     own = [{text.lower() for text in written.only(name).texts} for name in names]
-    assert all(own) and not set.union(*own) & {text.lower() for text in free_sentences(2000, without=names).texts}
-    everything = {text.lower() for text in free_sentences(2000).texts}
+    assert all(own) and not set.union(*own) & {
+        text.lower() for text in text_only_queries(2000, without=names).texts
+    }
+    everything = {text.lower() for text in text_only_queries(2000).texts}
     assert all(texts & everything for texts in own)
 
 
 def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path, tiny_run):
-    flags = ["--text-only", "--heads", "linear", "mlp", "--seeds", 2, "--scenes", 60, "--test-scenes", 4, "--steps", 3]
-    flags += ["--free-sentences", 100]
+    flags = [
+        "--text-only",
+        "--heads",
+        "linear",
+        "mlp",
+        "--seeds",
+        2,
+        "--scenes",
+        60,
+        "--test-scenes",
+        4,
+        "--steps",
+        3,
+    ]
+    flags += ["--text-only-queries", 100]
     end = ablate(*flags, "--leave-one-out", "family", "--run", tiny_run)
     assert end.code == 0, end.err
     out = tmp_path / "out"
     text = (out / "text.md").read_text()
     assert "linear - mlp" in text and "did not see" in text and "| keyword (reference) |" in text
     masks = text.split("gIoU of the masks of")[1].split("\n## ")[0]
-    found = {row.split("|")[1].strip(): row.split("|")[2] for row in masks.splitlines() if row.startswith("|")}
+    found = {
+        row.split("|")[1].strip(): row.split("|")[2]
+        for row in masks.splitlines()
+        if row.startswith("|")
+    }
     assert {"always modal", "keyword", "linear", "mlp", "oracle type"} <= found.keys()
     assert "±" in found["linear"] and 0 <= float(found["oracle type"]) <= 100
     with (out / "text.csv").open(newline="") as file:
@@ -148,10 +198,17 @@ def test_the_ablation_writes_its_table_and_finishes_cells_once(ablate, tmp_path,
     again = ablate(*flags, "--leave-one-out", "author")
     assert again.code == 0, again.err
     left_out = (out / "text.md").read_text().split("did not see")[1]
-    names = {name for name, number in Counter(s.family for s in written_sentences()).items() if number >= 20}
+    names = {
+        name
+        for name, number in Counter(s.family for s in written_sentences()).items()
+        if number >= 20
+    }
     assert all(f"| {name} |" in left_out and f"without {name}:" in again.out for name in names)
     assert (out / "text_linear_0.json").stat().st_mtime_ns == before
-    assert ablate(*flags, "--steps", 4).code == 0 and (out / "text_linear_0.json").stat().st_mtime_ns != before
+    assert (
+        ablate(*flags, "--steps", 4).code == 0
+        and (out / "text_linear_0.json").stat().st_mtime_ns != before
+    )
 
 
 def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
@@ -160,12 +217,18 @@ def test_whole_runs_are_compared_by_their_reports(ablate, tmp_path):
     text = (tmp_path / "out" / "runs.md").read_text()
     report = json.loads((tmp_path / "out" / "run_linear_0" / "report.json").read_text())
     assert re.search(r"\| linear \|.*\| [1-9]\d* \|", text)  # parameters of the head
-    assert "val gIoU, oracle type" in text and f"{100 * report['splits']['val']['all']['giou']:.2f}" in text
+    assert (
+        "val gIoU, oracle type" in text
+        and f"{100 * report['splits']['val']['all']['giou']:.2f}" in text
+    )
     assert ablate("--heads", "linear", "--seeds", 1).code == 0
     config = tmp_path / "tiny.py"
     config.write_text(config.read_text().replace('\\"batch_size\\": 8', '\\"batch_size\\": 4'))
     other = ablate("--heads", "linear", "--seeds", 1)
-    assert other.code == 2 and "was trained with another configuration: train.batch_size (8 in the run" in other.err
+    assert (
+        other.code == 2
+        and "was trained with another configuration: train.batch_size (8 in the run" in other.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from r2sm_jax.config import (
     check_head,
 )
 from r2sm_jax.errors import InputError
-from r2sm_jax.models import heads
+from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.r2sm import R2SM, input_spec
 from r2sm_jax.training.losses import type_loss
 
@@ -32,9 +32,17 @@ def test_the_registry_has_the_heads_that_the_configuration_knows():
 
 
 def test_heads_load_neither_grammar_nor_image_libraries():
-    code = "import sys, r2sm_jax.models.heads; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"PIL", "pycocotools", "transformers", "r2sm_jax.queries", "r2sm_jax.scenes"} & set(loaded)
+    code = "import sys, r2sm_jax.models.mask_type_heads; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not {
+        "PIL",
+        "pycocotools",
+        "transformers",
+        "r2sm_jax.synthetic.queries",
+        "r2sm_jax.synthetic.scenes",
+    } & set(loaded)
 
 
 @pytest.mark.parametrize("name", heads.LEARNED)
@@ -44,7 +52,9 @@ def test_learned_heads_give_one_logit_and_ignore_padding(name):
     text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
     logit = head(text, mask)
     assert logit.shape == (2, 3) and logit.dtype == FLOAT32 and np.unique(logit).size == 6
-    np.testing.assert_allclose(head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5)
+    np.testing.assert_allclose(
+        head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5
+    )
     np.testing.assert_allclose(heads.readings(head, text, mask).mean(0), logit, atol=1e-6)
 
 
@@ -59,7 +69,9 @@ def test_the_readers_of_the_attention_head_start_and_learn_apart():
     def gradients(head):
         graphdef, params = nnx.split(head, nnx.Param)
         return jax.grad(
-            lambda p: type_loss(heads.readings(nnx.merge(graphdef, p), text, mask), wants, LossConfig()).mean()
+            lambda p: type_loss(
+                heads.readings(nnx.merge(graphdef, p), text, mask), wants, LossConfig()
+            ).mean()
         )(params)["readers"]
 
     before = gradients(head)
@@ -71,12 +83,14 @@ def test_the_readers_of_the_attention_head_start_and_learn_apart():
 
 def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
     model = R2SM(replace(CONFIG, head=DECODER_HEAD), rngs=nnx.Rngs(0))
-    inputs, other = (jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1))
+    inputs, other = (
+        jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1)
+    )
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
     def answer(params, inputs):
-        return nnx.merge(graphdef, params, rest)(**inputs).type_logit
+        return nnx.merge(graphdef, params, rest)(**inputs).amodal_logit
 
     logit = answer(params, inputs)
     assert logit.shape == (2, 3) and np.unique(logit).size == 6
@@ -94,17 +108,23 @@ def test_heads_that_learn_nothing_have_no_parameters(name):
     model = nnx.eval_shape(lambda: R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0)))
     assert model.head is None
     out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 1, 2))
-    assert out.type_logit.shape == (1, 2)
+    assert out.amodal_logit.shape == (1, 2)
 
 
 def test_references_read_the_sentence_or_the_truth():
     text = "the mug, including the hidden parts"
     answers = {name: rule(text, "modal") for name, rule in heads.REFERENCES.items()}
-    assert answers == {"keyword": "amodal", "always_modal": "modal", "always_amodal": "amodal", "oracle": "modal"}
+    assert answers == {
+        "keyword": "amodal",
+        "always_modal": "modal",
+        "always_amodal": "amodal",
+        "oracle": "modal",
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")]
+    ("name", "hint"),
+    [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")],
 )
 def test_an_unknown_head_offers_the_nearest(name, hint):
     with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):

@@ -13,7 +13,9 @@ from r2sm_jax.data.images import PAD_COLOUR, Letterbox, brightness, image_size, 
 from r2sm_jax.errors import InputError
 
 RNG = np.random.default_rng(0)
-PHOTO = np.asarray(Image.fromarray(RNG.integers(0, 255, (5, 7, 3), dtype=np.uint8)).resize((70, 50)))
+PHOTO = np.asarray(
+    Image.fromarray(RNG.integers(0, 255, (5, 7, 3), dtype=np.uint8)).resize((70, 50))
+)
 
 
 def error(path: Path) -> str:
@@ -48,9 +50,13 @@ def test_grey_palette_and_bilevel(tmp_path):
     np.testing.assert_array_equal(open_image(tmp_path / "grey.png"), np.stack([grey] * 3, -1))
     palette = Image.fromarray(PHOTO).quantize(16)
     palette.save(tmp_path / "palette.png")
-    np.testing.assert_array_equal(open_image(tmp_path / "palette.png"), np.asarray(palette.convert("RGB")))
+    np.testing.assert_array_equal(
+        open_image(tmp_path / "palette.png"), np.asarray(palette.convert("RGB"))
+    )
     Image.fromarray(grey > 128).save(tmp_path / "bits.png")
-    np.testing.assert_array_equal(open_image(tmp_path / "bits.png")[..., 0], (grey > 128) * np.uint8(255))
+    np.testing.assert_array_equal(
+        open_image(tmp_path / "bits.png")[..., 0], (grey > 128) * np.uint8(255)
+    )
     Image.fromarray(PHOTO).convert("CMYK").save(tmp_path / "print.jpg")
     assert open_image(tmp_path / "print.jpg").shape == (50, 70, 3)
 
@@ -97,13 +103,22 @@ def test_truncated_images(tmp_path, suffix):
 def _png_header(path: Path, width: int, height: int) -> None:
     """A PNG that claims a size and has no pixels: nothing may decode it."""
     chunks = b"\x89PNG\r\n\x1a\n"
-    for kind, body in ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"x")):
-        chunks += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    for kind, body in (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", b"x"),
+    ):
+        chunks += (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
     path.write_bytes(chunks)
 
 
-@pytest.mark.parametrize("side", [7100, 12000, 40000])  # over our limit, over Pillow's warning, over its error
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # as this package does, before any test
+@pytest.mark.parametrize(
+    "side", [7100, 12000, 40000]
+)  # over our limit, over Pillow's warning, over its error
+@pytest.mark.filterwarnings(
+    "ignore::PIL.Image.DecompressionBombWarning"
+)  # as this package does, before any test
 def test_more_than_fifty_megapixels_is_refused_from_the_header(tmp_path, side):
     _png_header(tmp_path / "huge.png", side, side)
     assert "50 megapixels" in error(tmp_path / "huge.png")
@@ -123,7 +138,9 @@ def test_no_thread_changes_the_warning_filters_of_others_and_pillows_warning_is_
         "warnings.catch_warnings = None\n"
         "try: open_image(sys.argv[1])\nexcept InputError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "huge.png"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "huge.png"], capture_output=True, text=True
+    )
     assert "50 megapixels" in done.stdout and done.stderr == ""
 
 
@@ -187,7 +204,9 @@ def test_an_object_at_the_padded_side_comes_back_in_place(shape):
     restored = box.undo(logits) > 0
     assert iou(restored, mask) > 0.95
     # The wrong order (stretch the whole frame over the image) would put it elsewhere.
-    stretched = np.asarray(Image.fromarray(logits).resize((width, height), Image.Resampling.BILINEAR)) > 0
+    stretched = (
+        np.asarray(Image.fromarray(logits).resize((width, height), Image.Resampling.BILINEAR)) > 0
+    )
     assert iou(stretched, mask) < 0.6
 
 
@@ -232,7 +251,8 @@ def test_modal_stays_within_amodal(height, width, seed):
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "size"), [(480, 640, 96), (96, 96, 96), (97, 31, 64), (640, 427, 512), (40, 30, 64)]
+    ("height", "width", "size"),
+    [(480, 640, 96), (96, 96, 96), (97, 31, 64), (640, 427, 512), (40, 30, 64)],
 )
 def test_coverage_keeps_area_and_place(height, width, size):
     box = Letterbox(height, width, size)
@@ -291,7 +311,8 @@ def test_an_image_is_turned_upright_whatever_its_other_tags_say(tmp_path, orient
 
 
 @pytest.mark.parametrize(
-    ("values", "white"), [(np.int32([[0, 255]]), 255), (np.int32([[0, 65535]]), 255), (np.float32([[0, 65535]]), 255)]
+    ("values", "white"),
+    [(np.int32([[0, 255]]), 255), (np.int32([[0, 65535]]), 255), (np.float32([[0, 65535]]), 255)],
 )
 def test_numbers_are_scaled_to_eight_bits(tmp_path, values, white):
     Image.fromarray(values).save(tmp_path / "a.tiff")
@@ -304,9 +325,15 @@ LABELS = np.array([[0, 1], [2, 0]], np.uint8)
 @pytest.mark.parametrize(
     ("palette", "shown"),
     [
-        ((255, 255, 255, 0, 0, 0, 60, 60, 60), [[255, 0], [60, 255]]),  # a drawn mask, whatever its palette's order
+        (
+            (255, 255, 255, 0, 0, 0, 60, 60, 60),
+            [[255, 0], [60, 255]],
+        ),  # a drawn mask, whatever its palette's order
         ((255, 0, 0, 0, 0, 0, 0, 0, 9), [[256, 0], [258, 256]]),
-        ((0, 0, 0, 128, 0, 0, 0, 128, 0), [[0, 257], [258, 0]]),  # labels in colours, as PASCAL VOC has them
+        (
+            (0, 0, 0, 128, 0, 0, 0, 128, 0),
+            [[0, 257], [258, 0]],
+        ),  # labels in colours, as PASCAL VOC has them
         ((70, 0, 90, 250, 230, 30, 0, 90, 0), [[0, 257], [258, 0]]),
         ((0,) * 9, [[0, 257], [258, 0]]),
         ((1, 1, 1, 254, 254, 254, 254, 254, 254), [[0, 253], [253, 0]]),

@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from r2sm_jax.data import masks
-from r2sm_jax.metrics.instances import Unit, instance_figures, muse, unit
+from r2sm_jax.evaluation.instances import Unit, instance_figures, muse, unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:hotcoco. use_cats is false")  # that is meant
 SIDE = 128
@@ -43,16 +43,29 @@ def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, flo
         for place, mask in enumerate([*one["truth"], *one["crowd"]]):
             crowd = place >= len(one["truth"])
             annotations.append(
-                {"id": len(annotations) + 1, "image_id": number, "category_id": 1, "segmentation": mask,
-                 "area": float(masks.area(masks.decode(mask))), "iscrowd": int(crowd), "bbox": [0, 0, 1, 1]}
-            )  # fmt: skip
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": 1,
+                    "segmentation": mask,
+                    "area": float(masks.area(masks.decode(mask))),
+                    "iscrowd": int(crowd),
+                    "bbox": [0, 0, 1, 1],
+                }
+            )
         for mask, score in one["found"]:
-            results.append({"image_id": number, "category_id": 1, "segmentation": mask, "score": score})
+            results.append(
+                {"image_id": number, "category_id": 1, "segmentation": mask, "score": score}
+            )
     images = [{"id": n, "height": SIDE, "width": SIDE} for n in range(1, len(queries) + 1)]
     truth, found = dataset(), dataset()
     with contextlib.redirect_stdout(io.StringIO()):
         for data, content in ((truth, annotations), (found, [])):
-            data.dataset = {"images": images, "annotations": content, "categories": [{"id": 1, "name": "x"}]}
+            data.dataset = {
+                "images": images,
+                "annotations": content,
+                "categories": [{"id": 1, "name": "x"}],
+            }
             data.createIndex()
         found = truth.loadRes(results) if results else found
         evaluation = evaluator(truth, found, "segm")
@@ -70,7 +83,9 @@ def ours(queries: list[dict]) -> dict[str, float | None]:
 
 
 def unit_of(one: dict) -> Unit:
-    return unit([m for m, _ in one["found"]], [s for _, s in one["found"]], one["truth"], one["crowd"])
+    return unit(
+        [m for m, _ in one["found"]], [s for _, s in one["found"]], one["truth"], one["crowd"]
+    )
 
 
 def assert_equal(queries: list[dict]) -> dict[str, float | None]:
@@ -78,7 +93,12 @@ def assert_equal(queries: list[dict]) -> dict[str, float | None]:
     for engine in ENGINES:
         wanted = reference(queries, engine)
         for name in NAMES:
-            assert (found[name] is None) == (wanted[name] is None), (engine, name, found[name], wanted[name])
+            assert (found[name] is None) == (wanted[name] is None), (
+                engine,
+                name,
+                found[name],
+                wanted[name],
+            )
             assert found[name] == pytest.approx(wanted[name], abs=1e-9), (engine, name)
     return found
 
@@ -117,7 +137,9 @@ def test_areas_at_the_edges_of_the_ranges(area):
     mask = box(0, 0, width, area // width)
     figures = assert_equal([query([mask], [(mask, 0.9)]), query([box(0, 0, 50, 50)], [])])
     if area == 32 * 32:
-        assert figures["ap_small"] == pytest.approx(1) and figures["ap_medium"] == pytest.approx(0.5, abs=0.01)
+        assert figures["ap_small"] == pytest.approx(1) and figures["ap_medium"] == pytest.approx(
+            0.5, abs=0.01
+        )
 
 
 def test_tied_scores_keep_their_order():
@@ -133,7 +155,9 @@ def test_the_later_of_two_truths_that_overlap_alike_is_taken():
 
 
 def test_an_overlap_at_the_threshold_is_a_match():
-    assert assert_equal([query([box(0, 0, 40, 40)], [(box(0, 0, 40, 20), 0.7)])])["ap50"] == pytest.approx(1)
+    assert assert_equal([query([box(0, 0, 40, 40)], [(box(0, 0, 40, 20), 0.7)])])[
+        "ap50"
+    ] == pytest.approx(1)
 
 
 def test_crowds_are_matched_again_and_again_and_count_for_nothing():
@@ -144,7 +168,9 @@ def test_crowds_are_matched_again_and_again_and_count_for_nothing():
 
 def test_nothing_found_nothing_wanted_and_neither():
     mask = box(10, 10, 40, 40)
-    assert_equal([query([mask], []), query([], [(mask, 0.9)]), query(), query([mask], [(mask, 0.1)])])
+    assert_equal(
+        [query([mask], []), query([], [(mask, 0.9)]), query(), query([mask], [(mask, 0.1)])]
+    )
     assert assert_equal([query([mask], [])])["ap"] == 0
     assert ours([query([], [(mask, 0.5)])])["ap"] is None and ours([])["detections"] is None
 
@@ -165,7 +191,9 @@ def test_the_order_of_queries_does_not_matter():
 
 def test_muse_pairs_instances_and_counts_what_is_left_over():
     left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
-    one = unit([half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right])  # IoU 1, .5, one too many
+    one = unit(
+        [half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right]
+    )  # IoU 1, .5, one too many
     found = muse([one, unit([], [], [left]), unit([], [], [])])
     assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
     assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
@@ -175,6 +203,12 @@ def test_muse_pairs_instances_and_counts_what_is_left_over():
 def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
     left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
     for found in ([left], [left, inside]):
-        assert muse([unit(found, [0.9] * len(found), [left], [region])]) == {"giou": 1.0, "ciou": 1.0}
+        assert muse([unit(found, [0.9] * len(found), [left], [region])]) == {
+            "giou": 1.0,
+            "ciou": 1.0,
+        }
     counts = unit([inside], [0.9], [inside], [region])  # an instance within the region still counts
-    assert muse([counts, unit([left], [0.9], [], [region])]) == {"giou": 0.5, "ciou": pytest.approx(100 / 500)}
+    assert muse([counts, unit([left], [0.9], [], [region])]) == {
+        "giou": 0.5,
+        "ciou": pytest.approx(100 / 500),
+    }

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluate import score_source
-from r2sm_jax.metrics.report import split_figures
-from r2sm_jax.metrics.score import truths
-from r2sm_jax.runs import open_run
-from r2sm_jax.sources import open_source
+from r2sm_jax.evaluation.report import split_figures
+from r2sm_jax.evaluation.scorer import truths
+from r2sm_jax.inference.run import open_run
 from r2sm_jax.train import train
 
 SCENES, SIDE = 4, 48
@@ -16,10 +16,14 @@ SCENES, SIDE = 4, 48
 
 def best_without_learning(source) -> float:
     """gIoU of the best single mask for everything: all pixels that are covered often enough, at any threshold."""
-    wanted = [masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal) for t in truths(source)]
+    wanted = [
+        masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal) for t in truths(source)
+    ]
     often = np.mean(wanted, axis=0)
     drawn = [often >= level for level in np.linspace(0, often.max(), 20)]
-    return max(float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in wanted])) for m in drawn)
+    return max(
+        float(np.mean([(m & t).sum() / max(1, (m | t).sum()) for t in wanted])) for m in drawn
+    )
 
 
 @pytest.mark.usefixtures("steps_alone")
@@ -32,10 +36,16 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
         data=replace(tiny_config.data, scenes=SCENES, queries=8, instances=8, mirror=False),
         optimizer=replace(tiny_config.optimizer, learning_rate=4e-3, warmup_steps=10),
         train=replace(
-            tiny_config.train, steps=steps, batch_size=SCENES, log_every=25, evaluate_every=steps,
-            checkpoint_every=steps, evaluate_samples=1, report_samples=1,
+            tiny_config.train,
+            steps=steps,
+            batch_size=SCENES,
+            log_every=25,
+            evaluate_every=steps,
+            checkpoint_every=steps,
+            evaluate_samples=1,
+            report_samples=1,
         ),
-    )  # fmt: skip
+    )
     run = open_run(train(config))
     source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
     figures = split_figures(score_source(run.predictor, source).results)

@@ -19,7 +19,9 @@ def test_rle_round_trip_is_exact_and_goes_through_json(mask):
     decoded = masks.decode(rle)
     assert decoded.dtype == bool and decoded.flags.c_contiguous
     np.testing.assert_array_equal(decoded, mask)
-    np.testing.assert_array_equal(coco.decode([{**rle, "counts": rle["counts"].encode()}])[..., 0], mask)
+    np.testing.assert_array_equal(
+        coco.decode([{**rle, "counts": rle["counts"].encode()}])[..., 0], mask
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -39,7 +41,9 @@ def test_large_masks_survive():
 
 def test_counts_may_be_bytes():
     mask = np.eye(9, dtype=bool)
-    np.testing.assert_array_equal(masks.decode(coco.encode(np.asfortranarray(mask, dtype=np.uint8))), mask)
+    np.testing.assert_array_equal(
+        masks.decode(coco.encode(np.asfortranarray(mask, dtype=np.uint8))), mask
+    )
 
 
 GOOD = masks.encode(np.pad(np.ones((6, 16), bool), 4))
@@ -48,7 +52,10 @@ GOOD = masks.encode(np.pad(np.ones((6, 16), bool), 4))
 @pytest.mark.parametrize(
     "rle",
     [
-        {**GOOD, "counts": GOOD["counts"][:-3]},  # pycocotools returns uninitialised memory for this one
+        {
+            **GOOD,
+            "counts": GOOD["counts"][:-3],
+        },  # pycocotools returns uninitialised memory for this one
         {**GOOD, "counts": ""},
         {**GOOD, "counts": GOOD["counts"] + "9"},
         {**GOOD, "counts": "\xff\xfe"},
@@ -72,15 +79,26 @@ def test_a_damaged_rle_is_refused(rle):
 def test_polygons_match_pycocotools_nested_and_flat():
     square = [2.0, 3.0, 12.0, 3.0, 12.0, 9.0, 2.0, 9.0]
     other = [15, 1, 19, 1, 19, 5]
-    expected = coco.decode([coco.merge(coco.frPyObjects([square, other], 12, 20))])[..., 0].astype(bool)
+    expected = coco.decode([coco.merge(coco.frPyObjects([square, other], 12, 20))])[..., 0].astype(
+        bool
+    )
     np.testing.assert_array_equal(masks.from_segmentation([square, other], 12, 20), expected)
-    np.testing.assert_array_equal(masks.from_segmentation(square, 12, 20), masks.from_segmentation([square], 12, 20))
+    np.testing.assert_array_equal(
+        masks.from_segmentation(square, 12, 20), masks.from_segmentation([square], 12, 20)
+    )
     assert masks.box(masks.from_segmentation(square, 12, 20)) == (2, 3, 12, 9)
 
 
 @pytest.mark.parametrize(
     "polygons",
-    [[], [[1, 2, 3, 4]], [1, 2, 3, 4, 5], [[0, 0, 1, 0, float("nan"), 1]], [[0, 0, "a", 0, 1, 1]], [None]],
+    [
+        [],
+        [[1, 2, 3, 4]],
+        [1, 2, 3, 4, 5],
+        [[0, 0, 1, 0, float("nan"), 1]],
+        [[0, 0, "a", 0, 1, 1]],
+        [None],
+    ],
 )
 def test_a_polygon_that_is_none_is_refused(polygons):
     with pytest.raises(ValueError, match="polygon"):

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, TextConfig, VisionConfig
-from r2sm_jax.models.vision import VisionEncoder
+from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 CONFIG = ModelConfig(
@@ -35,26 +35,26 @@ def batch() -> dict[str, Any]:
     modal = rng.random((B, M, MASK // 4, MASK // 4)) < 0.4
     modal = modal.repeat(4, 2).repeat(4, 3) & some(M)[..., None, None]
     amodal = modal | np.roll(modal, 2, axis=-1)
-    members = some(K, M) & (rng.random((B, K, M)) < 0.5)
-    slots = np.where(members[..., :2], np.arange(2), -1).astype(np.int32)
+    query_instances = some(K, M) & (rng.random((B, K, M)) < 0.5)
+    slots = np.where(query_instances[..., :2], np.arange(2), -1).astype(np.int32)
     return {
         "image": rng.integers(0, 256, (B, 32, 32, 3), dtype=np.uint8),
         "valid": np.ones((B, 32, 32), bool),
         "modal": modal.astype(np.uint8) * 255,
         "amodal": amodal.astype(np.uint8) * 255,
-        "amodal_known": some(M),
+        "has_amodal": some(M),
         "labels": {"category": rng.integers(-1, 5, (B, M)).astype(np.int32)},
         "boxes": rng.random((B, M, 4)).astype(np.float32),
-        "loss_valid": some(MASK, MASK).astype(np.uint8) * 255,
-        "members": members,
+        "pixel_weight": some(MASK, MASK).astype(np.uint8) * 255,
+        "query_instances": query_instances,
         "slots": slots,
-        "wants_amodal": rng.random((B, K)) < 0.5,
-        "query_valid": some(K),
+        "is_amodal": rng.random((B, K)) < 0.5,
+        "query_mask": some(K),
         "text": rng.normal(size=(B, K, 6, 1, 20)).astype(np.float16),
         "text_mask": np.ones((B, K, 6), bool),
         "type_text": rng.normal(size=(B, 2, 6, 1, 20)).astype(np.float16),
-        "type_mask": np.ones((B, 2, 6), bool),
-        "type_amodal": rng.random((B, 2)) < 0.5,
+        "type_text_mask": np.ones((B, 2, 6), bool),
+        "type_is_amodal": rng.random((B, 2)) < 0.5,
         "type_valid": some(2),
         "index": np.arange(B, dtype=np.int32),
     }
@@ -78,7 +78,9 @@ def done(batch) -> dict[int, Done]:
     found = {}
     for accumulate in (1, 4):
         state = init_state(jax.tree.map(jnp.copy, params), plain)
-        config = Config(model=CONFIG, train=LoopConfig(accumulate=accumulate, products="float32"))
+        config = Config(
+            model=CONFIG, train=LoopConfig(accumulate=accumulate, matmul_precision="float32")
+        )
         step = jit_train_step(graphdef, plain, config).lower(state, constants, batch, names)
         compiled = step.compile()
         after, logs = compiled(state, constants, batch, names)
@@ -93,7 +95,9 @@ def test_parts_of_a_batch_give_the_step_of_the_whole(done):
     for name, value in whole.logs.items():
         assert value > 0, name  # every loss takes part
         np.testing.assert_allclose(parts.logs[name], value, rtol=2e-5, err_msg=name)
-    for ours, theirs in zip(jax.tree.leaves(parts.gradients), jax.tree.leaves(whole.gradients), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(parts.gradients), jax.tree.leaves(whole.gradients), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-5 * np.abs(theirs).max() + 1e-7)
 
 
@@ -103,20 +107,31 @@ def test_parts_take_less_memory(done):
 
 def test_the_mean_of_the_parts_means_would_be_another_step(batch):
     """The batch tells exact accumulation from the usual one, which weighs every part alike."""
-    values, valid = np.arange(8.0), batch["query_valid"][:, 0]
+    values, valid = np.arange(8.0), batch["query_mask"][:, 0]
     usual = np.mean([values[i::2][valid[i::2]].mean() for i in range(2)])
     assert abs(usual - values[valid].mean()) > 0.01
 
 
 def test_remat_changes_memory_and_nothing_else():
     config = VisionConfig(
-        image_size=64, patch_size=8, stem="patch", dim=32, depth=3, heads=2, mlp_dim=64, out_dim=24, window_size=3,
-        global_blocks=(1,), relative_positions=True,
-    )  # fmt: skip
+        image_size=64,
+        patch_size=8,
+        stem="patch",
+        dim=32,
+        depth=3,
+        heads=2,
+        mlp_dim=64,
+        out_dim=24,
+        window_size=3,
+        global_blocks=(1,),
+        relative_positions=True,
+    )
     image = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
 
     def gradients(remat: bool) -> tuple[Any, int]:
-        encoder = VisionEncoder(replace(config, remat=remat), dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+        encoder = VisionEncoder(
+            replace(config, remat=remat), dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)
+        )
         graphdef, params = nnx.split(encoder)
 
         def loss(params: Any) -> Any:

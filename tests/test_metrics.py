@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance
-from r2sm_jax.metrics.iou import VARIANTS, lisa, overlap
-from r2sm_jax.metrics.report import mask_type_scores, split_figures
-from r2sm_jax.metrics.score import Answer, QueryResult, QueryTruth, score
+from r2sm_jax.data.dataset import Instance
+from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap
+from r2sm_jax.evaluation.report import mask_type_scores, split_figures
+from r2sm_jax.evaluation.scorer import Answer, QueryResult, QueryTruth, score
 from r2sm_jax.query import Query
 
 
@@ -20,10 +20,14 @@ LEFT = mask("##..", "##..")
 TOP = mask("####", "....")
 
 
-def result_of(predicted, truth, *, wants="modal", probability=0.0, text="the mug", ignore=None, query=1) -> QueryResult:
+def result_of(
+    predicted, truth, *, wants="modal", probability=0.0, text="the mug", ignore=None, query=1
+) -> QueryResult:
     """Scores one answer; pairs are (modal, amodal)."""
     modal, amodal = map(masks.encode, predicted)
-    fused, other = (amodal, modal) if probability is not None and probability > 0.5 else (modal, amodal)
+    fused, other = (
+        (amodal, modal) if probability is not None and probability > 0.5 else (modal, amodal)
+    )
     instance = Instance(1, "", masks.encode(truth[0]), masks.encode(truth[1]))
     ignored = None if ignore is None else masks.encode(ignore)
     asked = QueryTruth(Query(query, text, wants, (1,)), 0, 1, *truth[0].shape, (instance,), ignored)
@@ -47,8 +51,12 @@ def test_empty_truth_scores_one_when_nothing_is_predicted_and_nought_otherwise()
     right, wrong = overlap(EMPTY, EMPTY), overlap(LEFT, EMPTY)
     assert (lisa(np.array([right]))["giou"], lisa(np.array([wrong]))["giou"]) == (1.0, 0.0)
     whole = (4, 4, 4, 4)
-    assert lisa(np.array([whole, right]))["ciou"] == pytest.approx(1)  # nothing is added to either sum
-    assert lisa(np.array([whole, right, wrong]))["ciou"] == pytest.approx(4 / 8)  # added to the union
+    assert lisa(np.array([whole, right]))["ciou"] == pytest.approx(
+        1
+    )  # nothing is added to either sum
+    assert lisa(np.array([whole, right, wrong]))["ciou"] == pytest.approx(
+        4 / 8
+    )  # added to the union
 
 
 def test_no_queries_have_no_score():
@@ -58,7 +66,9 @@ def test_no_queries_have_no_score():
 
 def toy() -> np.ndarray:
     """Five queries: half right, all right, rightly empty, wrongly empty, false positives on an empty truth."""
-    return np.array([(50, 100, 60, 90), (80, 80, 80, 80), (0, 0, 0, 0), (0, 40, 0, 40), (0, 30, 30, 0)])
+    return np.array(
+        [(50, 100, 60, 90), (80, 80, 80, 80), (0, 0, 0, 0), (0, 40, 0, 40), (0, 30, 30, 0)]
+    )
 
 
 def test_variants_differ_in_what_empty_masks_score():
@@ -93,11 +103,16 @@ def test_the_predicted_type_chooses_the_mask():
 
 def test_occluded_iou_leaves_the_visible_truth_out():
     truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
-    predicted = mask("##..", "##.."), mask("###.", "##..")  # one of them is found, two pixels are wrong
+    predicted = (
+        mask("##..", "##.."),
+        mask("###.", "##.."),
+    )  # one of them is found, two pixels are wrong
     assert result_of(predicted, truth, wants="amodal", probability=0.9).occluded[:2] == (1, 4)
     assert result_of(predicted, truth, wants="amodal", probability=0.1).occluded[:2] == (0, 4)
     ignore = mask("....", "##..")
-    assert result_of(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[:2] == (1, 2)
+    assert result_of(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[
+        :2
+    ] == (1, 2)
     assert result_of(predicted, truth, wants="modal", probability=0.9).occluded is None
     assert result_of(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
 
@@ -128,11 +143,15 @@ def test_calibration_error_by_hand():
 @pytest.mark.parametrize(("decision", "accuracy"), [("modal", 1), ("amodal", 0)])
 def test_the_decision_counts_where_the_probability_says_something_else(decision, accuracy):
     """As where `predict --mask-type` forces it. The probabilities are still as wrong as they are."""
-    one = replace(result_of((LEFT, LEFT | TOP), (LEFT, LEFT | TOP)), probability=0.9, decision=decision)
+    one = replace(
+        result_of((LEFT, LEFT | TOP), (LEFT, LEFT | TOP)), probability=0.9, decision=decision
+    )
     figures = split_figures([replace(one, query_id=n, image_id=n) for n in range(30)])["mask_type"]
     assert figures["accuracy"] == figures["modal"] == accuracy
     assert figures["interval"]["accuracy"] == [accuracy, accuracy]
-    assert figures["confusion"]["modal_as_modal"] == 30 * accuracy and figures["ece"] == pytest.approx(0.9)
+    assert figures["confusion"]["modal_as_modal"] == 30 * accuracy and figures[
+        "ece"
+    ] == pytest.approx(0.9)
 
 
 def test_split_figures_put_references_beside_the_decision():
@@ -154,12 +173,23 @@ def test_split_figures_put_references_beside_the_decision():
 
 
 def test_the_predicted_iou_of_an_oracle_has_no_error():
-    answers = [((LEFT, LEFT), (LEFT, LEFT)), ((LEFT, LEFT), (TOP, TOP)), ((EMPTY, EMPTY), (LEFT, LEFT))]
-    results = [replace(result_of(a, b), predicted_iou=p) for (a, b), p in zip(answers, (1.0, 2 / 6, 0.0), strict=True)]
-    nothing = replace(result_of((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5)  # no target: not counted
+    answers = [
+        ((LEFT, LEFT), (LEFT, LEFT)),
+        ((LEFT, LEFT), (TOP, TOP)),
+        ((EMPTY, EMPTY), (LEFT, LEFT)),
+    ]
+    results = [
+        replace(result_of(a, b), predicted_iou=p)
+        for (a, b), p in zip(answers, (1.0, 2 / 6, 0.0), strict=True)
+    ]
+    nothing = replace(
+        result_of((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5
+    )  # no target: not counted
     untold = result_of((LEFT, LEFT), (TOP, TOP))
     found = split_figures([*results, nothing, untold])["predicted_iou"]
-    assert found["error"] == pytest.approx(0, abs=1e-5) and [b["queries"] for b in found["curve"]] == [1, 1, 1]
+    assert found["error"] == pytest.approx(0, abs=1e-5) and [
+        b["queries"] for b in found["curve"]
+    ] == [1, 1, 1]
     assert all(b["confidence"] == pytest.approx(b["accuracy"], abs=1e-5) for b in found["curve"])
     proud = split_figures([replace(r, predicted_iou=1.0) for r in results])["predicted_iou"]
     assert proud["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)

@@ -17,10 +17,18 @@ from r2sm_jax.config import (
     TextConfig,
     VisionConfig,
 )
-from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelDecoder, PixelFeatures, draw_masks, draw_pair, places
+from r2sm_jax.models.image_encoder import VisionEncoder, VisionFeatures
 from r2sm_jax.models.layers import MLP, Linear
-from r2sm_jax.models.r2sm import NOT_THERE, R2SM, R2SMOutput, input_spec
-from r2sm_jax.models.vision import VisionEncoder, VisionFeatures
+from r2sm_jax.models.mask_decoder import (
+    Kernels,
+    MaskTokens,
+    PixelDecoder,
+    PixelFeatures,
+    draw_masks,
+    draw_pair,
+    places,
+)
+from r2sm_jax.models.r2sm import ABSENT_LOGIT, R2SM, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
 DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
@@ -34,7 +42,9 @@ def make(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0):
     rng = np.random.default_rng(seed)
     state = jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(np.float32), state)
     answer = jax.jit(
-        lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(image, valid, text, text_mask)
+        lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(
+            image, valid, text, text_mask
+        )
     )
     return lambda **inputs: answer(state, **inputs)
 
@@ -44,10 +54,14 @@ def model():
     return make()
 
 
-def assert_equal(one: R2SMOutput, other: R2SMOutput, rows=slice(None), queries=slice(None), tolerance=2e-5) -> None:
+def assert_equal(
+    one: R2SMOutput, other: R2SMOutput, rows=slice(None), queries=slice(None), tolerance=2e-5
+) -> None:
     """The same answers for some of the images and queries."""
     for name, a, b in zip(one._fields, one, other, strict=True):
-        np.testing.assert_allclose(a[rows, queries], b[rows, queries], atol=tolerance, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            a[rows, queries], b[rows, queries], atol=tolerance, rtol=1e-4, err_msg=name
+        )
 
 
 def shapes(tree) -> list:
@@ -58,27 +72,42 @@ def test_instance_kernels_depend_on_the_visible_pixels_only():
     model = R2SM(CONFIG, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     fine = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
-    visible = jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)  # the left half, and an instance that is not there
+    visible = (
+        jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)
+    )  # the left half, and an instance that is not there
     kernels = model.instance_kernels(PixelFeatures(fine, fine), visible)
-    assert kernels.weights.shape == (1, 1, 2, 2, DECODER.kernel_dim) and kernels.biases.shape == (1, 1, 2, 2)
+    assert kernels.weights.shape == (1, 1, 2, 2, DECODER.kernel_dim) and kernels.biases.shape == (
+        1,
+        1,
+        2,
+        2,
+    )
     other = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, 2:].add(1)), visible)
     np.testing.assert_array_equal(kernels.weights, other.weights)
     changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
-    assert not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0]) and np.isfinite(changed.weights).all()
+    assert (
+        not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0])
+        and np.isfinite(changed.weights).all()
+    )
 
 
-@pytest.mark.parametrize("present, shares", [((1, -1), (0.5, 0.5)), ((1, 1), (0, 0.5)), ((-1, -1), (0, 0.5))])
-def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_instances(present, shares):
+@pytest.mark.parametrize(
+    "present, shares", [((1, -1), (0.5, 0.5)), ((1, 1), (0, 0.5)), ((-1, -1), (0, 0.5))]
+)
+def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_instances(
+    present, shares
+):
     model = R2SM(CONFIG, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     pixels = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
     first = Kernels(
-        jnp.asarray(rng.normal(size=(1, 1, 3, 2, DECODER.kernel_dim)), jnp.float32), jnp.zeros((1, 1, 3, 2))
+        jnp.asarray(rng.normal(size=(1, 1, 3, 2, DECODER.kernel_dim)), jnp.float32),
+        jnp.zeros((1, 1, 3, 2)),
     )
     presence = jnp.array([[[-1, *present]]], jnp.float32)
     masks = MaskTokens(first, (), presence, jnp.zeros((1, 1, 3, 2)))
     features = PixelFeatures(pixels, pixels)
-    out = model.look_again(masks, features)
+    out = model.refine_kernels(masks, features)
     visible = jax.nn.sigmoid(draw_pair(first, pixels)[0])[:, 0]
     again = model.instance_kernels(features, visible)
     for token, share in enumerate((shares[0], shares[1], shares[1])):
@@ -90,7 +119,7 @@ def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_inst
 def test_a_second_look_can_be_left_out_and_is_none_without_a_mask_type():
     inputs = jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2))
     with_look, without, no_type = (
-        R2SM(replace(CONFIG, head=head, decoder=replace(DECODER, second_look=look)), rngs=nnx.Rngs(0))
+        R2SM(replace(CONFIG, head=head, decoder=replace(DECODER, refine=look)), rngs=nnx.Rngs(0))
         for head, look in (("attention", True), ("attention", False), ("none", True))
     )
 
@@ -112,7 +141,9 @@ def test_a_kernel_can_confine_a_mask_to_a_place():
     # steep * (0.1 - (x - x0)^2 - (y - y0)^2), by a kernel on the places alone, which are scaled by 2
     weights = steep * jnp.array([2 * x0, 2 * y0, -1, -1]) / 2
     bias = steep * (0.1 - x0**2 - y0**2)
-    weights = jnp.concatenate([jnp.ones(3), weights])  # nothing is to be seen on these three channels
+    weights = jnp.concatenate(
+        [jnp.ones(3), weights]
+    )  # nothing is to be seen on these three channels
     kernels = Kernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 7)), jnp.full((1, 1, 1, 2), bias))
     mask = draw_masks(kernels, jnp.zeros((1, 32, 32, 3)))[0, 0, 0, 0] > 0
     at = (np.arange(32) + 0.5) / 16 - 1
@@ -139,16 +170,23 @@ def test_fused_masks_are_empty_where_nothing_is_present_and_nothing_else_changes
     for name, one, other in zip(whole._fields, whole, found, strict=True):
         if name in ("modal", "amodal"):
             np.testing.assert_allclose(other[there], one[there], atol=1e-5)
-            np.testing.assert_allclose(other[~there], np.minimum(one[~there], NOT_THERE), atol=1e-5)
+            np.testing.assert_allclose(
+                other[~there], np.minimum(one[~there], ABSENT_LOGIT), atol=1e-5
+            )
         else:
             np.testing.assert_allclose(other, one, atol=1e-5)
 
 
 def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of_the_mask():
     """The mean of their logits. A mask is stable where the thresholds 1 and -1 draw nearly the same."""
-    inputs, config = jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2)), replace(CONFIG, presence_threshold=-np.inf)
+    inputs, config = (
+        jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2)),
+        replace(CONFIG, presence_threshold=-np.inf),
+    )
     graphdef, state = nnx.split(R2SM(config, rngs=nnx.Rngs(0)))
-    noisy = jax.tree.map(lambda x: x + 0.2 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32), state)
+    noisy = jax.tree.map(
+        lambda x: x + 0.2 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32), state
+    )
     model = nnx.merge(graphdef, noisy)
     model.iou_fit[...] = jnp.array([1.0, 0.0])
     image = model.encode_image(inputs["image"], inputs["valid"])
@@ -157,7 +195,9 @@ def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of
         np.concatenate([fused[:, :, None], slots], axis=2)
         for fused, slots in ((out.modal, out.slot_modal), (out.amodal, out.slot_amodal))
     ]
-    stable = np.stack([(x > 1).sum((-2, -1)) / np.maximum((x > -1).sum((-2, -1)), 1) for x in drawn], axis=-1)
+    stable = np.stack(
+        [(x > 1).sum((-2, -1)) / np.maximum((x > -1).sum((-2, -1)), 1) for x in drawn], axis=-1
+    )
     assert np.ptp(stable) > 0.1
     mean = np.mean([logit(np.clip(x, 0.001, 0.999)) for x in (said, stable)], axis=0)
     np.testing.assert_allclose(out.iou, expit(mean)[:, :, 0], atol=1e-4)
@@ -175,8 +215,17 @@ def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, stem):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(config, 2, 5))
     b, k, q, s = 2, 5, DECODER.slots, config.mask_size
-    wanted = R2SMOutput((b, k), (b, k, s, s), (b, k, s, s), (b, k), (b, k, 2), (b, k, q, s, s), (b, k, q, s, s),
-                        (b, k, q), (b, k, q, 2))  # fmt: skip
+    wanted = R2SMOutput(
+        (b, k),
+        (b, k, s, s),
+        (b, k, s, s),
+        (b, k),
+        (b, k, 2),
+        (b, k, q, s, s),
+        (b, k, q, s, s),
+        (b, k, q),
+        (b, k, q, 2),
+    )
     assert s == 16
     assert {n: x.shape for n, x in zip(out._fields, out, strict=True)} == wanted._asdict()
     assert {x.dtype for x in out} == {FLOAT32}
@@ -190,7 +239,9 @@ def test_the_conv_stem_hands_over_the_two_strides_before_the_tokens(patch):
     out = nnx.eval_shape(lambda m, x: m(x), encoder, image)
     assert out.tokens.shape == (2, 32 // patch, 32 // patch, 24) and out.tokens.dtype == BFLOAT16
     sizes = [128 // patch, 64 // patch]
-    assert [s.shape[1:] for s in out.skips] == [(n, n, 32) for n in sizes] and encoder.skip_dims == (32, 32)
+    assert [s.shape[1:] for s in out.skips] == [
+        (n, n, 32) for n in sizes
+    ] and encoder.skip_dims == (32, 32)
 
 
 def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
@@ -200,9 +251,15 @@ def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
 
 
 def test_the_patch_stem_has_no_skips():
-    encoder = nnx.eval_shape(lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    encoder = nnx.eval_shape(
+        lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0))
+    )
     out = nnx.eval_shape(lambda m, x: m(x), encoder, jax.ShapeDtypeStruct((1, 32, 32, 3), FLOAT32))
-    assert out.tokens.shape == (1, 4, 4, 24) and out.skips == (None, None) and encoder.skip_dims == (0, 0)
+    assert (
+        out.tokens.shape == (1, 4, 4, 24)
+        and out.skips == (None, None)
+        and encoder.skip_dims == (0, 0)
+    )
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (5, 7), (0, 7)])
@@ -222,12 +279,16 @@ def test_linear_and_mlp_are_dense_layers_over_any_leading_axes(dtype):
     wanted = x @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
     out = layer(jnp.asarray(x))
     assert out.dtype == dtype
-    np.testing.assert_allclose(out.astype(jnp.float32), wanted, atol=1e-5 if dtype == FLOAT32 else 0.05)
+    np.testing.assert_allclose(
+        out.astype(jnp.float32), wanted, atol=1e-5 if dtype == FLOAT32 else 0.05
+    )
     assert MLP((6, 7, 2), dtype=dtype, rngs=nnx.Rngs(0))(jnp.asarray(x)).shape == (2, 3, 4, 2)
 
 
 def test_windows_that_do_not_divide_the_grid_are_padded():
-    config = replace(VISION, image_size=40, window_size=2, global_blocks=(1,), relative_positions=True)  # 5 tokens
+    config = replace(
+        VISION, image_size=40, window_size=2, global_blocks=(1,), relative_positions=True
+    )  # 5 tokens
     encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 40, 40, 3)), jnp.float32)
     out = encoder(image).tokens
@@ -246,7 +307,9 @@ def test_relative_positions_start_without_effect_and_then_matter():
     config = replace(VISION, depth=1, relative_positions=True)
     attention = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
     plain = (
-        VisionEncoder(replace(config, relative_positions=False), dtype=FLOAT32, rngs=nnx.Rngs(0)).blocks[0].attention
+        VisionEncoder(replace(config, relative_positions=False), dtype=FLOAT32, rngs=nnx.Rngs(0))
+        .blocks[0]
+        .attention
     )
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 4, 32)), jnp.float32)
     np.testing.assert_allclose(attention(x), plain(x), atol=1e-6)
@@ -255,13 +318,16 @@ def test_relative_positions_start_without_effect_and_then_matter():
     attention.rel_pos_h[...] = jnp.asarray(table)
     moved = attention(x)
     assert np.abs(np.asarray(moved[:, 1:] - plain(x)[:, 1:])).max() > 1e-3
-    np.testing.assert_allclose(moved[:, 0], plain(x)[:, 0], atol=1e-5)  # the first row has none above it
+    np.testing.assert_allclose(
+        moved[:, 0], plain(x)[:, 0], atol=1e-5
+    )  # the first row has none above it
 
 
 def test_masks_are_dot_products_of_kernels_and_pixels_with_their_places():
     rng = np.random.default_rng(0)
     kernels, biases, pixels = (
-        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5 + PLACE), (2, 3, 4, 2), (2, 6, 6, 5))
+        rng.normal(size=s).astype(np.float32)
+        for s in ((2, 3, 4, 2, 5 + PLACE), (2, 3, 4, 2), (2, 6, 6, 5))
     )
     out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
     placed = np.concatenate([pixels, np.broadcast_to(places(6), (2, 6, 6, PLACE))], axis=-1)
@@ -272,7 +338,8 @@ def test_masks_are_dot_products_of_kernels_and_pixels_with_their_places():
 def test_masks_of_queries_with_pixels_of_their_own_are_dot_products_alone():
     rng = np.random.default_rng(0)
     kernels, biases, pixels = (
-        rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 3, 6, 6, 5))
+        rng.normal(size=s).astype(np.float32)
+        for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 3, 6, 6, 5))
     )
     out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
     wanted = np.einsum("bkqtc,bkyxc->bkqtyx", kernels, pixels) + biases[..., None, None]
@@ -281,11 +348,19 @@ def test_masks_of_queries_with_pixels_of_their_own_are_dot_products_alone():
 
 def test_the_default_encoder_is_what_it_was_before_published_weights_could_be_loaded():
     """Names, shapes and the draw of each parameter, which depends on all that are drawn before it."""
-    state = nnx.to_flat_state(nnx.state(VisionEncoder(VisionConfig(), dtype=FLOAT32, rngs=nnx.Rngs(0))))
+    state = nnx.to_flat_state(
+        nnx.state(VisionEncoder(VisionConfig(), dtype=FLOAT32, rngs=nnx.Rngs(0)))
+    )
     names = "".join(f"{'.'.join(map(str, path))}{leaf.shape}" for path, leaf in state)
-    assert hashlib.sha256(names.encode()).hexdigest()[:16] == "d9bdf13119fa278b" and len(state) == 57
+    assert (
+        hashlib.sha256(names.encode()).hexdigest()[:16] == "d9bdf13119fa278b" and len(state) == 57
+    )
     assert all(type(leaf) is nnx.Param for _, leaf in state)
-    sums = {path[0]: float(jnp.abs(leaf[...]).sum()) for path, leaf in state if path[0] in ("positions", "neck2")}
+    sums = {
+        path[0]: float(jnp.abs(leaf[...]).sum())
+        for path, leaf in state
+        if path[0] in ("positions", "neck2")
+    }
     assert sums == pytest.approx({"positions": 398.61572, "neck2": 3572.4138}, rel=1e-5)
 
 
@@ -297,7 +372,8 @@ def test_the_default_encoder_is_what_it_was_before_published_weights_could_be_lo
 def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
     rng = np.random.default_rng(seed)
     kernels, biases, pixels = (
-        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32) for s in ((1, 2, 3, 2, 8), (1, 2, 3, 2), (1, 4, 4, 4))
+        jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32)
+        for s in ((1, 2, 3, 2, 8), (1, 2, 3, 2), (1, 4, 4, 4))
     )
     modal, amodal = draw_pair(Kernels(kernels, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()
@@ -343,11 +419,18 @@ def test_content_of_letterbox_padding_does_not_matter(model):
 def test_bfloat16_answers_are_near_those_of_float32():
     """But for the decision that nothing is present, which may change for a query at its threshold."""
     inputs, config = fake_inputs(CONFIG, 3, 2), replace(CONFIG, presence_threshold=-np.inf)
-    near, exact = (make(replace(config, dtype=dtype))(**inputs) for dtype in ("bfloat16", "float32"))
-    assert np.abs(np.asarray(near.modal - exact.modal)).mean() < 0.1 * np.asarray(exact.modal).std() + 0.02
+    near, exact = (
+        make(replace(config, dtype=dtype))(**inputs) for dtype in ("bfloat16", "float32")
+    )
+    assert (
+        np.abs(np.asarray(near.modal - exact.modal)).mean()
+        < 0.1 * np.asarray(exact.modal).std() + 0.02
+    )
 
 
 def test_fake_inputs_have_the_input_spec():
     spec, fake = input_spec(CONFIG, 3, 2), fake_inputs(CONFIG, 3, 2)
-    assert {k: (v.shape, v.dtype) for k, v in spec.items()} == {k: (v.shape, v.dtype) for k, v in fake.items()}
+    assert {k: (v.shape, v.dtype) for k, v in spec.items()} == {
+        k: (v.shape, v.dtype) for k, v in fake.items()
+    }
     assert fake["text_mask"].any(-1).all()

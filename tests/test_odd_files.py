@@ -21,17 +21,26 @@ SAMPLES = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "readers"
 def combined(file_name: str, **image: Any) -> dict[str, Any]:
     """A combined file of COCOA: its images, and an annotation that lists regions."""
     listed = {"id": 3, "file_name": file_name, "height": 40, "width": 60, **image}
-    return {"images": [listed], "annotations": [annotation(url=f"https://example.org/BSDS_train_{file_name}")]}
+    return {
+        "images": [listed],
+        "annotations": [annotation(url=f"https://example.org/BSDS_train_{file_name}")],
+    }
 
 
-@pytest.mark.parametrize("name", ["COCO_val2014_000000000009.jpg", "000000000009.jpg", "BSDS_train_9.jpg"])
+@pytest.mark.parametrize(
+    "name", ["COCO_val2014_000000000009.jpg", "000000000009.jpg", "BSDS_train_9.jpg"]
+)
 def test_combined_files_of_cocoa_name_their_images(name, tmp_path):
     content = combined("9.jpg" if "BSDS" in name else "COCO_val2014_000000000009.jpg")
     path = write(tmp_path / "COCO_amodal_val2014.json", content)
     (found,) = read_coco_like(to_read(path), PRESETS["cocoa"]).images.values()
-    assert found["file_name"] == content["images"][0]["file_name"]  # the file states sizes: no image is needed
+    assert (
+        found["file_name"] == content["images"][0]["file_name"]
+    )  # the file states sizes: no image is needed
     photo(tmp_path / "photos" / name, 40, 60)
-    photo(tmp_path / "photos" / "COCO_amodal_val2014.jpg", 40, 60)  # the file's own name means nothing here
+    photo(
+        tmp_path / "photos" / "COCO_amodal_val2014.jpg", 40, 60
+    )  # the file's own name means nothing here
     read = read_coco_like(to_read(path, images=tmp_path / "photos"), PRESETS["cocoa"])
     assert read.image_paths[3].name == name and len(read.annotations) == 3
 
@@ -39,7 +48,9 @@ def test_combined_files_of_cocoa_name_their_images(name, tmp_path):
 def test_a_combined_file_without_images_takes_them_from_the_url(tmp_path):
     photo(tmp_path / "photo.jpg", 40, 60)
     photo(tmp_path / "all.jpg", 40, 60)
-    path = write(tmp_path / "all.json", {"annotations": [annotation(), annotation(), annotation(image_id=4)]})
+    path = write(
+        tmp_path / "all.json", {"annotations": [annotation(), annotation(), annotation(image_id=4)]}
+    )
     found = read_coco_like(to_read(path), PRESETS["cocoa"], MaskOptions())
     assert {path.name for path in found.image_paths.values()} == {"photo.jpg"}
     assert "annotations[1]: left out, image 3 has been read before" in str(found.notes[0])
@@ -59,8 +70,16 @@ def test_a_field_that_no_region_has_is_refused(tmp_path):
 
 def question(**changes: Any) -> dict[str, Any]:
     answer = "instance id is 1, label name is cup; instance id is 2, label name is box"
-    record = {"English Question": "Which?", "English Answer": answer, "ID": ["1", "2"], "img_path": "1.jpg"}
-    shapes = {number: {"label name": "cup", "points": [points(*corners)]} for number, corners in CORNERS.items()}
+    record = {
+        "English Question": "Which?",
+        "English Answer": answer,
+        "ID": ["1", "2"],
+        "img_path": "1.jpg",
+    }
+    shapes = {
+        number: {"label name": "cup", "points": [points(*corners)]}
+        for number, corners in CORNERS.items()
+    }
     return record | {"points": shapes} | changes
 
 
@@ -70,15 +89,24 @@ CORNERS = {"1": (2, 2, 12, 12), "2": (20, 2, 25, 12)}
 def read_questions(folder: Path, *records: dict[str, Any]):
     """LISA++ records, after 200 good ones."""
     photo(folder / "1.jpg")
-    return read_lisa_plus_plus(to_read(write(folder / "data.json", [question()] * 200 + list(records))))
+    return read_lisa_plus_plus(
+        to_read(write(folder / "data.json", [question()] * 200 + list(records)))
+    )
 
 
-RINGS = [[points(2, 2, 12, 12), [[1, 1], [2, 2]]], points(2, 2, 12, 12), [square(2, 2, 12, 12)], masks.encode(FRONT)]
+RINGS = [
+    [points(2, 2, 12, 12), [[1, 1], [2, 2]]],
+    points(2, 2, 12, 12),
+    [square(2, 2, 12, 12)],
+    masks.encode(FRONT),
+]
 
 
 @pytest.mark.parametrize("first", RINGS)
 def test_lisa_plus_plus_masks_that_can_be_mended(first, tmp_path):
-    record = question(points=question()["points"] | {"1": {"points": first}}, ID=[1, 2], img_path=" 1.jpg ")
+    record = question(
+        points=question()["points"] | {"1": {"points": first}}, ID=[1, 2], img_path=" 1.jpg "
+    )
     del record["English Answer"]
     photo(tmp_path / "1.jpg")
     found = read_lisa_plus_plus(to_read(write(tmp_path / "d.json", [record])))
@@ -96,7 +124,9 @@ def test_lisa_plus_plus_ids_without_points(tmp_path):
     assert len(found.queries) == 200 and "[200].points: its '99' is missing" in str(found.bad[0])
 
 
-@pytest.mark.parametrize("lost", [[], [[[5, 5], [6, 6]]], [points(40, 40, 50, 50)], {"size": [9, 9], "counts": [81]}])
+@pytest.mark.parametrize(
+    "lost", [[], [[[5, 5], [6, 6]]], [points(40, 40, 50, 50)], {"size": [9, 9], "counts": [81]}]
+)
 def test_lisa_plus_plus_records_that_are_left_out(lost, tmp_path):
     shapes = question()["points"] | {"1": {"label name": "cup", "points": lost}}
     photo(tmp_path / "2.jpg")
@@ -130,7 +160,11 @@ def kins(**changes: Any) -> dict[str, Any]:
     """A KINS file of 2020 with the two objects of the tests."""
     content = coco(categories=[])
     for record, modal in zip(content["annotations"], (FRONT, SEEN), strict=True):
-        record |= {"category_id": 4, "a_segm": record.pop("segmentation"), "i_segm": masks.encode(modal)}
+        record |= {
+            "category_id": 4,
+            "a_segm": record.pop("segmentation"),
+            "i_segm": masks.encode(modal),
+        }
         del record["visible_mask"]
     content["annotations"][0] |= changes
     return content
@@ -156,20 +190,26 @@ def test_kins_objects_that_are_not_visible_at_all(seen, tmp_path):
 def test_kins_short_rings(tmp_path):
     content = kins(i_segm=[square(2, 2, 12, 12), [5, 5, 6, 6]])
     found = read_coco_like(to_read(write(tmp_path / "k.json", content)), PRESETS["kins"])
-    assert "visible_mask" not in found.annotations[0] and "1 rings of fewer than three points" in str(found.notes[0])
+    assert "visible_mask" not in found.annotations[
+        0
+    ] and "1 rings of fewer than three points" in str(found.notes[0])
 
 
 def test_images_without_annotations(tmp_path):
     content = coco()
     del content["annotations"]
-    found = read_coco_like(to_read(write(tmp_path / "D2S_amodal_test_info.json", content)), PRESETS["d2sa"])
+    found = read_coco_like(
+        to_read(write(tmp_path / "D2S_amodal_test_info.json", content)), PRESETS["d2sa"]
+    )
     assert len(found.images) == 1 and "no annotations; its images are kept" in str(found.notes[0])
 
 
 def test_an_image_of_another_size_is_a_bad_record(tmp_path):
     photo(tmp_path / "a.jpg", 20, 25)
     files = to_read(write(tmp_path / "c.json", many()), images=tmp_path)
-    with pytest.raises(InputError, match="its image is 20 x 25, but the size in the file is 20 x 30"):
+    with pytest.raises(
+        InputError, match="its image is 20 x 25, but the size in the file is 20 x 30"
+    ):
         read_coco_like(files, PRESETS["d2sa"])
     cropped = read_coco_like(files, PRESETS["d2sa"], MaskOptions("crop"))
     assert cropped.images[7]["width"] == 25 and cropped.bad == []
@@ -201,4 +241,6 @@ def test_refcoco_objects_without_a_mask_are_bad_records(tmp_path):
     path = write(tmp_path / "refs.json", [refs(ann_id=31)[0], *[refs(ann_id=32)[0]] * 150])
     found = read_refcoco(to_read(path), instances)
     assert len(found.queries) == 150 and len(found.annotations) == 1
-    assert "annotation 31: its segmentation cannot be used (the list of polygons is empty)" in str(found.bad[0])
+    assert "annotation 31: its segmentation cannot be used (the list of polygons is empty)" in str(
+        found.bad[0]
+    )

@@ -7,15 +7,29 @@ from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, OptimizerConfig, TextConfig, VisionConfig
-from r2sm_jax.cpu import products
 from r2sm_jax.models.layers import Buffer
+from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.training.optimizer import NOT_MUON, POLAR_STEPS, make_optimizer, orthogonal, scale_by_muon, schedule
+from r2sm_jax.training.optimizer import (
+    NOT_MUON,
+    POLAR_STEPS,
+    make_optimizer,
+    orthogonal,
+    scale_by_muon,
+    schedule,
+)
 from r2sm_jax.training.step import init_state, split_model
 
 CONFIG = ModelConfig(
     VisionConfig(
-        image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24, relative_positions=True
+        image_size=32,
+        patch_size=8,
+        dim=32,
+        depth=1,
+        heads=2,
+        mlp_dim=64,
+        out_dim=24,
+        relative_positions=True,
     ),
     TextConfig(layers=(1,), max_tokens=6, dim=20),
     DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
@@ -24,7 +38,9 @@ BOTH = pytest.mark.parametrize("name", ["adamw", "muon"])
 
 
 def names(tree) -> dict[str, jax.Array]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 @pytest.mark.parametrize(("decay", "quarter"), [("linear", 1.5), ("cosine", 1 + np.cos(np.pi / 4))])
@@ -58,11 +74,22 @@ def test_only_parameters_have_optimizer_state(name):
     _, params, _constants = split_model(CONFIG, 0)
     optimizer = make_optimizer(OptimizerConfig(name=name), 10)
     state = names(jax.eval_shape(lambda p: init_state(p, optimizer), params).opt_state)
-    kept = sum(leaf.size for key, leaf in state.items() if any(moment in key for moment in (".mu[", ".nu[", ".trace[")))
+    kept = sum(
+        leaf.size
+        for key, leaf in state.items()
+        if any(moment in key for moment in (".mu[", ".nu[", ".trace["))
+    )
     # Adam keeps two moments of a parameter, Muon one momentum of a matrix.
-    by_muon = [is_matrix(key, p) and not any(m in key for m in NOT_MUON) for key, p in names(params).items()]
+    by_muon = [
+        is_matrix(key, p) and not any(m in key for m in NOT_MUON)
+        for key, p in names(params).items()
+    ]
     both = [p.size for p in jax.tree.leaves(params)]
-    once = [p.size for p, muon in zip(jax.tree.leaves(params), by_muon, strict=True) if muon and name == "muon"]
+    once = [
+        p.size
+        for p, muon in zip(jax.tree.leaves(params), by_muon, strict=True)
+        if muon and name == "muon"
+    ]
     assert kept == 2 * sum(both) - sum(once) and any(by_muon)
 
 
@@ -78,7 +105,10 @@ def test_parameters_of_one_shape_are_served_as_each_would_be_alone(name):
     def draw(scale: float) -> dict[str, dict[str, jax.Array]]:
         parts = {"kernel": lambda s: s, "bias": lambda s: s[-1:]}
         return {
-            n: {p: jnp.asarray(scale * rng.normal(size=shape(s)), jnp.float32) for p, shape in parts.items()}
+            n: {
+                p: jnp.asarray(scale * rng.normal(size=shape(s)), jnp.float32)
+                for p, shape in parts.items()
+            }
             for n, s in shapes.items()
         }
 
@@ -102,7 +132,9 @@ def test_only_matrices_are_decayed(name):
     _, params, _ = split_model(CONFIG, 0)
     params = jax.tree.map(lambda p: p + 0.5, params)
     rates = {"learning_rate": 0.01, "muon_learning_rate": 0.02}
-    config = OptimizerConfig(name=name, warmup_steps=1, weight_decay=0.1, muon_weight_decay=0.2, **rates)
+    config = OptimizerConfig(
+        name=name, warmup_steps=1, weight_decay=0.1, muon_weight_decay=0.2, **rates
+    )
     optimizer = make_optimizer(config, 100)
     still, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
     update = jax.jit(optimizer.update)
@@ -138,7 +170,10 @@ def test_muon_lifts_every_direction_of_a_gradient():
 def small_params(seed: int = 0) -> nnx.State:
     rng = np.random.default_rng(seed)
     return nnx.State(
-        {n: nnx.Param(jnp.asarray(rng.normal(size=s), jnp.float32)) for n, s in (("kernel", (4, 3)), ("bias", (3,)))}
+        {
+            n: nnx.Param(jnp.asarray(rng.normal(size=s), jnp.float32))
+            for n, s in (("kernel", (4, 3)), ("bias", (3,)))
+        }
     )
 
 
@@ -158,7 +193,10 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
 
 
 def test_a_norm_of_0_clips_nothing():
-    params, configs = small_params(), [OptimizerConfig(name="adamw", warmup_steps=1, clip=c) for c in (0, 1e9)]
+    params, configs = (
+        small_params(),
+        [OptimizerConfig(name="adamw", warmup_steps=1, clip=c) for c in (0, 1e9)],
+    )
     optimizers = [make_optimizer(config, 100) for config in configs]
     (_, none), (_, huge) = (o.update(small_params(1), o.init(params), params) for o in optimizers)
     jax.tree.map(np.testing.assert_array_equal, none, huge)
@@ -181,17 +219,28 @@ def test_updates_lower_a_loss(name):
 
 # The orthogonal updates of Muon.
 
-SHAPES = {"wide": (2, 12, 30), "tall": (2, 30, 12), "square": (3, 16, 16), "kernel": (2, 3, 3, 4, 8), "flat": (1, 1, 9)}
+SHAPES = {
+    "wide": (2, 12, 30),
+    "tall": (2, 30, 12),
+    "square": (3, 16, 16),
+    "kernel": (2, 3, 3, 4, 8),
+    "flat": (1, 1, 9),
+}
 
 
 def matrices(seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(0.01 * rng.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()}
+    return {
+        name: jnp.asarray(0.01 * rng.normal(size=shape), jnp.float32)
+        for name, shape in SHAPES.items()
+    }
 
 
 def optax_muon(momentum: float) -> optax.GradientTransformation:
     def inputs_and_outputs(tree):
-        return jax.tree.map(lambda p: MuonDimensionNumbers(tuple(range(1, p.ndim - 1)), p.ndim - 1), tree)
+        return jax.tree.map(
+            lambda p: MuonDimensionNumbers(tuple(range(1, p.ndim - 1)), p.ndim - 1), tree
+        )
 
     return optax.contrib.scale_by_muon(
         ns_coeffs=POLAR_STEPS,

@@ -9,7 +9,7 @@ from flax import nnx
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.vision import IMAGENET, NORMALISATION, VisionEncoder, resize
+from r2sm_jax.models.image_encoder import IMAGENET, NORMALISATION, VisionEncoder, resize
 
 pytest.importorskip("torch")
 import published_models as published
@@ -52,7 +52,14 @@ def test_its_own_grid_is_resized_to_the_encoders():
     assert constant.shape == (1, 5, 5, 2) and np.allclose(constant, 1)
 
 
-FAMILIES = ("dinov2", "dinov2_with_registers", "clip_vision_model", "siglip_vision_model", "clip", "siglip")
+FAMILIES = (
+    "dinov2",
+    "dinov2_with_registers",
+    "clip_vision_model",
+    "siglip_vision_model",
+    "clip",
+    "siglip",
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -80,7 +87,9 @@ def test_tokens_are_those_of_transformers(family, size):
     theirs_in = published.nchw(((x * IMAGENET[1] + IMAGENET[0] - mean) / std).astype(np.float32))
     tower = model.vision_model if kind in ("clip", "siglip") else model
     options = {} if kind.startswith("dinov2") else {"interpolate_pos_encoding": True}
-    wanted = tower(theirs_in, **options).last_hidden_state[:, -((size // 12) ** 2) :].detach().numpy()
+    wanted = (
+        tower(theirs_in, **options).last_hidden_state[:, -((size // 12) ** 2) :].detach().numpy()
+    )
     assert published.difference(np.asarray(run(ours, x)).reshape(wanted.shape), wanted) < 1e-4
 
 
@@ -88,11 +97,19 @@ def test_pixels_are_normalised_as_the_published_preprocessors_do():
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    for name, processor in (("clip", CLIPImageProcessorPil()), ("siglip", SiglipImageProcessorPil())):
-        np.testing.assert_allclose((processor.image_mean, processor.image_std), NORMALISATION[name], rtol=1e-6)
+    for name, processor in (
+        ("clip", CLIPImageProcessorPil()),
+        ("siglip", SiglipImageProcessorPil()),
+    ):
+        np.testing.assert_allclose(
+            (processor.image_mean, processor.image_std), NORMALISATION[name], rtol=1e-6
+        )
 
 
 def test_another_architecture_is_refused(tmp_path):
     published.write(published.sam_config(), tmp_path)
-    with pytest.raises(InputError, match=r"config\.json: --model\.vision\.name cannot load it: .*'sam'.*vision\.init"):
+    with pytest.raises(
+        InputError,
+        match=r"config\.json: --model\.vision\.name cannot load it: .*'sam'.*vision\.init",
+    ):
         load(tmp_path, 48)

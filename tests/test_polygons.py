@@ -16,7 +16,15 @@ POINTS = [[2, 3], [12, 3], [12, 9], [2, 9]]
 
 
 @pytest.mark.parametrize(
-    "value", [SQUARE, [SQUARE], POINTS, [POINTS], masks.encode(mask(2, 3, 12, 9)), [masks.encode(mask(2, 3, 12, 9))]]
+    "value",
+    [
+        SQUARE,
+        [SQUARE],
+        POINTS,
+        [POINTS],
+        masks.encode(mask(2, 3, 12, 9)),
+        [masks.encode(mask(2, 3, 12, 9))],
+    ],
 )
 def test_layouts_of_one_mask(value):
     found, short = read_mask(value, SIZE)
@@ -40,7 +48,9 @@ def test_what_is_no_mask(value):
 
 
 def test_the_outline_belongs_to_a_polygon_and_points_are_cut_to_whole_pixels():
-    assert (draw_polygon([[2.9, 3.9], [12.9, 3.1], [12.2, 9.8], [2.1, 9.7]], SIZE) == mask(2, 3, 13, 10)).all()
+    assert (
+        draw_polygon([[2.9, 3.9], [12.9, 3.1], [12.2, 9.8], [2.1, 9.7]], SIZE) == mask(2, 3, 13, 10)
+    ).all()
     assert (draw_polygon([[-0.9, 5.5]], SIZE) == mask(0, 5, 1, 6)).all()
     assert (draw_polygon([[4, 5], [9, 5]], SIZE) == mask(4, 5, 10, 6)).all()
     assert draw_polygon([[-9, -9], [60, -9], [60, 60], [-9, 60]], SIZE).all()
@@ -85,10 +95,17 @@ def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
     for number in range(120):
         photo(tmp_path / f"{number}.jpg")
         shapes = [{"label": "target", "points": POINTS}]
-        write(tmp_path / f"{number}.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+        write(
+            tmp_path / f"{number}.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes}
+        )
     (tmp_path / "7.json").write_text("{")
     found = read_reasonseg(to_read(tmp_path))
     assert len(found.queries) == 119 and "7.json: this is not JSON" in str(found.bad[0])
-    write(tmp_path / "8.json", {"text": ["a cup"], "shapes": [{"label": "target", "points": [[1, 2, 3]]}]})
-    with pytest.raises(InputError, match=r"1 of 120 records are bad for this reason, 1 for other reasons"):
+    write(
+        tmp_path / "8.json",
+        {"text": ["a cup"], "shapes": [{"label": "target", "points": [[1, 2, 3]]}]},
+    )
+    with pytest.raises(
+        InputError, match=r"1 of 120 records are bad for this reason, 1 for other reasons"
+    ):
         read_reasonseg(to_read(tmp_path))

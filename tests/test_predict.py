@@ -10,10 +10,10 @@ from PIL import Image
 import r2sm_jax
 from r2sm_jax import predict as predict_module
 from r2sm_jax.data import masks
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.predict import main
-from r2sm_jax.prediction import FILES
-from r2sm_jax.sources import open_source
 
 QUERY = "the complete shape of the red mug"
 HEIGHT, WIDTH = 45, 61
@@ -50,12 +50,23 @@ def picture(path: Path) -> np.ndarray:
 
 def test_all_files_are_written_at_the_original_resolution(tiny_run, photo, tmp_path, command):
     end = command(main, tiny_run, photo, QUERY, "--out", tmp_path / "new" / "folder")
-    assert end.code == 0 and QUERY in end.out and "probability of amodal" in end.out and "wrote" in end.out
+    assert (
+        end.code == 0
+        and QUERY in end.out
+        and "probability of amodal" in end.out
+        and "wrote" in end.out
+    )
     folder = tmp_path / "new" / "folder"
     assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
-    found = {name: picture(folder / f"{name}.png") for name in ("mask", "modal", "amodal", "occluded")}
+    found = {
+        name: picture(folder / f"{name}.png") for name in ("mask", "modal", "amodal", "occluded")
+    }
     for mask in found.values():
-        assert mask.shape == (HEIGHT, WIDTH) and mask.dtype == np.uint8 and set(np.unique(mask)) <= {0, 255}
+        assert (
+            mask.shape == (HEIGHT, WIDTH)
+            and mask.dtype == np.uint8
+            and set(np.unique(mask)) <= {0, 255}
+        )
     assert ((found["modal"] | found["occluded"]) == found["amodal"]).all()
     assert not (found["modal"] & found["occluded"]).any()
     assert picture(folder / "overlay.png").shape == (HEIGHT, WIDTH, 3)
@@ -69,8 +80,19 @@ def test_json_prints_one_object_and_writes_nothing(tiny_run, photo, tmp_path, co
     end = command(main, tiny_run, photo, QUERY, "--json")
     answer = json.loads(end.out)
     assert end.code == 0 and list(tmp_path.iterdir()) == []
-    assert list(answer) == ["query", "mask_type", "amodal_probability", "score", "presence", "mask", "modal",
-                            "amodal", "occluded", "instances", "size"]  # fmt: skip
+    assert list(answer) == [
+        "query",
+        "mask_type",
+        "amodal_probability",
+        "score",
+        "presence",
+        "mask",
+        "modal",
+        "amodal",
+        "occluded",
+        "instances",
+        "size",
+    ]
     assert answer["query"] == QUERY and answer["size"] == [HEIGHT, WIDTH]
     assert answer["mask_type"] == ("amodal" if answer["amodal_probability"] > 0.5 else "modal")
     assert 0 <= answer["amodal_probability"] <= 1 and 0 <= answer["score"] <= 1
@@ -86,7 +108,9 @@ def test_json_and_files_are_the_same_answer(tiny_run, photo, tmp_path, command):
     assert json.loads(end.out) == json.loads((tmp_path / "both" / "prediction.json").read_text())
 
 
-def test_without_out_the_folder_has_the_name_of_the_image(tiny_run, photo, tmp_path, command, monkeypatch):
+def test_without_out_the_folder_has_the_name_of_the_image(
+    tiny_run, photo, tmp_path, command, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     end = command(main, tiny_run, photo, QUERY)
     assert end.code == 0 and (tmp_path / "predictions" / "photo" / "mask.png").exists()
@@ -94,7 +118,9 @@ def test_without_out_the_folder_has_the_name_of_the_image(tiny_run, photo, tmp_p
 
 @pytest.mark.parametrize("mask_type", ["modal", "amodal"])
 def test_the_mask_type_can_be_forced(mask_type, tiny_run, photo, command):
-    answer = json.loads(command(main, tiny_run, photo, QUERY, "--mask-type", mask_type, "--json").out)
+    answer = json.loads(
+        command(main, tiny_run, photo, QUERY, "--mask-type", mask_type, "--json").out
+    )
     assert answer["mask_type"] == mask_type and answer["mask"] == answer[mask_type]
     assert all(instance["mask"] == instance[mask_type] for instance in answer["instances"])
 
@@ -123,12 +149,16 @@ def test_nothing_is_overwritten_unasked(tiny_run, photo, tmp_path, command, refu
     (tmp_path / "modal.png").write_text("mine")
     message = refused(main, tiny_run, photo, QUERY, "--out", tmp_path)
     assert "modal.png" in message and "--overwrite" in message
-    assert [p.name for p in tmp_path.iterdir()] == ["modal.png"] and (tmp_path / "modal.png").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["modal.png"] and (
+        tmp_path / "modal.png"
+    ).read_text() == "mine"
     assert command(main, tiny_run, photo, QUERY, "--out", tmp_path, "--overwrite").code == 0
     assert picture(tmp_path / "modal.png").shape == (HEIGHT, WIDTH)
 
 
-def test_a_query_beyond_the_limit_is_answered_with_a_warning_of_what_was_cut(tiny_run, photo, command):
+def test_a_query_beyond_the_limit_is_answered_with_a_warning_of_what_was_cut(
+    tiny_run, photo, command
+):
     long = "the red mug behind the book " * 5 + "with all of its hidden parts"
     end = command(main, tiny_run, photo, long, "--json")
     assert end.code == 0 and json.loads(end.out)["query"] == long
@@ -139,7 +169,9 @@ def test_a_query_beyond_the_limit_is_answered_with_a_warning_of_what_was_cut(tin
 
 def test_ten_thousand_words_are_cut_said_once_and_explained(tiny_run, photo, command):
     end = command(main, tiny_run, photo, "the red mug " * 3333 + "end", "--json", "--explain")
-    assert end.code == 0 and len(end.err) < 1000 and end.err.count("longer than 24 tokens") == 1, end.err
+    assert end.code == 0 and len(end.err) < 1000 and end.err.count("longer than 24 tokens") == 1, (
+        end.err
+    )
     words = json.loads(end.out)["words"]
     assert len(words) == 10_000 and all(word["share"] == 0 for word in words[22:])
     assert any(word["share"] != 0 for word in words[:22])
@@ -187,7 +219,9 @@ def test_a_folder_that_is_no_run_is_one_sentence(photo, tmp_path, refused):
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tiny_run, photo, tmp_path, refused):
     (tmp_path / "file").write_text("")
-    assert "cannot write there" in refused(main, tiny_run, photo, QUERY, "--out", tmp_path / "file" / "out")
+    assert "cannot write there" in refused(
+        main, tiny_run, photo, QUERY, "--out", tmp_path / "file" / "out"
+    )
 
 
 def test_python_gives_the_same_answer_for_many_queries_as_for_one(tiny_run, photo):
@@ -207,7 +241,11 @@ def test_python_names_what_is_missing(tiny_run):
     predictor = r2sm_jax.load(str(tiny_run))
     with pytest.raises(InputError, match="call set_image first"):
         predictor.predict(["the mug"])
-    for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3), np.float32)):
+    for wrong in (
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.float32),
+    ):
         with pytest.raises(InputError, match=r"uint8 \[H W 3\]"):
             predictor.set_image(wrong)
 
@@ -219,7 +257,9 @@ def test_words_are_explained_in_the_json_and_under_the_overlay(tiny_run, photo, 
     end = command(main, tiny_run, photo, QUERY, "--explain", "--out", tmp_path)
     assert end.code == 0 and "words: " in end.out
     words = json.loads((tmp_path / "prediction.json").read_text())["words"]
-    assert [word["word"] for word in words] == QUERY.split() and any(word["share"] for word in words)
+    assert [word["word"] for word in words] == QUERY.split() and any(
+        word["share"] for word in words
+    )
     drawn = picture(tmp_path / "overlay.png")
     left = (drawn.shape[1] - WIDTH) // 2
     assert drawn.shape[0] > HEIGHT and drawn.shape[1] >= WIDTH
@@ -237,7 +277,9 @@ def picture_of(run, photo, out, command) -> np.ndarray:
 def test_shares_add_up_to_what_the_words_change(tiny_run):
     predictor = r2sm_jax.load(tiny_run)
     shares = [share for _, share in predictor.explain(QUERY)]
-    every, without = map(float, predictor._type_logits(predictor._leaves, *predictor.texts.for_request([QUERY, ""])))
+    every, without = map(
+        float, predictor._type_logits(predictor._leaves, *predictor.texts.for_request([QUERY, ""]))
+    )
     assert sum(shares) == pytest.approx(every - without, abs=1e-4)
     predictor.set_image(np.zeros((32, 32, 3), np.uint8))
     probability = predictor.predict([QUERY])[0].amodal_probability
@@ -248,12 +290,19 @@ def test_a_probability_within_the_margin_is_undecided(tiny_run, photo, tmp_path,
     undecided = json.loads(command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0.5").out)
     decided = json.loads(command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0").out)
     assert undecided.pop("undecided") is True and undecided == decided
-    assert "undecided, rather " in command(main, tiny_run, photo, QUERY, "--abstain", "0.5", "--out", tmp_path).out
-    forced = command(main, tiny_run, photo, QUERY, "--json", "--abstain", "0.5", "--mask-type", "modal")
+    assert (
+        "undecided, rather "
+        in command(main, tiny_run, photo, QUERY, "--abstain", "0.5", "--out", tmp_path).out
+    )
+    forced = command(
+        main, tiny_run, photo, QUERY, "--json", "--abstain", "0.5", "--mask-type", "modal"
+    )
     assert "undecided" not in json.loads(forced.out)
 
 
-@pytest.mark.parametrize("flags, said", [(("--abstain", "0.7"), "--abstain 0.7"), (("--abstain", "-1"), "--abstain")])
+@pytest.mark.parametrize(
+    "flags, said", [(("--abstain", "0.7"), "--abstain 0.7"), (("--abstain", "-1"), "--abstain")]
+)
 def test_a_margin_that_cannot_be_is_refused(tiny_run, photo, command, flags, said):
     end = command(main, tiny_run, photo, QUERY, *flags)
     assert end.code == 2 and said in end.err

@@ -11,15 +11,20 @@ from flax import nnx
 from PIL import Image
 
 import r2sm_jax
-from r2sm_jax.data import masks
+from r2sm_jax.data import masks, text_states
+from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import by_dotted_path, with_weights
-from r2sm_jax.models import text_states
-from r2sm_jax.prediction import Prediction
-from r2sm_jax.predictor import CutQuery, Predictor
-from r2sm_jax.sources import open_source
+from r2sm_jax.inference.exported import by_dotted_path, with_weights
+from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.predictor import CutQuery, Predictor
 
-QUERIES = ["the red mug", "the whole mug", "a book", "the complete shape of the red mug", "every cat and the plant"]
+QUERIES = [
+    "the red mug",
+    "the whole mug",
+    "a book",
+    "the complete shape of the red mug",
+    "every cat and the plant",
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,9 @@ def same(one: Prediction, other: Prediction) -> None:
     assert np.mean(one.modal != other.modal) < 0.01 and np.mean(one.amodal != other.amodal) < 0.01
 
 
-def test_another_predictor_of_an_equal_model_compiles_nothing(predictor, tiny_run, images, compiled):
+def test_another_predictor_of_an_equal_model_compiles_nothing(
+    predictor, tiny_run, images, compiled
+):
     predictor.predict(["the red mug"], image=predictor.encode(images[0]))
     other = r2sm_jax.load(tiny_run)
     compiled.clear()
@@ -63,25 +70,42 @@ def test_another_predictor_of_an_equal_model_compiles_nothing(predictor, tiny_ru
     assert compiled == []
 
 
-def test_bfloat16_products_answer_alike_and_only_where_they_are_asked_for(predictor, tiny_run, images):
-    rounded = r2sm_jax.load(tiny_run, products="bfloat16")
-    exact, other = (p.answer_all([(images[0], list(enumerate(QUERIES)))]) for p in (predictor, rounded))
-    pairs = [(a.outputs.modal, b.outputs.modal) for (_, a), (_, b) in zip(exact, other, strict=True)]
+def test_bfloat16_products_answer_alike_and_only_where_they_are_asked_for(
+    predictor, tiny_run, images
+):
+    rounded = r2sm_jax.load(tiny_run, matmul_precision="bfloat16")
+    exact, other = (
+        p.answer_all([(images[0], list(enumerate(QUERIES)))]) for p in (predictor, rounded)
+    )
+    pairs = [
+        (a.outputs.modal, b.outputs.modal) for (_, a), (_, b) in zip(exact, other, strict=True)
+    ]
     sizes = [(abs(a - b).max(), abs(a).max()) for a, b in pairs]
     assert all(0 < difference < 0.05 * size for difference, size in sizes), sizes
 
 
 def test_an_image_may_be_a_file_its_bytes_pillow_or_an_array(predictor, images, tmp_path):
     Image.fromarray(images[1]).save(tmp_path / "a.png")
-    forms = [images[1], tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()]
-    forms += [Image.fromarray(images[1]), Image.open(tmp_path / "a.png"), Image.fromarray(images[1]).convert("RGBA")]
+    forms = [
+        images[1],
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        (tmp_path / "a.png").read_bytes(),
+    ]
+    forms += [
+        Image.fromarray(images[1]),
+        Image.open(tmp_path / "a.png"),
+        Image.fromarray(images[1]).convert("RGBA"),
+    ]
     answers = []
     for form in forms:
         predictor.set_image(form)
         answers.append(predictor.predict(QUERIES[:2]))
     for other in answers[1:]:
         for a, b in zip(answers[0], other, strict=True):
-            assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
+            assert a.amodal_probability == b.amodal_probability and np.array_equal(
+                a.amodal, b.amodal
+            )
 
 
 def test_the_image_is_encoded_once_whatever_is_asked(predictor, images, monkeypatch):
@@ -94,7 +118,9 @@ def test_the_image_is_encoded_once_whatever_is_asked(predictor, images, monkeypa
     assert len(calls) == 1
 
 
-@pytest.mark.filterwarnings("ignore::r2sm_jax.predictor.CutQuery")  # the longest of the queries are cut
+@pytest.mark.filterwarnings(
+    "ignore::r2sm_jax.inference.predictor.CutQuery"
+)  # the longest of the queries are cut
 def test_nothing_is_compiled_once_it_is_warm(predictor, images, compiled):
     predictor.warm_up()
     del compiled[:]
@@ -108,7 +134,9 @@ def test_nothing_is_compiled_once_it_is_warm(predictor, images, compiled):
 
 
 def test_images_together_get_the_same_answers_as_one_by_one(predictor, images):
-    queries = [[f"the mug {i} {n}" for n in range(11 if i == 2 else i % 3)] for i in range(len(images))]
+    queries = [
+        [f"the mug {i} {n}" for n in range(11 if i == 2 else i % 3)] for i in range(len(images))
+    ]
     together = predictor.predict_batch(images, queries)
     assert [[p.query for p in answers] for answers in together] == queries
     for image, asked, answers in zip(images, queries, together, strict=True):
@@ -122,21 +150,33 @@ def test_images_together_get_the_same_answers_as_one_by_one(predictor, images):
 def test_threads_may_share_a_predictor(predictor, images):
     encoded = [predictor.encode(image) for image in images]
     queries = [[f"the mug {i} of {n}" for n in range(3)] for i in range(len(images))]
-    alone = [predictor.predict(asked, image=image) for asked, image in zip(queries, encoded, strict=True)]
+    alone = [
+        predictor.predict(asked, image=image) for asked, image in zip(queries, encoded, strict=True)
+    ]
     predictor.texts._states.clear()  # so that threads encode sentences, too
     predictor.texts._requested.clear()
     predictor.texts.truncated.clear()
     with ThreadPoolExecutor(8) as pool:
-        shared = list(pool.map(lambda i: predictor.predict(queries[i], image=encoded[i]), [*range(len(images))] * 4))
+        shared = list(
+            pool.map(
+                lambda i: predictor.predict(queries[i], image=encoded[i]), [*range(len(images))] * 4
+            )
+        )
     for i, answers in enumerate(shared):
         for one, other in zip(alone[i % len(images)], answers, strict=True):
-            assert np.array_equal(one.amodal, other.amodal) and one.amodal_probability == other.amodal_probability
+            assert (
+                np.array_equal(one.amodal, other.amodal)
+                and one.amodal_probability == other.amodal_probability
+            )
 
 
 def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
     monkeypatch.setattr(text_states, "REQUEST_KEPT", 4)
     predictor.texts.encode(["a sentence of training"])
-    known, cut = len(predictor.texts._states) - len(predictor.texts._requested), set(predictor.texts.truncated)
+    known, cut = (
+        len(predictor.texts._states) - len(predictor.texts._requested),
+        set(predictor.texts.truncated),
+    )
     predictor.set_image(images[0])
     for i in range(5):
         predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
@@ -161,7 +201,10 @@ def test_below_the_threshold_of_presence_the_answer_is_empty(above, predictor, i
     else:
         assert not (found.modal.any() or found.amodal.any() or found.instances)
         unlikely = replace(found, presence=0.2).summary()
-        assert unlikely == f"{QUERIES[0]}\nnothing of the kind is seen in the image (probability 0.200)"
+        assert (
+            unlikely
+            == f"{QUERIES[0]}\nnothing of the kind is seen in the image (probability 0.200)"
+        )
 
 
 def blot() -> Prediction:
@@ -184,7 +227,9 @@ def test_masks_leave_as_rle_png_and_polygons():
     assert [len(prediction.polygons(name)) for name in ("mask", "modal", "occluded")] == [2, 2, 1]
     empty = np.zeros((4, 5), bool)
     assert Prediction("", "modal", 0.0, 0.0, empty, empty, ()).polygons() == []
-    with pytest.raises(InputError, match="there is no mask 'visible'; say mask, modal, amodal or occluded"):
+    with pytest.raises(
+        InputError, match="there is no mask 'visible'; say mask, modal, amodal or occluded"
+    ):
         prediction.rle("visible")
 
 
@@ -193,7 +238,9 @@ def test_an_overlay_is_of_the_image_that_was_asked_about():
     grey = np.full((60, 80, 3), 128, np.uint8)
     over = prediction.overlay(Image.fromarray(grey))
     assert over.shape == grey.shape and over.dtype == np.uint8
-    assert over[30, 30, 2] > over[30, 30, 0] and over[30, 52, 0] > over[30, 52, 2]  # blue: visible, orange: occluded
+    assert (
+        over[30, 30, 2] > over[30, 30, 0] and over[30, 52, 0] > over[30, 52, 2]
+    )  # blue: visible, orange: occluded
     with pytest.raises(InputError, match="the image is 60 x 80, the masks are 80 x 60 pixels"):
         prediction.overlay(grey.transpose(1, 0, 2))
 
@@ -202,7 +249,12 @@ def test_of_an_animation_the_first_frame_is_taken(predictor, images, tmp_path):
     frames = [Image.fromarray(image) for image in (images[0], images[0][::-1])]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     found = []
-    for image in (images[0], tmp_path / "a.webp", (tmp_path / "a.webp").read_bytes(), Image.open(tmp_path / "a.webp")):
+    for image in (
+        images[0],
+        tmp_path / "a.webp",
+        (tmp_path / "a.webp").read_bytes(),
+        Image.open(tmp_path / "a.webp"),
+    ):
         predictor.set_image(image)
         found += predictor.predict(["the red mug"])
     assert all(np.array_equal(found[0].amodal, other.amodal) for other in found[1:])
@@ -262,7 +314,9 @@ def test_no_global_precision_changes_an_answer(tiny_run, images):
 
 def test_bad_questions_are_one_sentence(predictor, images):
     predictor.set_image(images[0])
-    with pytest.raises(InputError, match="mask type 'visible' is unknown; say auto, modal or amodal"):
+    with pytest.raises(
+        InputError, match="mask type 'visible' is unknown; say auto, modal or amodal"
+    ):
         predictor.predict(["the mug"], "visible")
     with pytest.raises(InputError, match="the query is empty"):
         predictor.predict(["the mug", " "])
@@ -275,7 +329,9 @@ def test_bad_questions_are_one_sentence(predictor, images):
 def test_ten_thousand_words_are_cut_with_a_warning(predictor, images):
     predictor.set_image(images[0])
     words = "the red mug " * 3333 + "hidden parts included"
-    with pytest.warns(CutQuery, match=r"longer than 24 tokens; this was not read: 'red mug the .* \.\.\.$"):
+    with pytest.warns(
+        CutQuery, match=r"longer than 24 tokens; this was not read: 'red mug the .* \.\.\.$"
+    ):
         (prediction,) = predictor.predict([words])
     assert prediction.query == words and prediction.unread.endswith("hidden parts included")
     assert predictor.predict(["the red mug"])[0].unread == ""

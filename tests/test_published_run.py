@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from r2sm_jax import evaluate, predict
-from r2sm_jax.flags import parse_config
-from r2sm_jax.runs import abstract_state, open_run, read_config
+from r2sm_jax.cli import parse_config
+from r2sm_jax.inference.run import abstract_state, open_run, read_config
 from r2sm_jax.train import main, train
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 
@@ -22,25 +22,43 @@ import published_models as published  # noqa: E402
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     _, state, constants = abstract_state(read_config(run))
     return {
-        name: np.asarray(leaf) for name, leaf in flatten(Checkpoints(run).restore(state, constants, step=step)).items()
+        name: np.asarray(leaf)
+        for name, leaf in flatten(Checkpoints(run).restore(state, constants, step=step)).items()
     }
 
 
-def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_folders, tmp_path, command):
+def test_sam_and_dinov2_and_lora_and_sams_decoder(
+    published_flags, published_folders, tmp_path, command
+):
     """Everything at once: frozen SAM with LoRA, frozen DINOv2 beside it, SAM's decoder trained."""
     run, given = tmp_path / "run", {name: tmp_path / name for name in published_folders}
     for name, folder in given.items():
         shutil.copytree(published_folders[name], folder)
     end = command(
-        main, *published_flags, "--run", run, "--train.steps", 2,
-        "--model.vision.init", given["sam"], "--model.vision.frozen",
-        "--model.vision.name", given["dinov2"], "--model.vision.lora-rank", 2, "--model.decoder.kind", "sam",
-    )  # fmt: skip
+        main,
+        *published_flags,
+        "--run",
+        run,
+        "--train.steps",
+        2,
+        "--model.vision.init",
+        given["sam"],
+        "--model.vision.frozen",
+        "--model.vision.name",
+        given["dinov2"],
+        "--model.vision.lora-rank",
+        2,
+        "--model.decoder.type",
+        "sam",
+    )
     assert end.code == 0, end
     assert "frozen: vision" in end.out and "18 copied" in end.out
     report = (run / "published_weights.txt").read_text()
     assert report.count("copied       decoder.occluded.") == 18
-    assert "loaded       vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv.weight" in report
+    assert (
+        "loaded       vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv.weight"
+        in report
+    )
     sizes = json.loads((run / "config.json").read_text())["model"]
     assert sizes["vision"]["dim"] == 32 and sizes["vision"]["plain"]["family"] == "dinov2"
     assert sizes["decoder"]["dim"] == 16 and sizes["vision"]["global_blocks"] == [1]
@@ -52,7 +70,9 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_fol
     optimized = {name for name in one if "opt_state" in name}
     assert not any("vision" in name and "qkv" in name and "kernel" in name for name in optimized)
     assert not any("patches" in name for name in optimized)
-    assert any("lora_out" in name for name in moved) and any("frequencies" in name for name in frozen)
+    assert any("lora_out" in name for name in moved) and any(
+        "frequencies" in name for name in frozen
+    )
     assert any("occluded" in name for name in moved) and any("join" in name for name in moved)
 
     for folder in given.values():  # the run stands on its own from here
@@ -65,7 +85,9 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_fol
     image = tmp_path / "image.png"
     from PIL import Image
 
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)).save(image)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)).save(
+        image
+    )
     end = command(predict.main, run, image, "the red mug", "--json")
     assert end.code == 0 and json.loads(end.out)["size"] == [40, 70]
 
@@ -74,14 +96,23 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(published_flags, published_fol
 def test_the_weights_of_sam_are_where_training_starts(published_flags, published_folders, tmp_path):
     """Trained whole, with our decoder: after one step with a rate of zero they are still the published ones."""
     config = parse_config(
-        [*published_flags, "--model.vision.init", str(published_folders["sam"]), "--optimizer.learning-rate", "0"]
+        [
+            *published_flags,
+            "--model.vision.init",
+            str(published_folders["sam"]),
+            "--optimizer.learning-rate",
+            "0",
+        ]
     )
     run = train(replace(config, run=str(tmp_path / "run"), train=replace(config.train, steps=1)))
     weights = open_run(run).predictor.weights
     theirs = dict(published.load(published_folders["sam"]))
-    ours = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(weights)}
+    ours = {
+        ".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(weights)
+    }
     np.testing.assert_array_equal(
-        ours["vision.blocks.0.attention.qkv.kernel"], theirs["vision_encoder.layers.0.attn.qkv.weight"].T
+        ours["vision.blocks.0.attention.qkv.kernel"],
+        theirs["vision_encoder.layers.0.attn.qkv.weight"].T,
     )
     assert ours["vision.positions"].shape == (4, 4, 32)
     params = nnx.to_flat_state(abstract_state(read_config(run))[1].params)
@@ -93,35 +124,55 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
     [
         (["--model.vision.init", "{dinov2}"], "needs SAM, not model_type 'dinov2'"),
         (["--model.vision.name", "{sam}"], "cannot load it: model_type 'sam'"),
-        (["--model.vision.init", "{sam}", "--model.vision.dim", "64"], "dim 64: the published weights have 32"),
-        (["--model.vision.init", "{sam}", "--model.vision.image-size", "60"], "--model.vision.image-size 60"),
+        (
+            ["--model.vision.init", "{sam}", "--model.vision.dim", "64"],
+            "dim 64: the published weights have 32",
+        ),
+        (
+            ["--model.vision.init", "{sam}", "--model.vision.image-size", "60"],
+            "--model.vision.image-size 60",
+        ),
         (["--model.vision.init", "no/such/folder/here"], "--model.vision.init"),
         (["--model.vision.frozen"], "--model.vision.frozen"),
         (["--model.vision.lora-rank", "2"], "--model.vision.lora-rank"),
         (["--model.vision.stem", "none"], "--model.vision.name"),
-        (["--model.decoder.kind", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
+        (["--model.decoder.type", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_no_run(extra, said, published_folders, tmp_path, refused, bert_folder):
+def test_what_cannot_be_is_one_sentence_and_no_run(
+    extra, said, published_folders, tmp_path, refused, bert_folder
+):
     words = [word.format(**published_folders) for word in extra]
     sentence = refused(main, "--run", tmp_path / "run", "--model.text.name", bert_folder, *words)
     assert said in sentence and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-def test_weights_that_do_not_fit_name_every_key(change, published_flags, published_folders, tmp_path, refused):
+def test_weights_that_do_not_fit_name_every_key(
+    change, published_flags, published_folders, tmp_path, refused
+):
     folder = tmp_path / "sam"
     shutil.copytree(published_folders["sam"], folder)
     tensors = published.load(folder)
     if change == "missing":
-        del tensors["vision_encoder.layers.0.attn.qkv.weight"], tensors["vision_encoder.neck.conv1.weight"]
+        del (
+            tensors["vision_encoder.layers.0.attn.qkv.weight"],
+            tensors["vision_encoder.neck.conv1.weight"],
+        )
         said = ("missing vision.blocks.0.attention.qkv.kernel", "missing vision.neck1.kernel")
     elif change == "unknown":
-        tensors |= {"vision_encoder.layers.7.mlp.lin1.bias": np.zeros(3, np.float32), "ema": np.zeros(1, np.float32)}
+        tensors |= {
+            "vision_encoder.layers.7.mlp.lin1.bias": np.zeros(3, np.float32),
+            "ema": np.zeros(1, np.float32),
+        }
         said = ("no place for key vision_encoder.layers.7.mlp.lin1.bias", "unknown key ema")
     else:
         tensors["vision_encoder.layers.0.mlp.lin1.bias"] = np.zeros(5, np.float32)
         said = ("vision_encoder.layers.0.mlp.lin1.bias has shape (5,), not (48,)",)
     published.save(tensors, folder)
-    sentence = refused(main, *published_flags, "--run", tmp_path / "run", "--model.vision.init", folder)
-    assert all(part in sentence for part in said) and "model.safetensors" in sentence.replace(str(folder), "")
+    sentence = refused(
+        main, *published_flags, "--run", tmp_path / "run", "--model.vision.init", folder
+    )
+    assert all(part in sentence for part in said) and "model.safetensors" in sentence.replace(
+        str(folder), ""
+    )

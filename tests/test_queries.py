@@ -18,11 +18,15 @@ from query_samples import (
     written,
 )
 
-from r2sm_jax.queries.grammar import phrasebook, read_sections
-from r2sm_jax.queries.nouns import clean_name, plural
-from r2sm_jax.queries.objects import ObjectFacts
-from r2sm_jax.queries.write import SPLITS as ALL_SPLITS, write_absent_queries, write_queries
 from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.synthetic.queries.grammar import phrasebook, read_sections
+from r2sm_jax.synthetic.queries.nouns import clean_name, plural
+from r2sm_jax.synthetic.queries.objects import ObjectFacts
+from r2sm_jax.synthetic.queries.write import (
+    SPLITS as ALL_SPLITS,
+    write_absent_queries,
+    write_queries,
+)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -55,7 +59,11 @@ def test_queries_for_absent_things_have_no_target_and_no_word_for_what_is_there(
 
     def nouns_of(names):
         meanings = [(name, ALL_CLASSES.get(clean_name(name))) for name in names]
-        return {n for name, m in meanings for n in ((*m.nouns, *m.held_out_nouns) if m else (clean_name(name),))}
+        return {
+            n
+            for name, m in meanings
+            for n in ((*m.nouns, *m.held_out_nouns) if m else (clean_name(name),))
+        }
 
     for _ in range(40):
         things = layout(rng, photo)
@@ -78,7 +86,15 @@ def test_queries_for_absent_things_have_no_target_and_no_word_for_what_is_there(
 
 def test_the_splits_keep_their_places():
     """A sample is rebuilt from the place of its split in this list."""
-    assert list(ALL_SPLITS) == ["train", "val", "val_phrasing", "val_hard", "dev", "val_absent", "test"]
+    assert list(ALL_SPLITS) == [
+        "train",
+        "val",
+        "val_phrasing",
+        "val_hard",
+        "dev",
+        "val_absent",
+        "test",
+    ]
 
 
 def test_odd_counts_fall_to_either_type():
@@ -117,14 +133,25 @@ def test_names_pick_exactly_their_targets(split):
     other = name.replace("P<", "P<other_")
     whole = rf"{name}(?: (?P<link>behind|in front of) {other})?"
     held_out = split == "val_phrasing"
-    frames = [] if held_out else ["{w}", *phrasebook("wordings").commands, *phrasebook("wordings").questions]
+    frames = (
+        []
+        if held_out
+        else ["{w}", *phrasebook("wordings").commands, *phrasebook("wordings").questions]
+    )
     bare_wordings = read_sections("held_out.txt" if held_out else "wordings.txt")["modal: bare"]
-    frames += [wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording]
-    shells = [re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?") for frame in frames]
+    frames += [
+        wording.format(x="{w}", **{"is": "is"}) for wording in bare_wordings if "[" not in wording
+    ]
+    shells = [
+        re.compile(re.escape(frame.lower().rstrip(".?")).replace(r"\{w\}", whole) + "[.?]?")
+        for frame in frames
+    ]
     seen = Counter()
 
     def read(found, things, prefix=""):
-        noun, colour, pattern, size = (found[prefix + key] for key in ("noun", "colour", "pattern", "size"))
+        noun, colour, pattern, size = (
+            found[prefix + key] for key in ("noun", "colour", "pattern", "size")
+        )
         ids = [
             thing
             for thing in things
@@ -138,7 +165,9 @@ def test_names_pick_exactly_their_targets(split):
 
     for things, queries in written(split, 250):
         for query in queries:
-            bare = next((found for shell in shells if (found := shell.fullmatch(query.text.lower()))), None)
+            bare = next(
+                (found for shell in shells if (found := shell.fullmatch(query.text.lower()))), None
+            )
             if bare is None or query.kind["multi"]:
                 continue
             targets = read(bare, things)
@@ -165,7 +194,9 @@ def test_plurals_pick_all():
                 if " and " in query.text or not query.kind["multi"]:
                     continue
                 colour = found[2] and found[2].strip()
-                ids = [t.id for t in things if t.category == found[3] and colour in (None, t.colour)]
+                ids = [
+                    t.id for t in things if t.category == found[3] and colour in (None, t.colour)
+                ]
                 if colour or not re.search(r"with|covered", query.text):
                     assert ids == list(query.instance_ids), query.text
                     seen += 1
@@ -242,8 +273,10 @@ def test_free_text_categories(split):
             assert not any(has_words(query.text, colour) for colour in COLOURS)
             texts.append(query.text)
             if "scissors" not in names.values():
-                assert any(names[i] in query.text.lower() or plural(names[i]) in query.text.lower()
-                           for i in query.instance_ids)  # fmt: skip
+                assert any(
+                    names[i] in query.text.lower() or plural(names[i]) in query.text.lower()
+                    for i in query.instance_ids
+                )
     assert any("dougnut" in text for text in texts)
 
 
@@ -271,4 +304,7 @@ def test_some_objects_get_modal_queries_only():
     assert all(query.instance_ids == (0,) for query in queries if query.mask_type == "amodal")
     queries = write_queries(things, rng=rng, count=8, forbidden={"modal": {2}, "amodal": {0, 1, 2}})
     assert [query.mask_type for query in queries] == ["modal"] * 8
-    assert write_queries(things, rng=rng, count=8, forbidden={"modal": {0, 1, 2}, "amodal": {0, 1, 2}}) == ()
+    assert (
+        write_queries(things, rng=rng, count=8, forbidden={"modal": {0, 1, 2}, "amodal": {0, 1, 2}})
+        == ()
+    )

@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
-from r2sm_jax.data.samples import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.nouns import same_class, says_name
+from r2sm_jax.synthetic.queries.nouns import same_class, says_name
 from r2sm_jax.tools.data import template
-from r2sm_jax.tools.llm_queries import REASONS, parse, read_answer, requests, system_prompt
+from r2sm_jax.tools.queries import REASONS, parse, read_answer, requests, system_prompt
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14
@@ -35,20 +35,49 @@ def records(images=(1,), only=None):
     front, back = block(10, 10, 30, 30), block(20, 12, 50, 28)
     annotations = [
         {"id": MUG, "category_id": 1, "segmentation": masks.encode(front)},
-        {"id": BOX, "category_id": 2, "segmentation": masks.encode(back), "visible_mask": masks.encode(back & ~front)},
-        {"id": CROWD, "category_id": 3, "segmentation": masks.encode(block(0, 35, 60, 40)), "ignore": True},
-        {"id": MODAL_ONLY, "category_id": 4, "segmentation": None, "visible_mask": masks.encode(block(2, 2, 6, 20))},
+        {
+            "id": BOX,
+            "category_id": 2,
+            "segmentation": masks.encode(back),
+            "visible_mask": masks.encode(back & ~front),
+        },
+        {
+            "id": CROWD,
+            "category_id": 3,
+            "segmentation": masks.encode(block(0, 35, 60, 40)),
+            "ignore": True,
+        },
+        {
+            "id": MODAL_ONLY,
+            "category_id": 4,
+            "segmentation": None,
+            "visible_mask": masks.encode(block(2, 2, 6, 20)),
+        },
     ]
     annotations = [a for a in annotations if only is None or a["id"] in only]
     return {
-        "images": [{"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in images],
-        "annotations": [a | {"id": a["id"] + 10 * n, "image_id": i} for n, i in enumerate(images) for a in annotations],
+        "images": [
+            {"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in images
+        ],
+        "annotations": [
+            a | {"id": a["id"] + 10 * n, "image_id": i}
+            for n, i in enumerate(images)
+            for a in annotations
+        ],
         "categories": [
             {"id": number, "name": name}
-            for number, name in enumerate(["coffee_mug_075", "cardboard box", "person", "floor_lamp"], start=1)
+            for number, name in enumerate(
+                ["coffee_mug_075", "cardboard box", "person", "floor_lamp"], start=1
+            )
         ],
         "queries": [
-            {"id": 7, "image_id": images[0], "text": "the old query", "mask_type": "modal", "instance_ids": []}
+            {
+                "id": 7,
+                "image_id": images[0],
+                "text": "the old query",
+                "mask_type": "modal",
+                "instance_ids": [],
+            }
         ],
     }
 
@@ -68,12 +97,17 @@ def lines(path):
 def offered(request):
     """The rows of the list in a request."""
     return [
-        json.loads(row) for row in re.findall(r"^\{.*\}$", request["body"]["messages"][1]["content"][0]["text"], re.M)
+        json.loads(row)
+        for row in re.findall(
+            r"^\{.*\}$", request["body"]["messages"][1]["content"][0]["text"], re.M
+        )
     ]
 
 
 def answer(path, *texts, custom_id="img1-modal"):
-    path.write_text("".join(json.dumps({"custom_id": custom_id, "text": text}) + "\n" for text in texts))
+    path.write_text(
+        "".join(json.dumps({"custom_id": custom_id, "text": text}) + "\n" for text in texts)
+    )
     return path
 
 
@@ -100,14 +134,25 @@ def test_requests_list_what_can_be_asked_for(tmp_path, capsys):
     assert modal["method"] == "POST" and modal["url"] == "/v1/chat/completions"
     assert modal["body"]["model"] == "some-model"
     assert modal["body"]["messages"][0] == {"role": "system", "content": system_prompt("modal", 3)}
-    assert amodal["body"]["messages"][0] == {"role": "system", "content": system_prompt("amodal", 3)}
-    assert modal["body"]["messages"][1]["content"][1] == {"type": "image_url", "image_url": {"url": "1.png"}}
+    assert amodal["body"]["messages"][0] == {
+        "role": "system",
+        "content": system_prompt("amodal", 3),
+    }
+    assert modal["body"]["messages"][1]["content"][1] == {
+        "type": "image_url",
+        "image_url": {"url": "1.png"},
+    }
     assert [(row["id"], row["is_occluded"]) for row in offered(modal)] == [
-        (MUG, False), (BOX, True), (MODAL_ONLY, None),
-    ]  # fmt: skip
+        (MUG, False),
+        (BOX, True),
+        (MODAL_ONLY, None),
+    ]
     assert [row["id"] for row in offered(amodal)] == [MUG, BOX]
     assert [row["box"] for row in offered(amodal)] == [[10, 10, 20, 20], [20, 12, 30, 16]]
-    assert offered(modal)[1]["box"] == [30, 12, 20, 16] and offered(modal)[0]["class_name"] == "coffee_mug_075"
+    assert (
+        offered(modal)[1]["box"] == [30, 12, 20, 16]
+        and offered(modal)[0]["class_name"] == "coffee_mug_075"
+    )
     ring = np.array(offered(amodal)[1]["polygon"][0]).reshape(-1, 2)
     assert (ring.min(0).tolist(), ring.max(0).tolist()) == ([20, 12], [50, 28])
 
@@ -115,12 +160,20 @@ def test_requests_list_what_can_be_asked_for(tmp_path, capsys):
 def test_prompts_say_how_many_and_what_type():
     modal, amodal = system_prompt("modal", 4), system_prompt("amodal", 4)
     assert "exactly 4" in modal and "exactly 4" in amodal
-    assert "can be seen" in modal and "`is_occluded` true" in amodal and "`is_occluded` true" not in modal
+    assert (
+        "can be seen" in modal
+        and "`is_occluded` true" in amodal
+        and "`is_occluded` true" not in modal
+    )
     names = {41: "umbrella", 42: "bench", 47: "bicycle"}
     for prompt in (modal, amodal):
         example = read_answer(prompt.partition("could be written:")[2])
         assert len(example) == 3 and {i for e in example for i, _ in e.named} == set(names)
-        assert all(names[i] == name and not says_name(e.question, name) for e in example for i, name in e.named)
+        assert all(
+            names[i] == name and not says_name(e.question, name)
+            for e in example
+            for i, name in e.named
+        )
 
 
 def test_an_embedded_image_is_the_image(tmp_path):
@@ -133,7 +186,9 @@ def test_an_embedded_image_is_the_image(tmp_path):
     with Image.open(io.BytesIO(base64.b64decode(data))) as image:
         assert image.size == (WIDTH, HEIGHT)
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(InputError, match=r"image 1\.png is not in .*elsewhere; give its folder with --images DIR"):
+    with pytest.raises(
+        InputError, match=r"image 1\.png is not in .*elsewhere; give its folder with --images DIR"
+    ):
         requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
     Image.new("RGB", (9, 9)).save(tmp_path / "elsewhere" / "1.png")
     with pytest.raises(InputError, match="the image is 9 pixels high and 9 wide"):
@@ -143,7 +198,10 @@ def test_an_embedded_image_is_the_image(tmp_path):
 
 def test_images_with_nothing_to_ask_for_get_no_request(tmp_path):
     requests(save(tmp_path, images=(1, 2), only=[MODAL_ONLY, CROWD]), tmp_path / "r.jsonl")
-    assert [request["custom_id"] for request in lines(tmp_path / "r.jsonl")] == ["img1-modal", "img2-modal"]
+    assert [request["custom_id"] for request in lines(tmp_path / "r.jsonl")] == [
+        "img1-modal",
+        "img2-modal",
+    ]
 
 
 def test_resume_adds_only_what_is_missing(tmp_path, capsys):
@@ -175,7 +233,9 @@ def test_requests_refuse_what_makes_no_sense(tmp_path):
         requests(path, out, resume=True, overwrite=True)
     with pytest.raises(InputError, match=r"--queries 0: .*give 1 or more"):
         requests(path, out, queries=0)
-    with pytest.raises(InputError, match=r"--images .*: images are read to embed them; add --image embed"):
+    with pytest.raises(
+        InputError, match=r"--images .*: images are read to embed them; add --image embed"
+    ):
         requests(path, out, images=tmp_path)
     with pytest.raises(InputError, match="the dataset file itself"):
         requests(path, path, overwrite=True)
@@ -190,7 +250,9 @@ def test_requests_refuse_what_makes_no_sense(tmp_path):
 def test_outlines_are_short_and_close():
     rows, columns = np.mgrid[:200, :300]
     disc = (rows - 90) ** 2 + (columns - 140) ** 2 < 80**2
-    (ring,) = outline(disc & ~((rows - 90) ** 2 + (columns - 140) ** 2 < 30**2))  # the hole is left out
+    (ring,) = outline(
+        disc & ~((rows - 90) ** 2 + (columns - 140) ** 2 < 30**2)
+    )  # the hole is left out
     assert 8 <= len(ring) // 2 <= MOST_POINTS
     drawn = masks.from_segmentation([ring], 200, 300)
     assert masks.area(drawn & disc) / masks.area(drawn | disc) > 0.95
@@ -211,11 +273,22 @@ def test_round_trip(tmp_path, capsys):
     answers = []
     for request in lines(tmp_path / "r.jsonl"):
         rows = offered(request)
-        text = "\n".join(qa(f"Thing {'abcdef'[n]}?", row["id"], row["class_name"]) for n, row in enumerate(rows))
-        both = "; ".join(f"instance id is [{row['id']}], class name is [{row['class_name']}]" for row in rows)
+        text = "\n".join(
+            qa(f"Thing {'abcdef'[n]}?", row["id"], row["class_name"]) for n, row in enumerate(rows)
+        )
+        both = "; ".join(
+            f"instance id is [{row['id']}], class name is [{row['class_name']}]" for row in rows
+        )
         text += f"\n<Q>Everything here?</Q><A>{both}</A>"
-        response = {"status_code": 200, "body": {"choices": [{"message": {"role": "assistant", "content": text}}]}}
-        answers.append(json.dumps({"id": "x", "custom_id": request["custom_id"], "response": response, "error": None}))
+        response = {
+            "status_code": 200,
+            "body": {"choices": [{"message": {"role": "assistant", "content": text}}]},
+        }
+        answers.append(
+            json.dumps(
+                {"id": "x", "custom_id": request["custom_id"], "response": response, "error": None}
+            )
+        )
     (tmp_path / "a.jsonl").write_text("\n".join(reversed(answers)))
     parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
     assert "15 queries, 14 of them new" in capsys.readouterr().out
@@ -224,8 +297,13 @@ def test_round_trip(tmp_path, capsys):
     assert sorted(query.id for query in queries) == [7, *range(8, 22)]
     for sample in dataset:
         multi = [query for query in sample.queries if query.kind.get("multi")]
-        assert {query.mask_type: len(query.instance_ids) for query in multi} == {"modal": 3, "amodal": 2}
-        assert all(query.kind["task"] == "reasoning" and query.kind["source"] == "llm" for query in multi)
+        assert {query.mask_type: len(query.instance_ids) for query in multi} == {
+            "modal": 3,
+            "amodal": 2,
+        }
+        assert all(
+            query.kind["task"] == "reasoning" and query.kind["source"] == "llm" for query in multi
+        )
         assert multi[0].kind["answer"].startswith("instance id is [")
     with pytest.raises(InputError, match="exists already"):
         parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
@@ -274,7 +352,11 @@ def test_missing_tags_do_not_join_questions():
         ("bad format", "I cannot do that."),
         ("bad format", "<Q>What warms cold hands?</Q><A>the mug</A>"),
         ("bad format", "<Q></Q><A>instance id is [11], class name is [coffee_mug_075]</A>"),
-        ("bad format", qa() + "<Q>And then?</Q><A>instance id is [11]; instance id is [12], class name is [box]</A>"),
+        (
+            "bad format",
+            qa()
+            + "<Q>And then?</Q><A>instance id is [11]; instance id is [12], class name is [box]</A>",
+        ),
         ("unknown instance", qa(number=99)),
         ("unknown instance", qa(number=CROWD, name="person")),
         ("wrong class", qa(name="cardboard box")),
@@ -316,17 +398,41 @@ def test_good_queries_are_kept(tmp_path):
     queries, reasons = parsed(tmp_path, *texts)
     assert reasons == [] and [query["id"] for query in queries] == [8, 9, 10, 11, 12]
     assert queries[-1] == {
-        "id": 12, "image_id": 1, "text": "Both of them?", "mask_type": "modal", "instance_ids": [BOX, MUG],
-        "kind": {"task": "reasoning", "multi": True, "source": "llm"}, "answer": texts[-1].split("<A>")[1][:-4],
-    }  # fmt: skip
+        "id": 12,
+        "image_id": 1,
+        "text": "Both of them?",
+        "mask_type": "modal",
+        "instance_ids": [BOX, MUG],
+        "kind": {"task": "reasoning", "multi": True, "source": "llm"},
+        "answer": texts[-1].split("<A>")[1][:-4],
+    }
 
 
 def test_bad_lines_stop_nothing(tmp_path, capsys):
-    good = json.dumps({"custom_id": "img1-amodal", "text": [{"type": "text", "text": qa("Half\ud800 here?")}, None]})
+    good = json.dumps(
+        {
+            "custom_id": "img1-amodal",
+            "text": [{"type": "text", "text": qa("Half\ud800 here?")}, None],
+        }
+    )
     failed = {"custom_id": "img1-modal", "response": None, "error": {"message": "too long"}}
-    rows = [b"", b"{", b"[1]", b"\xff\xfe\x00", b'{"custom_id": 3, "text": "x"}', b"[" * 9999, b"9" * 9999]
-    rows += [b'{"custom_id": "img5-modal", "text": "x"}', b'{"custom_id": "img1-panoptic", "text": "x"}']
-    rows += [json.dumps(failed).encode(), b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}']
+    rows = [
+        b"",
+        b"{",
+        b"[1]",
+        b"\xff\xfe\x00",
+        b'{"custom_id": 3, "text": "x"}',
+        b"[" * 9999,
+        b"9" * 9999,
+    ]
+    rows += [
+        b'{"custom_id": "img5-modal", "text": "x"}',
+        b'{"custom_id": "img1-panoptic", "text": "x"}',
+    ]
+    rows += [
+        json.dumps(failed).encode(),
+        b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}',
+    ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*rows, good.encode()]))
     rejected = tmp_path / "deep" / "rejected.jsonl"
     parse(save(tmp_path), (tmp_path / "a.jsonl",), tmp_path / "out.json", rejected)
@@ -334,9 +440,13 @@ def test_bad_lines_stop_nothing(tmp_path, capsys):
     reasons = ["bad line"] * 6 + ["unknown request"] * 2 + ["no answer"] * 2
     assert [row["reason"] for row in left_out] == reasons
     assert left_out[0] == {
-        "file": str(tmp_path / "a.jsonl"), "line": 2, "custom_id": "", "reason": "bad line", "question": "",
+        "file": str(tmp_path / "a.jsonl"),
+        "line": 2,
+        "custom_id": "",
+        "reason": "bad line",
+        "question": "",
         "answer": "{",
-    }  # fmt: skip
+    }
     assert "too long" in left_out[-2]["answer"]
     assert json.loads((tmp_path / "out.json").read_text())["queries"][1]["text"] == "Half? here?"
     assert re.search(r"left out\W+10\W", capsys.readouterr().out)
@@ -361,11 +471,29 @@ def test_parse_refuses_what_makes_no_sense(tmp_path):
     assert len(json.loads(path.read_text())["queries"]) == 2
 
 
-PIECES = ["<Q>", "</Q>", "<A>", "</A>", "instance id is ", "[3]", ", class name is ", "mug", "; ", "\n", " ", "<", "9"]
+PIECES = [
+    "<Q>",
+    "</Q>",
+    "<A>",
+    "</A>",
+    "instance id is ",
+    "[3]",
+    ", class name is ",
+    "mug",
+    "; ",
+    "\n",
+    " ",
+    "<",
+    "9",
+]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join)))
+@given(
+    st.one_of(
+        st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join)
+    )
+)
 def test_reading_never_fails(text):
     written = read_answer(text)
     assert written and len(written) <= max(1, text.upper().count("Q"))
@@ -374,7 +502,9 @@ def test_reading_never_fails(text):
         assert one.question or not one.named
 
 
-@pytest.mark.parametrize("piece", ["<", " ", "<Q", "<Q>", "instance id", "instance id is 3 ", "1", "[1, ", "\n"])
+@pytest.mark.parametrize(
+    "piece", ["<", " ", "<Q", "<Q>", "instance id", "instance id is 3 ", "1", "[1, ", "\n"]
+)
 def test_reading_long_rubbish_is_quick(piece):
     for text in (piece * 20000, "<Q>x</Q><A>instance id is 3, class name is " + piece * 20000):
         assert len(read_answer(text)) >= 1
@@ -386,6 +516,12 @@ def test_the_commands_take_their_flags(tmp_path):
     tyro.cli(requests, args=[path, "--out", out, "--image", "embed", "--resume"], config=flags)
     answers = [str(answer(tmp_path / f"{n}.jsonl", qa())) for n in range(2)]
     made = [str(tmp_path / f"{name}.json") for name in "ab"]
-    tyro.cli(parse, args=[path, *answers, "--out", made[0], "--rejected", str(tmp_path / "x.jsonl")], config=flags)
-    tyro.cli(template, args=[made[0], "--out", made[1], "--queries", "2", "--seed", "3"], config=flags)
+    tyro.cli(
+        parse,
+        args=[path, *answers, "--out", made[0], "--rejected", str(tmp_path / "x.jsonl")],
+        config=flags,
+    )
+    tyro.cli(
+        template, args=[made[0], "--out", made[1], "--queries", "2", "--seed", "3"], config=flags
+    )
     assert [query.id for query in read_json(made[1])[0].queries] == [7, 8, 9, 10]

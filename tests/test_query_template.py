@@ -9,9 +9,9 @@ import pytest
 from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, save
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import category_names, read_instance, read_json
+from r2sm_jax.data.dataset import category_names, read_instance, read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.nouns import display_name, same_class, says_name
+from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.tools.data import background_ids, describe_objects, template
 
 # Class names
@@ -34,12 +34,18 @@ def test_display_names(name, shown):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("knife", "two KNIVES", True), ("berry", "some berries", True), ("bench", "the benches", True),
-        ("person", "the people", True), ("teddy bear", "a teddybear's ear", True), ("t-shirt", "a T shirt", True),
-        ("car", "a carpet", False), ("potted plant", "a plant", False), ("???", "what???", False),
+        ("knife", "two KNIVES", True),
+        ("berry", "some berries", True),
+        ("bench", "the benches", True),
+        ("person", "the people", True),
+        ("teddy bear", "a teddybear's ear", True),
+        ("t-shirt", "a T shirt", True),
+        ("car", "a carpet", False),
+        ("potted plant", "a plant", False),
+        ("???", "what???", False),
         ("tie", "untied", False),
     ],
-)  # fmt: skip
+)
 def test_class_names_in_a_text(name, text, says):
     assert says_name(text, name) is says
 
@@ -59,7 +65,9 @@ def test_template_queries(tmp_path, capsys):
         assert {query.mask_type for query in new} == {"modal", "amodal"}
         targets = [(query.mask_type, by_id[i]) for query in new for i in query.instance_ids]
         assert not any(target.ignore for _, target in targets)
-        assert all(target.amodal is not None for mask_type, target in targets if mask_type == "amodal")
+        assert all(
+            target.amodal is not None for mask_type, target in targets if mask_type == "amodal"
+        )
         assert not any(re.search(r"_|075|nan", query.text) for query in new)
         assert any("coffee mug" in query.text for query in new)
     again = tmp_path / "again.json"
@@ -88,7 +96,10 @@ def test_an_ignored_one_of_the_same_class_makes_a_name_doubtful(tmp_path):
     template(tmp_path / "data.json", tmp_path / "out.json", queries=4)
     new = json.loads((tmp_path / "out.json").read_text())["queries"][1:]
     assert not any(
-        re.search(r"\bthe coffee mug\b(?! (?:at|on|furthest|highest|lowest|in|with|that))", q["text"]) for q in new
+        re.search(
+            r"\bthe coffee mug\b(?! (?:at|on|furthest|highest|lowest|in|with|that))", q["text"]
+        )
+        for q in new
     )
     assert all(query["instance_ids"] == [MUG] for query in new)
 
@@ -108,9 +119,12 @@ def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
 def objects_of(content, image_id):
     """What queries can ask for: the facts that the grammar gets about the objects of an image, without background."""
     image = next(image for image in content["images"] if image["id"] == image_id)
-    annotations = [annotation for annotation in content["annotations"] if annotation["image_id"] == image_id]
+    annotations = [
+        annotation for annotation in content["annotations"] if annotation["image_id"] == image_id
+    ]
     instances = [
-        read_instance(Path("data.json"), image, a, category_names(content)).convert(masks.expand) for a in annotations
+        read_instance(Path("data.json"), image, a, category_names(content)).convert(masks.expand)
+        for a in annotations
     ]
     background = background_ids(annotations)
     return [facts for facts in describe_objects(instances) if facts.id not in background]
@@ -124,10 +138,15 @@ def test_objects_know_what_hides_them():
     assert (box.occlusion, box.hidden_by) == (pytest.approx(1 / 3), (MUG + 10,))
     assert np.isnan(lamp.occlusion) and lamp.hidden_by == ()
     sliver = block(49, 12, 50, 14)  # 2 of 480 pixels
-    content["annotations"].append(content["annotations"][0] | {"id": 99, "segmentation": masks.encode(sliver)})
+    content["annotations"].append(
+        content["annotations"][0] | {"id": 99, "segmentation": masks.encode(sliver)}
+    )
     content["annotations"][-1]["image_id"] = 2
     assert objects_of(content, 2)[1].hidden_by == (MUG + 10,)
-    hidden = {"segmentation": masks.encode(block(1, 1, 4, 4)), "visible_mask": masks.encode(block(0, 0, 0, 0))}
+    hidden = {
+        "segmentation": masks.encode(block(1, 1, 4, 4)),
+        "visible_mask": masks.encode(block(0, 0, 0, 0)),
+    }
     content["annotations"].append(content["annotations"][-1] | {"id": 100} | hidden)
     assert 100 not in [facts.id for facts in objects_of(content, 2)]
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import read_json
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, read_coco_like
-from r2sm_jax.tools.conversion import Conversion, Files, write_json
+from r2sm_jax.tools.convert import Conversion, Files, write_json
 from r2sm_jax.tools.referring import (
     AmodalQAFields,
     read_amodal_qa,
@@ -28,7 +28,9 @@ HEIGHT, WIDTH = 20, 30
 SIZE = {"height": HEIGHT, "width": WIDTH}
 
 
-def mask(x0: int, y0: int, x1: int, y1: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+def mask(
+    x0: int, y0: int, x1: int, y1: int, height: int = HEIGHT, width: int = WIDTH
+) -> np.ndarray:
     drawn = np.zeros((height, width), bool)
     drawn[y0:y1, x0:x1] = True
     return drawn
@@ -79,7 +81,13 @@ def coco(**changes: Any) -> dict[str, Any]:
         "images": [{"id": 7, "file_name": "a.jpg", **SIZE}],
         "annotations": [
             both | {"id": 31, "segmentation": front, "visible_mask": front, "occlude_rate": 0.0},
-            both | {"id": 32, "segmentation": back, "visible_mask": masks.encode(SEEN), "occlude_rate": rate},
+            both
+            | {
+                "id": 32,
+                "segmentation": back,
+                "visible_mask": masks.encode(SEEN),
+                "occlude_rate": rate,
+            },
         ],
         "categories": [{"id": 44, "name": "bottle"}],
     } | changes
@@ -118,28 +126,43 @@ def test_d2sa_order_rates_and_colliding_ids(tmp_path):
 def test_d2sa_masks_larger_than_the_image(tmp_path):
     big = mask(10, 10, 34, 24, 24, 34)
     content = coco()
-    content["annotations"][0] |= {"segmentation": masks.encode(big), "visible_mask": masks.encode(big)}
+    content["annotations"][0] |= {
+        "segmentation": masks.encode(big),
+        "visible_mask": masks.encode(big),
+    }
     path, image = write(tmp_path / "c.json", content), photo(tmp_path / "photos" / "a.jpg")
-    with pytest.raises(InputError, match=r"masks reach 24 x 34 but it is 20 x 30; choose --oversize"):
+    with pytest.raises(
+        InputError, match=r"masks reach 24 x 34 but it is 20 x 30; choose --oversize"
+    ):
         read_coco_like(to_read(path), PRESETS["d2sa"])
     cropped = read_coco_like(to_read(path), PRESETS["d2sa"], MaskOptions("crop"))
     assert masks.area(masks.decode(cropped.annotations[0]["segmentation"])) == 20 * 10
     files = to_read(path, images=image.parent, out=tmp_path / "out.json")
     padded = read_coco_like(files, PRESETS["d2sa"], MaskOptions("pad"))
     sample = finished(padded, tmp_path, tmp_path)[0]
-    assert sample.image.shape == (24, 34, 3) and not sample.image[HEIGHT:].any() and sample.image[0, 0].any()
-    assert (sample.instances[0].amodal == big).all() and masks.area(sample.instances[1].amodal) == masks.area(BACK)
+    assert (
+        sample.image.shape == (24, 34, 3)
+        and not sample.image[HEIGHT:].any()
+        and sample.image[0, 0].any()
+    )
+    assert (sample.instances[0].amodal == big).all() and masks.area(
+        sample.instances[1].amodal
+    ) == masks.area(BACK)
 
 
 def test_padded_images_whose_names_differ_in_the_suffix_alone(tmp_path):
     big, content = masks.encode(mask(10, 10, 34, 24, 24, 34)), coco()
-    content["images"] = [content["images"][0] | {"id": n, "file_name": f"a.{s}"} for n, s in ((7, "bmp"), (8, "png"))]
+    content["images"] = [
+        content["images"][0] | {"id": n, "file_name": f"a.{s}"} for n, s in ((7, "bmp"), (8, "png"))
+    ]
     first = content["annotations"][0] | {"segmentation": big, "visible_mask": big}
     content["annotations"] = [first, first | {"id": 32, "image_id": 8}]
     for image, colour in zip(content["images"], ("red", "blue"), strict=True):
         Image.new("RGB", (WIDTH, HEIGHT), colour).save(tmp_path / image["file_name"])
     files = to_read(write(tmp_path / "c.json", content), images=tmp_path, out=tmp_path / "out.json")
-    dataset = finished(read_coco_like(files, PRESETS["d2sa"], MaskOptions("pad")), tmp_path, tmp_path)
+    dataset = finished(
+        read_coco_like(files, PRESETS["d2sa"], MaskOptions("pad")), tmp_path, tmp_path
+    )
     assert [sample.image[0, 0].tolist() for sample in dataset] == [[255, 0, 0], [0, 0, 255]]
 
 
@@ -148,7 +171,11 @@ def test_kins(names, tmp_path):
     amodal, modal = names
     content = coco(categories=[])
     for annotation in content["annotations"]:
-        annotation |= {"category_id": 4, amodal: annotation.pop("segmentation"), modal: annotation.pop("visible_mask")}
+        annotation |= {
+            "category_id": 4,
+            amodal: annotation.pop("segmentation"),
+            modal: annotation.pop("visible_mask"),
+        }
     content["annotations"][0][amodal] = [square(2, 2, 12, 12)]
     found = read_coco_like(to_read(write(tmp_path / "k.json", content)), PRESETS["kins"])
     photo(tmp_path / "a.jpg")
@@ -159,20 +186,35 @@ def test_kins(names, tmp_path):
 def test_own_field_names(tmp_path):
     content = coco()
     for annotation in content["annotations"]:
-        annotation |= {"whole": annotation.pop("segmentation"), "seen": annotation.pop("visible_mask")}
-    files, names = to_read(write(tmp_path / "m.json", content)), MaskOptions("refuse", "whole", "seen")
+        annotation |= {
+            "whole": annotation.pop("segmentation"),
+            "seen": annotation.pop("visible_mask"),
+        }
+    files, names = (
+        to_read(write(tmp_path / "m.json", content)),
+        MaskOptions("refuse", "whole", "seen"),
+    )
     found = read_coco_like(files, PRESETS["muva"], names)
     photo(tmp_path / "a.jpg")
     check_pair(finished(found, tmp_path, tmp_path)[0])
-    with pytest.raises(InputError, match=r"no annotation has .* or segmentation; there are .*, seen, whole; .*amodal"):
+    with pytest.raises(
+        InputError,
+        match=r"no annotation has .* or segmentation; there are .*, seen, whole; .*amodal",
+    ):
         read_coco_like(files, PRESETS["muva"])
 
 
 def mmr() -> list[dict[str, Any]]:
     cup, handle = (
-        {"category_name": n, "segmentation": masks.encode(m)} for n, m in (("mug", BACK), ("mug:handle", FRONT))
+        {"category_name": n, "segmentation": masks.encode(m)}
+        for n, m in (("mug", BACK), ("mug:handle", FRONT))
     )
-    image = {"image_id": 5, "file_name": "train2017/5.jpg", **SIZE, "questions": ["Drink?", "Hold?", "Both?", "Lost?"]}
+    image = {
+        "image_id": 5,
+        "file_name": "train2017/5.jpg",
+        **SIZE,
+        "questions": ["Drink?", "Hold?", "Both?", "Lost?"],
+    }
     image["answers"] = [[cup], [handle], [cup, handle], [cup]]
     image["text_answers"] = ["the {seg}", "its {seg}", "{seg} and {seg}", "{seg} {seg}"]
     return [image]
@@ -183,7 +225,9 @@ def test_mmr_keeps_questions_with_their_answers(tmp_path):
     assert [q["instance_ids"] for q in found.queries] == [[1], [2], [1, 2]]
     assert [q["kind"]["level"] for q in found.queries] == ["object", "part", "mixed"]
     assert len(found.annotations) == 2 and found.annotations[0]["segmentation"] is None
-    assert "question 3: left out, its text answer has another number of {seg}" in str(found.notes[0])
+    assert "question 3: left out, its text answer has another number of {seg}" in str(
+        found.notes[0]
+    )
     photo(tmp_path / "train2017" / "5.jpg")
     sample = finished(found, tmp_path, tmp_path)[0]
     assert sample.instances[0].amodal is None and (sample.instances[1].modal == FRONT).all()
@@ -198,14 +242,20 @@ def test_reasonseg_keeps_ignored_regions(tmp_path):
     ]
     text = "what would caf\xe9 guests use?"
     (tmp_path / "x.json").write_bytes(
-        json.dumps({"text": [text], "is_sentence": True, "shapes": shapes}, ensure_ascii=False).encode("cp1252")
+        json.dumps(
+            {"text": [text], "is_sentence": True, "shapes": shapes}, ensure_ascii=False
+        ).encode("cp1252")
     )
-    answers = write(tmp_path / "more" / "train.json", [{"image": "x.jpg", "query": text, "outputs": "the cup"}])
+    answers = write(
+        tmp_path / "more" / "train.json", [{"image": "x.jpg", "query": text, "outputs": "the cup"}]
+    )
     found = read_reasonseg(to_read(tmp_path), explanatory=answers)
     (query,) = found.queries
     assert (query["text"], query["answer"], query["instance_ids"]) == (text, "the cup", [1])
     target, ignored = finished(found, tmp_path, tmp_path)[0].instances
-    assert ignored.ignore and (ignored.modal == mask(4, 4, 9, 9)).all()  # the outline belongs to a mask
+    assert (
+        ignored.ignore and (ignored.modal == mask(4, 4, 9, 9)).all()
+    )  # the outline belongs to a mask
     assert (target.modal == mask(2, 2, 21, 19) & ~mask(4, 4, 9, 9)).all() and target.amodal is None
 
 
@@ -232,7 +282,9 @@ def test_lisa_plus_plus_shares_instances_between_questions(tmp_path):
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
 
 
-@pytest.mark.parametrize("shape", [[points(2, 2, 12, 12)], [square(2, 2, 12, 12)], masks.encode(FRONT)])
+@pytest.mark.parametrize(
+    "shape", [[points(2, 2, 12, 12)], [square(2, 2, 12, 12)], masks.encode(FRONT)]
+)
 def test_masks_are_polygons_of_points_or_numbers_or_rle(shape, tmp_path):
     photo(tmp_path / "1.jpg")
     record = {"English Question": "What?", "English Answer": "it", "ID": [1], "img_path": "1.jpg"}
@@ -257,14 +309,22 @@ def test_refcoco_and_grefcoco(tmp_path):
     instances = write(tmp_path / "instances.json", coco())
     (tmp_path / "refs(unc).p").write_bytes(pickle.dumps(refs()))
     found = read_refcoco(to_read(tmp_path / "refs(unc).p"), instances)
-    assert [q["text"] for q in found.queries] == ["left one"] and found.queries[0]["instance_ids"] == [1]
+    assert [q["text"] for q in found.queries] == ["left one"] and found.queries[0][
+        "instance_ids"
+    ] == [1]
     photo(tmp_path / "a.jpg")
     assert (finished(found, tmp_path, tmp_path)[0].instances[0].modal == FRONT).all()
     path = write(tmp_path / "grefs.json", [*refs(ann_id=[31, 32]), *refs(ann_id=[-1])])
-    assert [q["instance_ids"] for q in read_refcoco(to_read(path), instances).queries] == [[1, 2], []]
+    assert [q["instance_ids"] for q in read_refcoco(to_read(path), instances).queries] == [
+        [1, 2],
+        [],
+    ]
     content = coco(images=[{"id": n, "file_name": f"{n}.jpg", **SIZE} for n in (7, 8)])
     other = write(tmp_path / "two.json", content)
-    with pytest.raises(InputError, match=r"\[0\]: annotation 31 is not of its image; give files that belong together"):
+    with pytest.raises(
+        InputError,
+        match=r"\[0\]: annotation 31 is not of its image; give files that belong together",
+    ):
         read_refcoco(to_read(write(tmp_path / "r.json", refs(image_id=8))), other)
     with pytest.raises(InputError, match=r"no split 'test'; --split is one of train, val"):
         read_refcoco(to_read(path), instances, split="test")
@@ -285,7 +345,11 @@ def test_amodal_questions_and_answers(tmp_path):
     sample = finished(found, tmp_path, tmp_path)[0]
     assert (sample.instances[0].modal == SEEN).all() and (sample.instances[0].amodal == BACK).all()
     (query,) = sample.queries
-    assert (query.mask_type, query.instance_ids, query.kind["answer"]) == ("amodal", (1,), "the book")
+    assert (query.mask_type, query.instance_ids, query.kind["answer"]) == (
+        "amodal",
+        (1,),
+        "the book",
+    )
 
 
 READERS = {
@@ -299,20 +363,38 @@ READERS = {
 SEEDS = {
     "coco": coco(),
     "mmr": mmr(),
-    "reasonseg": {"text": ["a"], "is_sentence": True, "shapes": [{"label": "target", "points": points(1, 1, 9, 9)}]},
+    "reasonseg": {
+        "text": ["a"],
+        "is_sentence": True,
+        "shapes": [{"label": "target", "points": points(1, 1, 9, 9)}],
+    },
     "lisa++": [
-        {"English Question": "q", "English Answer": "a", "ID": ["1"], "img_path": "fuzz.jpg",
-         "points": {"1": {"label name": "x", "points": [points(1, 1, 9, 9)]}}}
+        {
+            "English Question": "q",
+            "English Answer": "a",
+            "ID": ["1"],
+            "img_path": "fuzz.jpg",
+            "points": {"1": {"label name": "x", "points": [points(1, 1, 9, 9)]}},
+        }
     ],
     "refcoco": refs(),
     "amodal-qa": [
-        {"image": "fuzz.jpg", "question": "q", "answer": "a",
-         "objects": [{"visible_mask": masks.encode(SEEN), "amodal_mask": masks.encode(BACK), "name": "x"}]}
+        {
+            "image": "fuzz.jpg",
+            "question": "q",
+            "answer": "a",
+            "objects": [
+                {"visible_mask": masks.encode(SEEN), "amodal_mask": masks.encode(BACK), "name": "x"}
+            ],
+        }
     ],
-}  # fmt: skip
+}
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 10**12) | st.floats() | st.text(max_size=3),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["id", "size", "counts"]), x, max_size=2),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "size", "counts"]), x, max_size=2)
+    ),
     max_leaves=5,
 )
 
@@ -330,7 +412,9 @@ def spoil(content: Any, data: st.DataObject) -> Any:
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_spoilt_file_is_an_error_or_a_valid_result(name, tmp_path, data):
     photo(tmp_path / "fuzz.jpg")
     write(tmp_path / "i.json", coco())

@@ -6,10 +6,10 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 import r2sm_jax
+from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import CARD, RELEASED, WEIGHTS, check_export, read_config
-from r2sm_jax.flags import from_json
+from r2sm_jax.inference.exported import CARD, RELEASED, WEIGHTS, check_export, read_config
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.models.weights import find_model
 
@@ -41,14 +41,16 @@ def test_its_weights_have_the_shapes_of_this_version(config) -> None:
 
 def test_it_answers_by_name(config) -> None:
     try:
-        for name in (config.model.text.name, config.model.vision.backbone):
+        for name in (config.model.text.name, config.model.vision.efficientnet):
             find_model(str(name), "photos-small")
     except InputError as error:
         pytest.skip(f"its published parts cannot be had here: {error}")
     predictor = r2sm_jax.load("photos-small")
     image = np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8)
     predictor.set_image(image)
-    visible, whole = predictor.predict(["only the visible part of the cat", "the cat, including what the chair hides"])
+    visible, whole = predictor.predict(
+        ["only the visible part of the cat", "the cat, including what the chair hides"]
+    )
     assert (visible.mask_type, whole.mask_type) == ("modal", "amodal")
     for answer in (visible, whole):
         assert answer.mask.shape == (90, 120) and not (answer.modal & ~answer.amodal).any()

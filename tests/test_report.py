@@ -14,8 +14,11 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, Sample
-from r2sm_jax.metrics.pages import (
+from r2sm_jax.data.dataset import Dataset, Instance, Sample
+from r2sm_jax.data.sources import load_json_split, open_source
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import make_report, write_report
+from r2sm_jax.evaluation.tables import (
     PUBLISHED,
     TABLE_2,
     benchmark_of,
@@ -27,11 +30,8 @@ from r2sm_jax.metrics.pages import (
     percent,
     render,
 )
-from r2sm_jax.metrics.predictions import score_predictions
-from r2sm_jax.metrics.report import make_report, write_report
 from r2sm_jax.query import Query
-from r2sm_jax.sources import load_json_split, open_source
-from r2sm_jax.tools.conversion import write_json
+from r2sm_jax.tools.convert import write_json
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"
@@ -48,7 +48,10 @@ def dataset(tmp_path_factory) -> Dataset:
         mug[4:14, 2:18], book[2:20, 10:30] = True, True
         instances = (Instance(1, "mug", mug & ~book, mug), Instance(2, "book", book, book))
         kind = {"task": "referring", "hard": bool(n % 2), "multi": False}
-        queries = (Query(2 * n + 1, HOSTILE, "modal", (1,), kind), Query(2 * n + 2, "the whole mug", "amodal", (1,)))
+        queries = (
+            Query(2 * n + 1, HOSTILE, "modal", (1,), kind),
+            Query(2 * n + 2, "the whole mug", "amodal", (1,)),
+        )
         image = np.full((24, 32, 3), 10 * n, np.uint8)
         samples.append(Sample(n + 1, f"{n}.png", image, instances, queries))
         Image.fromarray(image).save(folder / f"{n}.png")
@@ -58,7 +61,9 @@ def dataset(tmp_path_factory) -> Dataset:
         for query in sample.queries:
             mask = np.roll(sample.instances[0].amodal, n, axis=1)
             said = {"mask_type": "amodal", "amodal_probability": 0.9}
-            entries.append({"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0} | said)
+            entries.append(
+                {"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0} | said
+            )
     (folder / "p.json").write_text(json.dumps(entries))
     source = load_json_split(folder / "data.json", "all")
     (folder / "5.png").unlink()
@@ -72,7 +77,9 @@ def scored(dataset):
 
 def written(dataset, scored, folder: Path, **meta) -> dict:
     evaluated = {"all": (dataset, scored)}
-    report = make_report(evaluated, **({"source": "json:data.json", "predictions": "p.json"} | meta))
+    report = make_report(
+        evaluated, **({"source": "json:data.json", "predictions": "p.json"} | meta)
+    )
     write_report(report, evaluated, folder)
     return report
 
@@ -82,7 +89,12 @@ def test_a_report_is_written_in_four_forms(dataset, scored, tmp_path):
     folder = tmp_path / "new" / "folder"
     assert json.loads((folder / "report.json").read_text()) == report
     text = (folder / "report.md").read_text()
-    assert text == markdown(report) and "json:data.json" in text and "`lisa`" in text and "threshold 0.0" in text
+    assert (
+        text == markdown(report)
+        and "json:data.json" in text
+        and "`lisa`" in text
+        and "threshold 0.0" in text
+    )
     assert f"{IMAGES} images, {2 * IMAGES} queries (`{scored.data_sha256[:12]}`)" in text
     row = next(line for line in text.splitlines() if line.startswith(f"| all, modal | {IMAGES} |"))
     assert "–" in row  # nothing occluded is asked for: a dash, not a nought
@@ -90,11 +102,15 @@ def test_a_report_is_written_in_four_forms(dataset, scored, tmp_path):
     with (folder / "queries.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     giou = np.mean([int(line["intersection"]) / (int(line["union"]) + 1e-5) for line in lines])
-    assert len(lines) == 2 * IMAGES and report["splits"]["all"]["all"]["giou"] == pytest.approx(giou, abs=1e-9)
+    assert len(lines) == 2 * IMAGES and report["splits"]["all"]["all"]["giou"] == pytest.approx(
+        giou, abs=1e-9
+    )
 
 
 def test_amodal_figures_are_what_a_loop_over_pixels_gives(dataset, scored, tmp_path):
-    figures = make_report({"all": (dataset, scored)}, source="json:x", predictions="p")["splits"]["all"]
+    figures = make_report({"all": (dataset, scored)}, source="json:x", predictions="p")["splits"][
+        "all"
+    ]
     ious, hidden = [], []
     sample = dataset[0]
     modal, amodal = sample.instances[0].modal, sample.instances[0].amodal
@@ -105,8 +121,12 @@ def test_amodal_figures_are_what_a_loop_over_pixels_gives(dataset, scored, tmp_p
         hidden.append((outside & wanted).sum() / (outside | wanted).sum())
     assert figures["amodal"]["complete_iou"] == pytest.approx(np.mean(ious), abs=1e-5)
     assert figures["amodal"]["occluded_iou"] == pytest.approx(np.mean(hidden), abs=1e-5)
-    assert figures["modal"]["complete_iou"] is None  # one mask is all there is, and it is not for that
-    assert figures["breakdowns"]["occlusion"]["0.40-1"]["occluded_iou"] == pytest.approx(np.mean(hidden), abs=1e-5)
+    assert (
+        figures["modal"]["complete_iou"] is None
+    )  # one mask is all there is, and it is not for that
+    assert figures["breakdowns"]["occlusion"]["0.40-1"]["occluded_iou"] == pytest.approx(
+        np.mean(hidden), abs=1e-5
+    )
     low, high = figures["mask_type"]["interval"]["accuracy"]
     assert low == high == figures["mask_type"]["accuracy"] == 0.5  # every image has one of each
 
@@ -154,7 +174,9 @@ def test_the_page_is_whole_and_needs_nothing_else(dataset, scored, tmp_path):
         assert max(Image.open(io.BytesIO(base64.b64decode(data))).size) == 288
     addresses = re.findall(r'(?:href|src|url)\s*[=(]\s*"?(?!data:|#)([^")\s>]+)', text)
     assert not addresses, addresses
-    assert "Median" in shown.said and "gIoU, amodal" in shown.said and "ECE" in text and "<svg" in text
+    assert (
+        "Median" in shown.said and "gIoU, amodal" in shown.said and "ECE" in text and "<svg" in text
+    )
 
 
 def test_a_broken_page_is_noticed():
@@ -165,11 +187,16 @@ def test_a_broken_page_is_noticed():
 
 def test_best_median_and_worst_are_each_of_different_images(scored):
     chosen = choose(scored.results, each=3)
-    ious = {title: [r.answered.intersection / r.answered.union for r in group] for title, group in chosen.items()}
+    ious = {
+        title: [r.answered.intersection / r.answered.union for r in group]
+        for title, group in chosen.items()
+    }
     assert min(ious["Best"]) > max(ious["Median"]) > min(ious["Median"]) > max(ious["Worst"])
     assert all(len({r.image_id for r in group}) == 3 for group in chosen.values())
     assert len({r.query_id for group in chosen.values() for r in group}) == 9
-    few = choose(scored.results, each=100)  # more than there are: every query is somewhere, none twice
+    few = choose(
+        scored.results, each=100
+    )  # more than there are: every query is somewhere, none twice
     assert sum(map(len, few.values())) <= len(scored.results) and len(few["Worst"]) == IMAGES
     everything = sorted(r.answered.intersection / r.answered.union for r in scored.results)
     assert ious["Best"][0] == everything[-1] and ious["Worst"][0] == everything[0]
@@ -185,12 +212,19 @@ def test_an_image_that_is_lost_is_left_blank(dataset, scored):
 def test_published_rows_stand_beside_the_benchmark_alone(dataset, scored, tmp_path, monkeypatch):
     plain = markdown(written(dataset, scored, tmp_path))
     assert "R2SM, Table 2" in plain and "GLaMM" not in plain and "PSALM" not in plain
-    monkeypatch.setitem(PUBLISHED["cocoa-cls"], "val", (IMAGES, 2 * IMAGES, IMAGES, IMAGES, 2 * IMAGES))
+    monkeypatch.setitem(
+        PUBLISHED["cocoa-cls"], "val", (IMAGES, 2 * IMAGES, IMAGES, IMAGES, 2 * IMAGES)
+    )
     report = written(dataset, scored, tmp_path)
     assert report["meta"]["benchmark"] == {"all": "cocoa-cls"}
     lines = markdown(report).splitlines()
     table = lines[lines.index("## R2SM, Table 2") :]
-    assert table[2].split("|")[2:6] == [" All gIoU ", " All cIoU ", " Amodal gIoU ", " Amodal cIoU "]
+    assert table[2].split("|")[2:6] == [
+        " All gIoU ",
+        " All cIoU ",
+        " Amodal gIoU ",
+        " Amodal cIoU ",
+    ]
     assert "| cocoa-cls, GLaMM † | 70.73 | 75.56 | 71.88 | 77.14 |" in table
     assert any(line.startswith("| cocoa-cls, PSALM †, amodal | 18.66 |") for line in table)
     drawn = written(dataset, scored, tmp_path, source="scenes")
@@ -200,7 +234,9 @@ def test_published_rows_stand_beside_the_benchmark_alone(dataset, scored, tmp_pa
 def test_published_figures_agree_with_the_papers_totals():
     assert benchmark_of(images=3600, modal=17999, amodal=18000) == "d2sa"
     assert benchmark_of(images=3600, modal=17999, amodal=18001) is None
-    assert benchmark_of(images=7823, modal=39109, amodal=39095) is None  # of all three together nobody reports a score
+    assert (
+        benchmark_of(images=7823, modal=39109, amodal=39095) is None
+    )  # of all three together nobody reports a score
     # gIoU is a mean, so what all and amodal queries leave for the modal ones must be a share, too.
     for split, systems in TABLE_2.items():
         _, _, of_amodal, of_modal, of_all = PUBLISHED[split]["val"]
@@ -214,15 +250,22 @@ def test_the_data_hash_is_of_the_content(dataset, scored, tmp_path):
     assert again.data_sha256 == scored.data_sha256
     source, other = (open_source("scenes", "val", count=2, seed=seed, size=48) for seed in (0, 1))
     (tmp_path / "none.json").write_text("[]")
-    hashes = {score_predictions(tmp_path / "none.json", s).data_sha256 for s in (source, other, dataset)}
+    hashes = {
+        score_predictions(tmp_path / "none.json", s).data_sha256 for s in (source, other, dataset)
+    }
     assert len(hashes) == 3
 
 
 def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_path):
     entries = json.loads((dataset.path.parent / "p.json").read_text())
-    silent = [{k: v for k, v in e.items() if k not in ("mask_type", "amodal_probability")} for e in entries]
+    silent = [
+        {k: v for k, v in e.items() if k not in ("mask_type", "amodal_probability")}
+        for e in entries
+    ]
     (tmp_path / "silent.json").write_text(json.dumps(silent))
     written(dataset, score_predictions(tmp_path / "silent.json", dataset), tmp_path / "out")
     text, shown = ((tmp_path / "out" / f"report.{form}").read_text() for form in ("md", "html"))
-    assert "## Mask type" not in text and "always modal" not in text and "true modal for all" in text
+    assert (
+        "## Mask type" not in text and "always modal" not in text and "true modal for all" in text
+    )
     assert "mask type right" not in shown and "<svg" not in shown and "IoU 1.00" in shown

@@ -16,9 +16,9 @@ import pytest
 from flax import nnx
 from test_train import at_step
 
-from r2sm_jax import runs
 from r2sm_jax.errors import InputError
-from r2sm_jax.runs import open_run, read_config
+from r2sm_jax.inference import run as runs
+from r2sm_jax.inference.run import open_run, read_config
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.step import TrainState
@@ -83,10 +83,15 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
     checkpoints.close()
     damage(tmp_path / "checkpoints" / "4")
     checkpoints, batches = Checkpoints(tmp_path), iterator(0)
-    with pytest.raises(InputError, match=r"checkpoint 4 is damaged .*; give another one, .* are 2, 4"):
+    with pytest.raises(
+        InputError, match=r"checkpoint 4 is damaged .*; give another one, .* are 2, 4"
+    ):
         checkpoints.restore(state(0, 0), constants, step=4, only=True)
     found, _ = checkpoints.restore(state(0, 0), constants, batches)
-    assert int(found.step) == 2 == batches.get_state()["next_index"] and "checkpoint 4 is" in capsys.readouterr().err
+    assert (
+        int(found.step) == 2 == batches.get_state()["next_index"]
+        and "checkpoint 4 is" in capsys.readouterr().err
+    )
     checkpoints.save(state(4, 5), constants, iterator(7), None)
     checkpoints.close()
     found, _ = Checkpoints(tmp_path).restore(state(0, 0), constants, batches, step=4, only=True)
@@ -95,13 +100,18 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
 
 def test_a_position_in_a_file_of_its_own_is_read(tmp_path):
     """As checkpoints had it before 2026-11-27."""
-    checkpoints, state = Checkpoints(tmp_path), TrainState(nnx.State({"w": jnp.ones(3)}), (), jnp.array(1))
+    checkpoints, state = (
+        Checkpoints(tmp_path),
+        TrainState(nnx.State({"w": jnp.ones(3)}), (), jnp.array(1)),
+    )
     checkpoints.save(state, nnx.State({}), iterator(5), None)
     checkpoints.close()
     folder = tmp_path / "checkpoints" / "1"
     about = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
     (folder / "data").mkdir()
-    (folder / "data" / "process_0-of-1.json").write_text(json.dumps(about["custom_metadata"].pop("position")))
+    (folder / "data" / "process_0-of-1.json").write_text(
+        json.dumps(about["custom_metadata"].pop("position"))
+    )
     (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
     batches = iterator(0)
     Checkpoints(tmp_path).restore(state, nnx.State({}), batches)
@@ -110,7 +120,9 @@ def test_a_position_in_a_file_of_its_own_is_read(tmp_path):
 
 def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
     if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")  # Linux only; nothing else makes a write fail on demand
+        pytest.skip(
+            "there is no /dev/full here"
+        )  # Linux only; nothing else makes a write fail on demand
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
     message = refused(main, *tiny_flags, "--run", tmp_path / "run")
@@ -150,4 +162,6 @@ def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
         assert runs.start_folder(replace(tiny_config, run="elsewhere"), locks) == Path("elsewhere")
         assert not runs.LATEST.exists()
         first = runs.start_folder(replace(tiny_config, run=None), locks)
-    assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(tiny_config, run=None)
+    assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(
+        tiny_config, run=None
+    )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import write_bert
 
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import check_texts
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.runs import open_run
+from r2sm_jax.inference.exported import check_texts
+from r2sm_jax.inference.run import open_run
 from r2sm_jax.train import main
 
 
@@ -39,7 +39,9 @@ def test_replaced_weights_of_the_language_model_are_refused(changed, tmp_path, r
     assert open_run(run).step
 
 
-def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(changed, bert_folder, tmp_path):
+def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(
+    changed, bert_folder, tmp_path
+):
     folder = Path(shutil.copytree(bert_folder, tmp_path / "other"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
@@ -54,7 +56,9 @@ def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(change
 def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
     folder = Path(shutil.copytree(bert_folder, tmp_path / "models--a--b" / "snapshots" / "12ab"))
     texts = TextStates(str(folder), layers=(1, 2), max_tokens=24)
-    stored = json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {"revision": "12ab"}
+    stored = json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {
+        "revision": "12ab"
+    }
     assert texts.identity | {"name": stored["name"]} == stored
     with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
         check_texts(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
@@ -63,4 +67,7 @@ def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tm
 def test_other_training_data_are_refused(changed, refused):
     run = changed("data", seed=1)
     message = refused(main, "--resume", "--run", run)
-    assert f"scenes: not the training data that the run {run} began with" in message and "--init" in message
+    assert (
+        f"scenes: not the training data that the run {run} began with" in message
+        and "--init" in message
+    )

@@ -11,20 +11,22 @@ from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.models.decoder import draw_masks
+from r2sm_jax.models.mask_decoder import draw_masks
 from r2sm_jax.models.published import load_published, match_sam, with_published_sizes
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
 CONFIG = ModelConfig(
-    VISION, TextConfig(layers=(1, 2), max_tokens=10, dim=20), DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2)
+    VISION,
+    TextConfig(layers=(1, 2), max_tokens=10, dim=20),
+    DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2),
 )
 
 
 def test_the_output_has_the_same_structure_as_with_the_shared_decoder():
     model = nnx.eval_shape(lambda: R2SM(CONFIG, rngs=nnx.Rngs(0)))
     out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 2, 5))
-    shared = replace(CONFIG, decoder=replace(CONFIG.decoder, kind="shared"))
+    shared = replace(CONFIG, decoder=replace(CONFIG.decoder, type="shared"))
     other = nnx.eval_shape(lambda: R2SM(shared, rngs=nnx.Rngs(0)))
     wanted = nnx.eval_shape(lambda m, i: m(**i), other, input_spec(shared, 2, 5))
     assert [(x.shape, x.dtype) for x in out] == [(x.shape, x.dtype) for x in wanted]
@@ -36,7 +38,9 @@ def test_answers_depend_on_their_own_query_and_its_real_tokens_only():
     inputs = fake_inputs(CONFIG, 2, 3)
     other = {name: value.copy() for name, value in inputs.items()}
     other["text"][:, 1:] = fake_inputs(CONFIG, 2, 3, seed=9)["text"][:, 1:]
-    other["text"][:, 0] = np.where(inputs["text_mask"][:, 0, :, None, None], inputs["text"][:, 0], np.float16(77))
+    other["text"][:, 0] = np.where(
+        inputs["text_mask"][:, 0, :, None, None], inputs["text"][:, 0], np.float16(77)
+    )
     one, two = answer(state, inputs), answer(state, other)
     for name, a, b in zip(R2SMOutput._fields, one, two, strict=True):
         np.testing.assert_allclose(a[:, 0], b[:, 0], atol=2e-5, rtol=1e-4, err_msg=name)
@@ -58,7 +62,9 @@ def sam(tmp_path_factory):
 
 def load(folder, slots: int):
     vision = VisionConfig(image_size=published.SAM_IMAGE, init=str(folder))
-    config = ModelConfig(vision, TextConfig(layers=(1, 2), max_tokens=6, dim=20), DecoderConfig("sam", slots=slots))
+    config = ModelConfig(
+        vision, TextConfig(layers=(1, 2), max_tokens=6, dim=20), DecoderConfig("sam", slots=slots)
+    )
     config = with_published_sizes(config)
     graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
     params, constants, matches = load_published(config, params, constants)
@@ -68,13 +74,19 @@ def load(folder, slots: int):
 def prompts(theirs, kind: str, batch: int):
     """Sparse prompts [b k t d] of SAM's own prompt encoder, or random ones, and the dense prompt."""
     rng = np.random.default_rng(0)
-    points = torch.tensor(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), dtype=torch.float32)
+    points = torch.tensor(
+        rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), dtype=torch.float32
+    )
     labels = torch.tensor(rng.integers(0, 2, (batch, 3, 2)))
-    boxes = torch.tensor(np.sort(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), axis=2), dtype=torch.float32)
+    boxes = torch.tensor(
+        np.sort(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), axis=2), dtype=torch.float32
+    )
     given = {
-        "points": (points, labels, None), "boxes": (None, None, boxes.reshape(batch, 3, 4)),
-        "both": (points, labels, boxes.reshape(batch, 3, 4)), "random": (points, labels, None),
-    }[kind]  # fmt: skip
+        "points": (points, labels, None),
+        "boxes": (None, None, boxes.reshape(batch, 3, 4)),
+        "both": (points, labels, boxes.reshape(batch, 3, 4)),
+        "random": (points, labels, None),
+    }[kind]
     sparse, dense = theirs.prompt_encoder(*given, None)
     if kind == "random":
         sparse = torch.tensor(rng.normal(size=(batch, 4, 7, 16)), dtype=torch.float32)
@@ -90,7 +102,8 @@ def decode(model, image, sparse):
 def reference(theirs, image, sparse, dense):
     positions = theirs.get_image_wide_positional_embeddings().repeat(len(image), 1, 1, 1)
     single, several = (
-        theirs.mask_decoder(published.nchw(image), positions, sparse, dense, multimask_output=m) for m in (False, True)
+        theirs.mask_decoder(published.nchw(image), positions, sparse, dense, multimask_output=m)
+        for m in (False, True)
     )
     return [torch.cat([a, b], 2).detach().numpy() for a, b in zip(single, several, strict=True)]
 
@@ -102,9 +115,14 @@ def test_masks_and_ious_are_those_of_sam(sam, kind):
     sparse, dense = prompts(theirs, kind, batch=2)
     masks, iou = decode(model, image, sparse.detach().numpy())
     wanted, wanted_iou = reference(theirs, image, sparse, dense)
-    assert published.difference(masks, wanted) < 1e-4 and published.difference(iou[..., 0], wanted_iou) < 1e-4
+    assert (
+        published.difference(masks, wanted) < 1e-4
+        and published.difference(iou[..., 0], wanted_iou) < 1e-4
+    )
     assert published.mask_iou(masks, wanted) >= 0.999
-    np.testing.assert_array_equal(iou[..., 0], iou[..., 1])  # the amodal mask starts as the modal one
+    np.testing.assert_array_equal(
+        iou[..., 0], iou[..., 1]
+    )  # the amodal mask starts as the modal one
 
 
 def test_from_pixels_to_masks(sam):
@@ -112,7 +130,9 @@ def test_from_pixels_to_masks(sam):
     x = np.random.default_rng(2).normal(size=(2, 80, 80, 3)).astype(np.float32)
     sparse, dense = prompts(theirs, "both", batch=2)
     tokens = published.nhwc(theirs.vision_encoder(published.nchw(x))[0])
-    masks, _ = decode(model, nnx.jit(lambda m, x: m(x).tokens)(model.vision, x), sparse.detach().numpy())
+    masks, _ = decode(
+        model, nnx.jit(lambda m, x: m(x).tokens)(model.vision, x), sparse.detach().numpy()
+    )
     assert published.difference(masks, reference(theirs, tokens, sparse, dense)[0]) < 1e-4
 
 
@@ -133,10 +153,15 @@ def test_masks_come_back_to_the_image_as_in_sam(size):
 def test_what_became_of_every_key(sam, tmp_path):
     theirs, _, report = sam
     keys = theirs.state_dict().keys() - {"prompt_encoder.shared_embedding.positional_embedding"}
-    unused = {k for k in keys if k.startswith(("prompt_encoder.mask_embed", "prompt_encoder.point_embed"))}
+    unused = {
+        k for k in keys if k.startswith(("prompt_encoder.mask_embed", "prompt_encoder.point_embed"))
+    }
     unused |= {"prompt_encoder.not_a_point_embed.weight"}
     assert set(report.unused) == unused and set(report.loaded.values()) == keys - unused
-    assert all(path.startswith("decoder.occluded.") for path in report.copied) and len(report.copied) == 4 * 6
+    assert (
+        all(path.startswith("decoder.occluded.") for path in report.copied)
+        and len(report.copied) == 4 * 6
+    )
     fresh = {".".join(path.split(".")[:2]) for path in report.initialised}
     assert fresh == {"decoder.text", "decoder.text_norm", "decoder.presence"}
     assert f"{len(report.loaded)} loaded, 24 copied" in str(report)
@@ -147,12 +172,18 @@ def test_more_slots_than_sam_has_masks_start_as_copies(sam, tmp_path):
     theirs, _, _ = sam
     theirs.save_pretrained(tmp_path)
     model, report = load(tmp_path, slots=5)
-    tokens, source = np.asarray(model.decoder.mask_tokens[...]), theirs.mask_decoder.mask_tokens.weight.detach().numpy()
+    tokens, source = (
+        np.asarray(model.decoder.mask_tokens[...]),
+        theirs.mask_decoder.mask_tokens.weight.detach().numpy(),
+    )
     np.testing.assert_array_equal(tokens, source[[0, 1, 2, 3, 1, 2]])
     kernel = theirs.mask_decoder.output_hypernetworks_mlps[2].proj_out.weight.detach().numpy().T
     for made in (model.decoder.modal[2], model.decoder.modal[5], model.decoder.occluded[5]):
         np.testing.assert_array_equal(made.layers[2].kernel[...], kernel)
-    assert report.copied["decoder.modal.5.layers.2.kernel"] == report.loaded["decoder.modal.2.layers.2.kernel"]
+    assert (
+        report.copied["decoder.modal.5.layers.2.kernel"]
+        == report.loaded["decoder.modal.2.layers.2.kernel"]
+    )
 
 
 def test_spare_masks_of_sam_are_left_out_where_there_are_fewer_slots(sam, tmp_path):
@@ -163,11 +194,20 @@ def test_spare_masks_of_sam_are_left_out_where_there_are_fewer_slots(sam, tmp_pa
 
 
 FULL = {
-    "base": {}, "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-                          "global_attn_indexes": [5, 11, 17, 23]},
-    "huge": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16,
-             "global_attn_indexes": [7, 15, 23, 31]},
-}  # fmt: skip
+    "base": {},
+    "large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "global_attn_indexes": [5, 11, 17, 23],
+    },
+    "huge": {
+        "hidden_size": 1280,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "global_attn_indexes": [7, 15, 23, 31],
+    },
+}
 
 
 @pytest.mark.parametrize("size", FULL)
@@ -176,7 +216,9 @@ def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
     config = published.transformers.SamConfig(vision_config=FULL[size])
     with torch.device("meta"):
         theirs = published.transformers.SamModel(config).state_dict()
-    tensors = {key: np.broadcast_to(np.float32(0), tuple(value.shape)) for key, value in theirs.items()}
+    tensors = {
+        key: np.broadcast_to(np.float32(0), tuple(value.shape)) for key, value in theirs.items()
+    }
     config.save_pretrained(tmp_path)
     vision = VisionConfig(image_size=1024, init=str(tmp_path))
     ours = with_published_sizes(ModelConfig(vision, decoder=DecoderConfig("sam")))

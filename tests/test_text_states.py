@@ -12,12 +12,17 @@ from conftest import LAYERS, WIDTH
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 
+from r2sm_jax.data.text_states import TextStates, read_part
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.text import load_text_encoder
-from r2sm_jax.models.text_states import TextStates, read_part
-from r2sm_jax.queries.sentences import intent_sentences
+from r2sm_jax.models.text_encoder import load_text_encoder
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
 
-SENTENCES = ["the red mug", "what holds coffee, including its hidden part?", "mug", "the red mug behind the book"]
+SENTENCES = [
+    "the red mug",
+    "what holds coffee, including its hidden part?",
+    "mug",
+    "the red mug behind the book",
+]
 
 
 def write_text_tower(folder: Path, bert_folder: Path, kind: str) -> Path:
@@ -27,10 +32,18 @@ def write_text_tower(folder: Path, bert_folder: Path, kind: str) -> Path:
         shutil.copy(bert_folder / file, folder)
     vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
     config = {
-        "model_type": f"{kind}_text_model", "vocab_size": vocabulary, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 24, "eos_token_id": 3,
-        "bos_token_id": 2, "pad_token_id": 0, "hidden_act": "quick_gelu" if kind == "clip" else "gelu_pytorch_tanh",
-    }  # fmt: skip
+        "model_type": f"{kind}_text_model",
+        "vocab_size": vocabulary,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 24,
+        "eos_token_id": 3,
+        "bos_token_id": 2,
+        "pad_token_id": 0,
+        "hidden_act": "quick_gelu" if kind == "clip" else "gelu_pytorch_tanh",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
         "text_model.embeddings.token_embedding.weight": (vocabulary, WIDTH),
@@ -39,11 +52,18 @@ def write_text_tower(folder: Path, bert_folder: Path, kind: str) -> Path:
     for i in range(LAYERS):
         layer = f"text_model.encoder.layers.{i}"
         dense = {f"self_attn.{n}_proj": (WIDTH, WIDTH) for n in ("q", "k", "v", "out")}
-        dense |= {"mlp.fc1": (48, WIDTH), "mlp.fc2": (WIDTH, 48), "layer_norm1": (WIDTH,), "layer_norm2": (WIDTH,)}
+        dense |= {
+            "mlp.fc1": (48, WIDTH),
+            "mlp.fc2": (WIDTH, 48),
+            "layer_norm1": (WIDTH,),
+            "layer_norm2": (WIDTH,),
+        }
         for name, shape in dense.items():
             shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
     rng = np.random.default_rng(0)
-    tensors = {name: rng.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: rng.normal(scale=0.4, size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -67,20 +87,28 @@ def test_states_do_not_depend_on_what_pads_them(kind, folders):
     for sentence in SENTENCES[:2]:
         alone = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
         alone.encode([sentence])
-        np.testing.assert_allclose(alone.states_of(sentence), together.states_of(sentence), atol=2e-3)
+        np.testing.assert_allclose(
+            alone.states_of(sentence), together.states_of(sentence), atol=2e-3
+        )
         ids = tokens_of(alone, sentence)
         assert len(alone.states_of(sentence)) == len(ids)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("bert", None), ("clip", 1.0), ("siglip", 1.0), ("llama", 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("bert", None), ("clip", 1.0), ("siglip", 1.0), ("llama", 1.0)]
+)
 def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, size, folders):
     texts = TextStates(str(folders[kind]), layers=(1,), max_tokens=20)
     ids = np.array([tokens_of(texts, SENTENCES[1])])
     mask = np.ones(ids.shape, bool)
     if kind == "siglip":  # reads the padding up to its full length
-        ids = np.pad(ids, ((0, 0), (0, 24 - ids.shape[1])), constant_values=texts.tokenizer.pad_token_id)
+        ids = np.pad(
+            ids, ((0, 0), (0, 24 - ids.shape[1])), constant_values=texts.tokenizer.pad_token_id
+        )
         mask = np.ones(ids.shape, bool)
-    direct = np.asarray(load_text_encoder(folders[kind])(jnp.asarray(ids), jnp.asarray(mask), (1,)))[0, :, 0]
+    direct = np.asarray(
+        load_text_encoder(folders[kind])(jnp.asarray(ids), jnp.asarray(mask), (1,))
+    )[0, :, 0]
     if size is not None:
         direct = direct / np.sqrt((direct**2).mean(-1, keepdims=True))
     kept = texts([SENTENCES[1]])[0][0, : len(texts.states_of(SENTENCES[1])), 0]
@@ -93,7 +121,11 @@ def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, 
 
 def test_one_vector_is_the_mean_or_the_last_token(folders):
     names = ("red mug", "book", "what holds coffee")
-    for kind, pick in (("bert", lambda s: s.mean(0)), ("llama", lambda s: s[-1]), ("siglip", lambda s: s[-1])):
+    for kind, pick in (
+        ("bert", lambda s: s.mean(0)),
+        ("llama", lambda s: s[-1]),
+        ("siglip", lambda s: s[-1]),
+    ):
         texts = TextStates(str(folders[kind]), layers=(1, 2), max_tokens=20)
         vectors = texts.embeddings(names)
         states = np.stack([pick(texts.states_of(name)[:, -1].astype(np.float32)) for name in names])
@@ -168,7 +200,9 @@ def test_products_are_part_of_what_is_compiled(folders):
 
 
 def test_more_tokens_than_the_model_reads_are_refused(folders):
-    with pytest.raises(InputError, match=r"--model\.text\.max-tokens 64: .* reads at most 24 tokens"):
+    with pytest.raises(
+        InputError, match=r"--model\.text\.max-tokens 64: .* reads at most 24 tokens"
+    ):
         TextStates(str(folders["clip"]), layers=(1,), max_tokens=64)
 
 
@@ -179,14 +213,21 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(kind, folders, tmp_
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["unheard"] = len(vocabulary)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(InputError, match=r"ids up to \d+, the model \d+ embeddings; take the tokenizer that belongs"):
+    with pytest.raises(
+        InputError,
+        match=r"ids up to \d+, the model \d+ embeddings; take the tokenizer that belongs",
+    ):
         TextStates(str(folder), layers=(1,), max_tokens=8)
 
 
 def test_siglip_needs_its_padding_token(folders, tmp_path):
     folder = Path(shutil.copytree(folders["siglip"], tmp_path / "bare"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    with pytest.raises(InputError, match="its tokenizer has no padding token, which this model reads"):
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    with pytest.raises(
+        InputError, match="its tokenizer has no padding token, which this model reads"
+    ):
         TextStates(str(folder), layers=(1,), max_tokens=8)
 
 
@@ -202,7 +243,10 @@ def test_a_damaged_tokenizer_is_named(content, folders, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary scaling 'yarn' cannot be loaded"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rotary scaling 'yarn' cannot be loaded",
+        ),
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"num_attention_heads": 5}, "not a readable configuration of llama"),
     ],
@@ -222,12 +266,16 @@ def bert(folders) -> TextStates:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    sentence=st.sampled_from([s.text for s in (*intent_sentences("val_r2sm"), *intent_sentences("test"))]),
+    sentence=st.sampled_from(
+        [s.text for s in (*intent_sentences("val_r2sm"), *intent_sentences("test"))]
+    ),
     opening=st.sampled_from(["", "Please ", "please, ", "Kindly ", "Please, kindly "]),
     stop=st.sampled_from(["", ".", " .", "..."]),
     capitals=st.booleans(),
 )
-def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(bert, sentence, opening, stop, capitals):
+def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(
+    bert, sentence, opening, stop, capitals
+):
     changed = opening + sentence.rstrip(". ") + stop
     changed = changed.upper() if capitals else changed
     assert bert.tokens([changed])[0].tolist() == bert.tokens([sentence])[0].tolist()
@@ -239,7 +287,12 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(bert, sentence, 
 @pytest.mark.parametrize(
     ("sentence", "read"),
     [
-        *[("Please ...", "Please ..."), ("...", "..."), ("please kindly", "kindly"), ("Please.", "Please")],
+        *[
+            ("Please ...", "Please ..."),
+            ("...", "..."),
+            ("please kindly", "kindly"),
+            ("Please.", "Please"),
+        ],
         ("please please.", "please"),
     ],
 )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_check import good, save
 
+from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
-from r2sm_jax.sources import load_json_split, open_source
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,16 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tfds")
     records = good()
     records["annotations"][0] |= {"attributes": {"colour": "red"}, "ignore": True}
-    records["annotations"][2] |= {"visible_mask": records["annotations"][2]["segmentation"], "segmentation": None}
+    records["annotations"][2] |= {
+        "visible_mask": records["annotations"][2]["segmentation"],
+        "segmentation": None,
+    }
     records["queries"][3]["instance_ids"] = []
     records["queries"][2] |= {"kind": {"task": "reasoning"}, "answer": "a cup"}
     path = save(folder, records)
-    counts = write_tfds({name: load_json_split(path, name) for name in ("train", "val")}, folder / "out")
+    counts = write_tfds(
+        {name: load_json_split(path, name) for name in ("train", "val")}, folder / "out"
+    )
     assert counts == {"train": 1, "val": 1}
     return path, folder / "out"
 
@@ -37,7 +42,10 @@ def test_samples_come_back_as_they_were(built):
         other = found[sample.image_id]
         assert (other.image == sample.image).all() and other.file_name == sample.file_name
         assert other.queries == sample.queries
-        assert next(s for s in sources if s[0].image_id == sample.image_id).queries_at(0) == sample.queries
+        assert (
+            next(s for s in sources if s[0].image_id == sample.image_id).queries_at(0)
+            == sample.queries
+        )
         for one, two in zip(sample.instances, other.instances, strict=True):
             assert (one.id, one.category, one.attributes, one.ignore) == (
                 two.id,
@@ -67,12 +75,16 @@ def test_damaged_files_are_one_sentence(built, tmp_path):
     for damaged in (content[: len(content) // 2], b""):
         shard.write_bytes(damaged)
         for read in (lambda source: source[0], lambda source: source.queries_at(0)):
-            with pytest.raises(InputError, match=r"out: cannot read the TFDS data set .* build it again"):
+            with pytest.raises(
+                InputError, match=r"out: cannot read the TFDS data set .* build it again"
+            ):
                 read(open_source(f"tfds:{folder}", "train"))
     (info,) = folder.rglob("dataset_info.json")
     for damaged in ("{", "[]"):
         info.write_text(damaged)
-        with pytest.raises(InputError, match=r"out: cannot read the TFDS data set .* build it again"):
+        with pytest.raises(
+            InputError, match=r"out: cannot read the TFDS data set .* build it again"
+        ):
             open_source(f"tfds:{folder}", "train")
 
 
@@ -88,4 +100,7 @@ def test_an_image_without_instances_and_queries(tmp_path):
     path = save(tmp_path, records)
     write_tfds({"val": load_json_split(path, "all")}, tmp_path / "out")
     source = open_source(f"tfds:{tmp_path / 'out'}", "val")
-    assert sorted((len(s.instances), len(s.queries)) for s in (source[0], source[1])) == [(0, 0), (2, 2)]
+    assert sorted((len(s.instances), len(s.queries)) for s in (source[0], source[1])) == [
+        (0, 0),
+        (2, 2),
+    ]

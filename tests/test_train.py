@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from r2sm_jax import runs, train as train_module
+from r2sm_jax import train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.runs import abstract_state, open_run, read_config, resolve
+from r2sm_jax.inference import run as runs
+from r2sm_jax.inference.run import abstract_state, open_run, read_config, resolve
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.logs import Logs
@@ -61,9 +62,19 @@ def at_step(monkeypatch, step: int, action) -> None:
 
 def test_a_run_folder_holds_everything(tiny_run):
     names = {path.name for path in tiny_run.iterdir()}
-    assert {"config.json", "checkpoints", "metrics.jsonl", "samples", "report.json", "report.md"} <= names
+    assert {
+        "config.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "samples",
+        "report.json",
+        "report.md",
+    } <= names
     assert any(name.startswith("events.") for name in names)
-    assert [p.name for p in sorted((tiny_run / "samples").iterdir())] == ["step_000002.png", "step_000004.png"]
+    assert [p.name for p in sorted((tiny_run / "samples").iterdir())] == [
+        "step_000002.png",
+        "step_000004.png",
+    ]
     report = json.loads((tiny_run / "report.json").read_text())
     assert set(report["splits"]) == {"val", "val_phrasing", "val_hard"}
     assert report["splits"]["val"]["all"]["queries"] > 0
@@ -78,13 +89,19 @@ def test_every_loss_is_logged_for_every_step(tiny_run):
 
 def test_a_run_learns_something_in_every_module(tiny_run):
     before, after = arrays(tiny_run, 3), arrays(tiny_run, 4)
-    moved = [name for name in before if "params" in name and not np.array_equal(before[name], after[name])]
+    moved = [
+        name
+        for name in before
+        if "params" in name and not np.array_equal(before[name], after[name])
+    ]
     still = [name for name in before if "params" in name and name not in moved]
     assert len(moved) > 10 * len(still), still
     constants = [name for name in before if name.startswith("[1]")]
     fitted = [name for name in constants if "type_temperature" in name]  # with every evaluation
     assert len(fitted) == 1 and len(constants) > 1
-    assert all(np.array_equal(before[name], after[name]) for name in constants if name not in fitted)
+    assert all(
+        np.array_equal(before[name], after[name]) for name in constants if name not in fitted
+    )
 
 
 def test_the_language_model_is_not_in_the_checkpoint(tiny_run, bert_folder):
@@ -98,7 +115,9 @@ def test_the_language_model_is_not_in_the_checkpoint(tiny_run, bert_folder):
 def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, tmp_path, command):
     run = tmp_path / "killed"
     arguments = [sys.executable, "-m", "r2sm_jax.train", *tiny_flags, "--run", str(run)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     output = []
     for line in process.stdout or ():
         output.append(line)
@@ -110,11 +129,22 @@ def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, 
     assert_bit_identical(tiny_run, run)
 
 
-def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(tiny_run, tiny_flags, tmp_path, command, monkeypatch):
+def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(
+    tiny_run, tiny_flags, tmp_path, command, monkeypatch
+):
     run = tmp_path / "stopped"
     with monkeypatch.context() as patch:
         at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        end = command(main, *tiny_flags, "--run", run, "--train.checkpoint-every", 100, "--train.evaluate-every", 100)
+        end = command(
+            main,
+            *tiny_flags,
+            "--run",
+            run,
+            "--train.checkpoint-every",
+            100,
+            "--train.evaluate-every",
+            100,
+        )
     assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
     assert not (run / "report.json").exists() and Checkpoints(run).steps[-1] < 4
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -131,14 +161,23 @@ def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_p
 
 
 def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_flags, refused):
-    message = refused(main, "--resume", "--run", tiny_run, "--model.head", "linear", "--train.seed", 3)
-    assert "model.head (attention in the run, linear now)" in message and "train.seed (0 in the run, 3 now)" in message
+    message = refused(
+        main, "--resume", "--run", tiny_run, "--model.head", "linear", "--train.seed", 3
+    )
+    assert (
+        "model.head (attention in the run, linear now)" in message
+        and "train.seed (0 in the run, 3 now)" in message
+    )
     assert "train.steps" not in message
 
 
 @pytest.mark.usefixtures("steps_alone")
-def test_the_default_optimizer_halves_and_products_resume_exactly(tiny_config, tmp_path, monkeypatch):
-    loop = replace(tiny_config.train, steps=3, products="bfloat16", accumulate=0, evaluate_every=100)
+def test_the_default_optimizer_halves_and_products_resume_exactly(
+    tiny_config, tmp_path, monkeypatch
+):
+    loop = replace(
+        tiny_config.train, steps=3, matmul_precision="bfloat16", accumulate=0, evaluate_every=100
+    )
     config = replace(tiny_config, optimizer=OptimizerConfig(), train=loop)
     whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
     train_module.train(whole)
@@ -168,8 +207,12 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
     loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
     best = open_run(tiny_run).step
     saved = arrays(tiny_run, best)
-    assert all(np.array_equal(leaf, saved[f"[0].params{name}"]) for name, leaf in flatten(loaded).items())
-    other = replace(tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear"))
+    assert all(
+        np.array_equal(leaf, saved[f"[0].params{name}"]) for name, leaf in flatten(loaded).items()
+    )
+    other = replace(
+        tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear")
+    )
     with pytest.raises(InputError, match="its model differs"):
         load_initial(other, params, constants, tmp_path)
 
@@ -185,7 +228,9 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_pa
     assert losses(run)[4]["train/loss"] != losses(tiny_run)[4]["train/loss"]
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(tiny_flags, tmp_path, refused, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(
+    tiny_flags, tmp_path, refused, monkeypatch
+):
     make, seen = train_module.jit_train_step, []
 
     def broken(*arguments, **options):
@@ -210,7 +255,9 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tiny_run, t
     run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
     steps = Checkpoints(run).steps
     assert steps[-1] == 4 and len(steps) > 1
-    largest = max((run / "checkpoints" / "4").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    largest = max(
+        (run / "checkpoints" / "4").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0
+    )
     content = bytearray(largest.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
     largest.write_bytes(content)
@@ -240,9 +287,15 @@ def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 12}, r"--train\.batch-size 12 does not divide by the 8 devices .* a multiple of 8"),
+        (
+            {"batch_size": 12},
+            r"--train\.batch-size 12 does not divide by the 8 devices .* a multiple of 8",
+        ),
         ({"devices": 9}, r"--train\.devices 9: this machine has 8"),
-        ({"batch_size": 24, "accumulate": 2}, r"the 2 parts of --train\.accumulate; give a multiple of 16"),
+        (
+            {"batch_size": 24, "accumulate": 2},
+            r"the 2 parts of --train\.accumulate; give a multiple of 16",
+        ),
     ],
 )
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch, changes, message):
@@ -253,49 +306,79 @@ def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch, cha
 
 def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
-    arguments = [sys.executable, "-m", "r2sm_jax.train", *tiny_flags, "--run", str(tmp_path / "eight")]
-    done = subprocess.run(arguments, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "r2sm_jax.train",
+        *tiny_flags,
+        "--run",
+        str(tmp_path / "eight"),
+    ]
+    done = subprocess.run(
+        arguments, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     one, eight = losses(tiny_run), losses(tmp_path / "eight")
     assert one.keys() == eight.keys()
     for step in one:
         for name in one[step]:
             if name.startswith("train/") and "seconds" not in name:
-                assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (step, name)
+                assert eight[step][name] == pytest.approx(one[step][name], abs=1e-5, rel=1e-5), (
+                    step,
+                    name,
+                )
 
 
 @pytest.mark.usefixtures("steps_alone")
 def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp_path):
     """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
-    config = replace(tiny_config, run=str(tmp_path / "run"), train=replace(tiny_config.train, steps=2))
+    config = replace(
+        tiny_config, run=str(tmp_path / "run"), train=replace(tiny_config.train, steps=2)
+    )
     with jax.default_matmul_precision("bfloat16"):
         found = losses(train_module.train(config))
     expected = losses(tiny_run)[1]
-    assert {name: found[1][name] for name in expected if name in LOGGED} == {n: expected[n] for n in LOGGED}
+    assert {name: found[1][name] for name in expected if name in LOGGED} == {
+        n: expected[n] for n in LOGGED
+    }
 
 
 # What is used on this machine.
 
 
-@pytest.mark.parametrize("products", ["bfloat16", "float32"])
-def test_defaults_that_depend_on_the_machine_are_resolved(products, monkeypatch):
-    monkeypatch.setattr(runs, "choose_products", lambda: products)
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_defaults_that_depend_on_the_machine_are_resolved(precision, monkeypatch):
+    monkeypatch.setattr(runs, "choose_matmul_precision", lambda: precision)
     loop = resolve(Config()).train
-    assert loop.products == products
+    assert loop.matmul_precision == precision
     assert (loop.devices, loop.accumulate, loop.unroll, loop.select_on) == (1, 2, True, "dev")
     assert resolve(resolve(Config())) == resolve(Config())
-    odd = resolve(Config(train=LoopConfig(batch_size=3), data=DataConfig(source="json:a.json"))).train
+    odd = resolve(
+        Config(train=LoopConfig(batch_size=3), data=DataConfig(source="json:a.json"))
+    ).train
     assert (odd.accumulate, odd.unroll, odd.select_on) == (1, False, "dev")
 
 
-def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(tiny_flags, tmp_path, monkeypatch, command):
+def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(
+    tiny_flags, tmp_path, monkeypatch, command
+):
     """The run is started where bfloat16 is the default, and resumed where it is not."""
     run = tmp_path / "run"
-    flags = [*tiny_flags, "--run", run, "--train.products", "auto", "--train.accumulate", 0, "--train.steps", 1]
+    flags = [
+        *tiny_flags,
+        "--run",
+        run,
+        "--train.matmul-precision",
+        "auto",
+        "--train.accumulate",
+        0,
+        "--train.steps",
+        1,
+    ]
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "choose_products", lambda: "bfloat16")
+        patch.setattr(runs, "choose_matmul_precision", lambda: "bfloat16")
         assert command(main, *flags).code == 0
-    used = {"products": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
+    used = {"matmul_precision": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
     config = json.loads((run / "config.json").read_text())["train"]
     assert used | {"unroll": True} == {name: config[name] for name in (*used, "unroll")}
     for resumed in (flags, ["--run", run]):
@@ -303,13 +386,19 @@ def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(tiny_flags, t
         end = command(main, *resumed, "--resume")
         assert end.code == 0 and "resumed at step 1" in end.out, end.err
         meta = json.loads((run / "report.json").read_text())["meta"]
-        assert used == {name: meta[name] for name in used if name != "select_on"} | {"select_on": meta["selected_on"]}
+        assert used == {name: meta[name] for name in used if name != "select_on"} | {
+            "select_on": meta["selected_on"]
+        }
 
 
 @pytest.mark.usefixtures("steps_alone")
 def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp_path):
     config = replace(tiny_config, run=str(tmp_path / "rounded"))
-    rounded = losses(train_module.train(replace(config, train=replace(config.train, products="bfloat16"))))
+    rounded = losses(
+        train_module.train(
+            replace(config, train=replace(config.train, matmul_precision="bfloat16"))
+        )
+    )
     exact = losses(tiny_run)
     assert rounded[1]["train/loss"] == pytest.approx(exact[1]["train/loss"], rel=1e-2)
     assert rounded[1]["train/loss"] != exact[1]["train/loss"]
@@ -319,20 +408,28 @@ def test_runs_that_differ_in_seed_and_folder_alone_share_a_program(tiny_config):
     graphdef = abstract_state(tiny_config)[0]
 
     def step(config: Config):
-        return jit_train_step(graphdef, make_optimizer(config.optimizer, config.train.steps), config)
+        return jit_train_step(
+            graphdef, make_optimizer(config.optimizer, config.train.steps), config
+        )
 
     first = step(tiny_config)
-    assert first is step(replace(tiny_config, run="other", train=replace(tiny_config.train, seed=5)))
+    assert first is step(
+        replace(tiny_config, run="other", train=replace(tiny_config.train, seed=5))
+    )
     assert first is not step(replace(tiny_config, loss=replace(tiny_config.loss, type=2.0)))
     assert first is not step(replace(tiny_config, train=replace(tiny_config.train, steps=9)))
 
 
-def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(monkeypatch, tmp_path):
+def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(
+    monkeypatch, tmp_path
+):
     set_to: dict[str, str] = {}
     monkeypatch.setattr(runs.jax.config, "update", set_to.__setitem__)
-    runs.keep_compiled()
+    runs.enable_compilation_cache()
     assert set_to == {}  # the tests have their own folder
     monkeypatch.setattr(runs, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(type(runs.jax.config), "jax_compilation_cache_dir", None, raising=False)
-    runs.keep_compiled()
-    assert set_to.pop("jax_compilation_cache_dir") == str(tmp_path / "compiled") and len(set_to) == 1
+    runs.enable_compilation_cache()
+    assert (
+        set_to.pop("jax_compilation_cache_dir") == str(tmp_path / "compiled") and len(set_to) == 1
+    )

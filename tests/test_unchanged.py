@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from r2sm_jax.config import Config
-from r2sm_jax.queries.sentences import write_free_sentences
-from r2sm_jax.sources import open_source
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
 from r2sm_jax.train import train
 
 SCENES = "f1bb79f74f09cbb9"
 QUERIES = {
-    "train": "24bab8f798d0de60", "val": "dc2cb81a21f01c0b", "val_phrasing": "5c1eb08311d0c7d6",
+    "train": "24bab8f798d0de60",
+    "val": "dc2cb81a21f01c0b",
+    "val_phrasing": "5c1eb08311d0c7d6",
     "val_hard": "65f9d48ffe86cc2f",
-}  # fmt: skip
-FREE_SENTENCES = "2fd82685f4a17e3e"
+}
+TEXT_ONLY_QUERIES = "2fd82685f4a17e3e"
 LOSSES = {
     "loss": [95.96224975585938, 95.79281616210938, 74.04180145263672],
     "modal": [6.23204231262207, 6.271877765655518, 5.990806579589844],
@@ -43,7 +45,13 @@ def test_the_first_training_scenes_are_the_same_byte_for_byte():
     for sample in map(source.__getitem__, range(200)):
         parts += [sample.image_id, sample.file_name, sample.image]
         for i in sample.instances:
-            parts += [i.id, i.category, sorted(i.attributes.items()), np.packbits(i.modal), np.packbits(i.amodal)]
+            parts += [
+                i.id,
+                i.category,
+                sorted(i.attributes.items()),
+                np.packbits(i.modal),
+                np.packbits(i.amodal),
+            ]
     assert digest(*parts) == SCENES
 
 
@@ -52,13 +60,15 @@ def test_the_first_queries_are_the_same(split):
     count = 200 if split == "train" else 50
     source = open_source("scenes", split, count=count)
     queries = [query for index in range(count) for query in source.queries_at(index)]
-    found = [(q.id, q.text, q.mask_type, tuple(q.instance_ids), sorted(q.kind.items())) for q in queries]
+    found = [
+        (q.id, q.text, q.mask_type, tuple(q.instance_ids), sorted(q.kind.items())) for q in queries
+    ]
     assert digest(*found) == QUERIES[split]
 
 
 def test_sentences_about_anything_are_the_same():
-    sentences = write_free_sentences(6000, seed=0)
-    assert digest(*((s.text, s.mask_type, s.family) for s in sentences)) == FREE_SENTENCES
+    sentences = write_text_only_queries(6000, seed=0)
+    assert digest(*((s.text, s.mask_type, s.family) for s in sentences)) == TEXT_ONLY_QUERIES
 
 
 @pytest.mark.usefixtures("steps_alone")
@@ -70,11 +80,16 @@ def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
         default,
         run=str(tmp_path / "run"),
         model=replace(default.model, text=text),
-        data=replace(default.data, scenes=32, free_sentences=64),
+        data=replace(default.data, scenes=32, text_only_queries=64),
         train=replace(
-            default.train, steps=3, log_every=1, evaluate_samples=1, report_samples=1, products="float32"
+            default.train,
+            steps=3,
+            log_every=1,
+            evaluate_samples=1,
+            report_samples=1,
+            matmul_precision="float32",
         ),
-    )  # fmt: skip
+    )
     folder = train(config)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for name, expected in LOSSES.items():

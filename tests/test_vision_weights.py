@@ -47,7 +47,12 @@ def test_attention_and_blocks_of_sam(sam):
     for ours, theirs in zip(encoder.blocks, model.vision_encoder.layers, strict=True):
         side = theirs.window_size or 5
         part = x[:, :side, :side]
-        assert published.difference(run(ours.attention, part), theirs.attn(torch.tensor(part))[0].detach()) < EXACT
+        assert (
+            published.difference(
+                run(ours.attention, part), theirs.attn(torch.tensor(part))[0].detach()
+            )
+            < EXACT
+        )
         assert published.difference(run(ours, x), theirs(torch.tensor(x)).detach()) < EXACT
 
 
@@ -125,7 +130,9 @@ def test_the_original_names_give_the_same_weights(sam, tmp_path):
     _, folder = sam
     tensors = load_file(folder / "model.safetensors")
     original = original_names(tensors)
-    assert len(original) == len(tensors) and not set(original) & {k for k in tensors if k.startswith("vision")}
+    assert len(original) == len(tensors) and not set(original) & {
+        k for k in tensors if k.startswith("vision")
+    }
     back = sam_names(original)
     used = {k for k in tensors if not k.startswith(("prompt_encoder.point", "prompt_encoder.mask"))}
     assert used <= set(back) and all(np.array_equal(back[k], tensors[k]) for k in used)
@@ -144,7 +151,9 @@ def test_absolute_positions_are_resized_as_torch_does(size):
     table = np.random.default_rng(0).normal(size=(7, 7, 4)).astype(np.float32)
     x = torch.tensor(table).permute(2, 0, 1)[None]
     for antialias in (False, True):
-        theirs = torch.nn.functional.interpolate(x, size=(size, size), mode="bicubic", antialias=antialias)
+        theirs = torch.nn.functional.interpolate(
+            x, size=(size, size), mode="bicubic", antialias=antialias
+        )
         ours = resize_grid(table, size, antialias=antialias)
         assert published.difference(ours, theirs[0].permute(1, 2, 0)) < 1e-5
     assert resize_grid(table, 7) is table

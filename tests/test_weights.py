@@ -36,16 +36,23 @@ class Small(nnx.Module):
         self.conv = nnx.Conv(3, 5, (2, 6), rngs=rngs)
 
 
-TABLE = KeyTable({"words.weight": "words.embedding", "fc.*": "dense.*", "norm.*": "norm.*", "conv.*": "conv.*"})
+TABLE = KeyTable(
+    {"words.weight": "words.embedding", "fc.*": "dense.*", "norm.*": "norm.*", "conv.*": "conv.*"}
+)
 
 
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     shapes = {
-        "words.weight": (7, 4), "fc.weight": (3, 4), "fc.bias": (3,), "norm.weight": (3,), "norm.bias": (3,),
-        "conv.weight": (5, 3, 2, 6), "conv.bias": (5,),
-    }  # fmt: skip
+        "words.weight": (7, 4),
+        "fc.weight": (3, 4),
+        "fc.bias": (3,),
+        "norm.weight": (3,),
+        "norm.bias": (3,),
+        "conv.weight": (5, 3, 2, 6),
+        "conv.bias": (5,),
+    }
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -57,7 +64,10 @@ def abstract() -> tuple[nnx.GraphDef, nnx.State]:
 
 def shard(tensors, folder, count=3) -> None:
     """Writes tensors as `count` shards with an index, as the hub has them."""
-    weight_map = {key: f"model-{i % count + 1:05d}-of-{count:05d}.safetensors" for i, key in enumerate(sorted(tensors))}
+    weight_map = {
+        key: f"model-{i % count + 1:05d}-of-{count:05d}.safetensors"
+        for i, key in enumerate(sorted(tensors))
+    }
     for name in set(weight_map.values()):
         save_file({k: v for k, v in tensors.items() if weight_map[k] == name}, folder / name)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -65,11 +75,15 @@ def shard(tensors, folder, count=3) -> None:
 
 def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
     save_file(tensors, tmp_path / "model.safetensors")
-    model = nnx.merge(abstract[0], fill(abstract[1], read_tensors(tmp_path), TABLE, source=tmp_path))
+    model = nnx.merge(
+        abstract[0], fill(abstract[1], read_tensors(tmp_path), TABLE, source=tmp_path)
+    )
     np.testing.assert_array_equal(model.dense.kernel[...], tensors["fc.weight"].T)
     np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"])
     np.testing.assert_array_equal(model.norm.scale[...], tensors["norm.weight"])
-    np.testing.assert_array_equal(model.conv.kernel[...], np.einsum("oihw->hwio", tensors["conv.weight"]))
+    np.testing.assert_array_equal(
+        model.conv.kernel[...], np.einsum("oihw->hwio", tensors["conv.weight"])
+    )
 
 
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float16])
@@ -79,7 +93,9 @@ def test_half_precision_files_are_read_as_they_are(tmp_path, tensors, abstract, 
     assert {v.dtype for v in read.values()} == {np.dtype(stored)}
     model = nnx.merge(abstract[0], fill(abstract[1], read, TABLE, source=tmp_path))
     assert model.dense.kernel[...].dtype == jnp.float32
-    np.testing.assert_array_equal(model.dense.bias[...], tensors["fc.bias"].astype(stored).astype(np.float32))
+    np.testing.assert_array_equal(
+        model.dense.bias[...], tensors["fc.bias"].astype(stored).astype(np.float32)
+    )
 
 
 def test_shards_are_read_as_one_and_hashed_together(tmp_path, tensors):
@@ -96,11 +112,15 @@ def test_shards_are_read_as_one_and_hashed_together(tmp_path, tensors):
 def test_a_missing_shard_is_named(tmp_path, tensors):
     shard(tensors, tmp_path)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model-00002-of-00003\.safetensors: missing; .* must be there"):
+    with pytest.raises(
+        InputError, match=r"model-00002-of-00003\.safetensors: missing; .* must be there"
+    ):
         read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}'])
+@pytest.mark.parametrize(
+    "index", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}']
+)
 def test_a_damaged_index_is_named(tmp_path, tensors, index):
     shard(tensors, tmp_path)
     (tmp_path / INDEX).write_text(index)
@@ -113,7 +133,9 @@ def test_a_truncated_file_is_named(tmp_path, tensors, keep):
     save_file(tensors, tmp_path / "model.safetensors")
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:keep])
-    with pytest.raises(InputError, match=r"model\.safetensors: truncated or not a safetensors file"):
+    with pytest.raises(
+        InputError, match=r"model\.safetensors: truncated or not a safetensors file"
+    ):
         read_tensors(tmp_path)
 
 
@@ -134,7 +156,9 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
         lambda: read_tensors(tmp_path),
         lambda: find_model(str(tmp_path / name), "--model.vision.init"),
     ):
-        with pytest.raises(InputError, match=rf"{name} is a pickle .* runs any code .* convert it once with torch"):
+        with pytest.raises(
+            InputError, match=rf"{name} is a pickle .* runs any code .* convert it once with torch"
+        ):
             ask()
     assert not (tmp_path / "ran").exists()
 
@@ -142,9 +166,13 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
 def test_a_file_of_tensors_can_stand_for_a_folder(tmp_path, tensors):
     save_file(tensors, tmp_path / "sam.safetensors")
     found = find_model(str(tmp_path / "sam.safetensors"), "--model.vision.init")
-    assert read_tensors(found).keys() == tensors.keys() and weights_sha256(found) == file_sha256(found)
+    assert read_tensors(found).keys() == tensors.keys() and weights_sha256(found) == file_sha256(
+        found
+    )
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=r"--model\.vision\.init .*notes\.txt: not a safetensors file"):
+    with pytest.raises(
+        InputError, match=r"--model\.vision\.init .*notes\.txt: not a safetensors file"
+    ):
         find_model(str(tmp_path / "notes.txt"), "--model.vision.init")
 
 
@@ -169,15 +197,22 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
 def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tmp_path, tensors, abstract):
     model = Small(rngs=nnx.Rngs(1))
     state = nnx.state(model)
-    table = TABLE._replace(prefixes=["net."], unused=["old.**"], fresh=["dense.**"], within=["dense.**", "conv.**"])
+    table = TABLE._replace(
+        prefixes=["net."], unused=["old.**"], fresh=["dense.**"], within=["dense.**", "conv.**"]
+    )
     given = {f"net.{k}": v for k, v in tensors.items() if "conv" in k} | {"net.old.1.2": np.ones(1)}
     found = match(state, given, table, source=tmp_path)
     assert found.loaded["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old.1.2"]
     assert sorted(found.initialised) == ["dense.bias", "dense.kernel"] and not found.copied
-    assert str(found) == "2 loaded, 0 copied, 2 initialised, 1 unused" and "unused       net.old.1.2" in found.lines()
+    assert (
+        str(found) == "2 loaded, 0 copied, 2 initialised, 1 unused"
+        and "unused       net.old.1.2" in found.lines()
+    )
     nnx.update(model, place(state, found.values))
     np.testing.assert_array_equal(model.conv.bias[...], tensors["conv.bias"])
-    np.testing.assert_array_equal(model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...])
+    np.testing.assert_array_equal(
+        model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...]
+    )
     with pytest.raises(InputError, match="missing dense"):
         match(state, given, table._replace(fresh=[]), source=tmp_path)
 
@@ -210,5 +245,8 @@ def test_the_notation_of_the_key_tables():
     table = KeyTable({"a.#.b#.*": "x.#.y.#.*", "a.#.gain": "x.#", "a.**": "rest.**"})
     assert table.rename("a.12.b3.bias") == "x.12.y.3.bias" and table.rename("a.0.gain") == "x.0"
     assert table.rename("a.12.b3.gain") == "rest.12.b3.gain" and table.rename("b.a.1") is None
-    assert key_table("clip").rename("encoder.layers.1.mlp.fc2.bias") == "vision.plain.blocks.1.mlp.layers.1.bias"
+    assert (
+        key_table("clip").rename("encoder.layers.1.mlp.fc2.bias")
+        == "vision.plain.blocks.1.mlp.layers.1.bias"
+    )
     assert key_table("sam").rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"

@@ -6,9 +6,13 @@ import pytest
 from query_samples import ALL_CLASSES, CLASSES, COLOURS, GROUPS, has_words, queries_of
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.queries.grammar import Phrasebook, phrasebook
-from r2sm_jax.queries.nouns import lexicon, plural
-from r2sm_jax.queries.sentences import free_templates, write_free_sentences, written_sentences
+from r2sm_jax.synthetic.queries.grammar import Phrasebook, phrasebook
+from r2sm_jax.synthetic.queries.nouns import lexicon, plural
+from r2sm_jax.synthetic.queries.sentences import (
+    free_templates,
+    write_text_only_queries,
+    written_sentences,
+)
 
 
 def all_wordings(book, mask_type):
@@ -17,12 +21,18 @@ def all_wordings(book, mask_type):
 
 def held_out_wordings():
     books = phrasebook("held_out"), phrasebook("test")
-    return frozenset().union(*(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal")))
+    return frozenset().union(
+        *(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal"))
+    )
 
 
 def test_wordings_are_many_and_disjoint():
     train, *others = phrasebook("wordings"), phrasebook("held_out"), phrasebook("test")
-    sets = [all_wordings(book, mask_type) for book in (train, *others) for mask_type in ("modal", "amodal")]
+    sets = [
+        all_wordings(book, mask_type)
+        for book in (train, *others)
+        for mask_type in ("modal", "amodal")
+    ]
     assert len(frozenset().union(*sets)) == sum(map(len, sets))
     for mask_type in ("modal", "amodal"):
         # Templates, before their choices of words.
@@ -71,16 +81,23 @@ def test_a_malformed_line_is_named(tmp_path, content, message):
 
 def _frames(texts):
     """Texts without the words that name things."""
-    nouns = [n for m in (*CLASSES.values(), *GROUPS.values()) for n in (*m.nouns, *m.held_out_nouns)]
+    nouns = [
+        n for m in (*CLASSES.values(), *GROUPS.values()) for n in (*m.nouns, *m.held_out_nouns)
+    ]
     patterns = "plain striped dotted spotted checked checkered the"
     names = " ".join((*COLOURS, *nouns, *map(plural, nouns), patterns))
     vocabulary = set(re.findall(r"\w+", names.lower()))
-    return {" ".join(w for w in re.findall(r"[\w']+", text.lower()) if w not in vocabulary) for text in texts}
+    return {
+        " ".join(w for w in re.findall(r"[\w']+", text.lower()) if w not in vocabulary)
+        for text in texts
+    }
 
 
 def test_nothing_held_out_occurs_in_training():
     train = [q.text for q in queries_of("train", 250)]
-    held_out = [q.text for split in ("val_phrasing", "val_hard", "test") for q in queries_of(split, 80)]
+    held_out = [
+        q.text for split in ("val_phrasing", "val_hard", "test") for q in queries_of(split, 80)
+    ]
     assert not set(train) & set(held_out)
     assert not _frames(train) & _frames(held_out)
     assert len(_frames(train)) > 800
@@ -98,11 +115,13 @@ def test_nothing_held_out_occurs_in_the_sentences_about_anything():
     """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
     texts = [text for texts in free_templates().values() for text in texts]
     texts += [row.text for row in written_sentences()]
-    texts += [sentence.text for sentence in write_free_sentences(1000, seed=0)]
+    texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
     joined = "\n".join(texts).lower()
     for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
         nouns = [form for noun in meaning.held_out_nouns for form in (noun, plural(noun))]
-        clauses = [clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions]
+        clauses = [
+            clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions
+        ]
         assert not [words for words in (*nouns, *clauses) if has_words(joined, words)]
     for text in held_out_wordings():
         longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
@@ -120,6 +139,8 @@ def test_held_out_splits_use_no_training_noun_or_function():
             text = query.text.lower()
             for meaning in CLASSES.values():
                 for noun in meaning.held_out_nouns:
-                    text = re.sub(rf"\b(?:{re.escape(plural(noun))}|{re.escape(noun)})\b", "X", text)
+                    text = re.sub(
+                        rf"\b(?:{re.escape(plural(noun))}|{re.escape(noun)})\b", "X", text
+                    )
             named = [noun for m in CLASSES.values() for noun in m.nouns if has_words(text, noun)]
             assert not named, (query.text, named)

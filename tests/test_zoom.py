@@ -5,8 +5,8 @@ from PIL import Image
 from scipy import ndimage
 
 from r2sm_jax.data.masks import box
-from r2sm_jax.scenes.paint import Sprite
-from r2sm_jax.scenes.photos import ZOOM, Photo, Seen, zoom
+from r2sm_jax.synthetic.photos import ZOOM, Photo, Seen, zoom
+from r2sm_jax.synthetic.scenes.paint import Sprite
 
 WIDTH, HEIGHT, SIZE = 160, 120, 96
 NAMES = ("dog", "chair", "cup")
@@ -22,7 +22,14 @@ def painted() -> Photo:
         image[mask, channel] = 255
         x0, y0, x1, y1 = box(mask)
         picture = Image.fromarray(image[y0:y1, x0:x1])
-        objects.append(Seen(NAMES[channel], Sprite(picture, mask[y0:y1, x0:x1], x0, y0, x1 - x0), channel < 2, False))
+        objects.append(
+            Seen(
+                NAMES[channel],
+                Sprite(picture, mask[y0:y1, x0:x1], x0, y0, x1 - x0),
+                channel < 2,
+                False,
+            )
+        )
     return Photo(Image.fromarray(image), tuple(objects), image.mean((0, 1)))
 
 
@@ -62,8 +69,14 @@ def test_a_photo_that_is_not_zoomed_keeps_all_but_its_size() -> None:
         same = zoom(np.random.default_rng(seed), photo, WIDTH)
         assert np.array_equal(same.image, photo.image) and np.array_equal(same.tone, photo.tone)
         for one, other in zip(same.objects, photo.objects, strict=True):
-            assert (one.category, one.complete, one.ignored) == (other.category, other.complete, other.ignored)
+            assert (one.category, one.complete, one.ignored) == (
+                other.category,
+                other.complete,
+                other.ignored,
+            )
             assert np.array_equal(in_place(same, one), in_place(photo, other))
         small = zoom(np.random.default_rng(seed), photo, WIDTH // 2)
         assert small.image.size == (WIDTH // 2, HEIGHT // 2)
-        assert [seen.complete for seen in small.objects] == [seen.complete for seen in photo.objects]
+        assert [seen.complete for seen in small.objects] == [
+            seen.complete for seen in photo.objects
+        ]

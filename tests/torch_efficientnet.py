@@ -18,7 +18,9 @@ class SameConv(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pads = []
         for side in (x.shape[3], x.shape[2]):
-            total = max((-(-side // self.stride[0]) - 1) * self.stride[0] + self.kernel_size[0] - side, 0)
+            total = max(
+                (-(-side // self.stride[0]) - 1) * self.stride[0] + self.kernel_size[0] - side, 0
+            )
             pads += [total // 2, total - total // 2]
         return super().forward(functional.pad(x, pads))
 

@@ -5,14 +5,14 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
     image         uint8 [b S S 3]     letterboxed
     valid         bool  [b S S]       image, not padding
     modal, amodal uint8 [b m s s]     coverage of every mask cell, 0..255
-    amodal_known  bool  [b m]
+    has_amodal  bool  [b m]
     labels        int   [b m] each    index into the source's vocabulary of an attribute; -1 = unknown
     boxes         f32   [b m 4]       amodal box x0 y0 x1 y1 in units of the padded side
-    loss_valid    uint8 [b s s]       share of the cell that counts, 0..255: no padding, no ignored region
-    members       bool  [b k m]       the instances that a query means
+    pixel_weight    uint8 [b s s]       share of the cell that counts, 0..255: no padding, no ignored region
+    query_instances       bool  [b k m]       the instances that a query means
     slots         int   [b k q]       the first q of them; -1 = none
-    wants_amodal  bool  [b k]
-    query_valid   bool  [b k]         False on padding
+    is_amodal  bool  [b k]
+    query_mask   bool  [b k]         False on padding
     text          f16   [b k t l e]   frozen token states
     text_mask     bool  [b k t]
     index         int   [b]           position in the source
@@ -20,8 +20,8 @@ A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances,
 and, for a mask-type head that reads words alone, the f = `TYPE_SENTENCES` sentences an image that it learns from:
 
     type_text     f16   [b f t l e]   states of some of the queries and of sentences without an image
-    type_mask     bool  [b f t]       their tokens, some dropped
-    type_amodal   bool  [b f]
+    type_text_mask     bool  [b f t]       their tokens, some dropped
+    type_is_amodal   bool  [b f]
     type_valid    bool  [b f]         False on padding
 """
 
@@ -44,18 +44,18 @@ from jaxtyping import Bool, UInt8
 from PIL import Image, ImageEnhance
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.cache import FeatureCache, digest
+from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.images import Letterbox
-from r2sm_jax.data.samples import Instance, Sample, Source
-from r2sm_jax.distributed import gather
-from r2sm_jax.feature_cache import FeatureCache, digest
 from r2sm_jax.query import Sentence
+from r2sm_jax.training.sharding import gather
 
 Batch = dict[str, Any]
 Prepared = dict[str, Any]
 """One sample at training resolution: arrays as in a batch, without its axis, of all instances and queries, and `texts`,
 the queries' sentences."""
 TYPE_SENTENCES = 9
-FREE_SENTENCES = 6
+TEXT_ONLY_QUERIES = 6
 """So many of them are sentences without an image, where there are such sentences."""
 KEPT_WHOLE = 0.9
 """A query stays if this share of the complete mask of each instance that it means lies in the crop."""
@@ -66,7 +66,9 @@ KEPT_BYTES, KEPT_ON_DISK = 4 << 30, 16 << 30
 """Prepared samples are kept in memory or on disk up to this size in all, and prepared anew at each visit beyond it."""
 
 
-def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]) -> Prepared:
+def prepare(
+    sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]
+) -> Prepared:
     """Letterboxes a sample and pools its masks to the resolution that is supervised.
 
     Queries that mean an ignored instance are left out.
@@ -85,19 +87,23 @@ def prepare(sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict
     labels: dict[str, np.ndarray] = {}
     for group, words in vocabulary.items():
         names = [i.category if group == "category" else i.attributes.get(group) for i in instances]
-        labels[group] = np.array([words.index(name) if name in words else -1 for name in names], np.int32)
+        labels[group] = np.array(
+            [words.index(name) if name in words else -1 for name in names], np.int32
+        )
     boxes = np.array([masks.box(i.complete) for i in instances], np.float32).reshape(-1, 4)
     return {
         "image": frame.image(sample.image),
         "valid": frame.valid(),
         "modal": coverage([i.modal for i in instances]),
         "amodal": coverage([i.complete for i in instances]),
-        "amodal_known": np.array([i.amodal is not None for i in instances], bool),
+        "has_amodal": np.array([i.amodal is not None for i in instances], bool),
         "labels": labels,
         "boxes": boxes / max(height, width),
-        "loss_valid": coverage([~ignored])[0],
-        "members": np.array([i in q.instance_ids for q in queries for i in ids], bool).reshape(len(queries), len(ids)),
-        "wants_amodal": np.array([q.mask_type == "amodal" for q in queries], bool),
+        "pixel_weight": coverage([~ignored])[0],
+        "query_instances": np.array(
+            [i in q.instance_ids for q in queries for i in ids], bool
+        ).reshape(len(queries), len(ids)),
+        "is_amodal": np.array([q.mask_type == "amodal" for q in queries], bool),
         "texts": tuple(q.text for q in queries),
     }
 
@@ -141,14 +147,20 @@ def jitter_colours(
 
 def mirror(p: Prepared) -> Prepared:
     """The sample with left and right exchanged. Sentences stay as they are."""
-    turned = {name: p[name][..., ::-1] for name in ("valid", "modal", "amodal", "loss_valid")}
+    turned = {name: p[name][..., ::-1] for name in ("valid", "modal", "amodal", "pixel_weight")}
     x0, y0, x1, y1 = p["boxes"].T
-    return p | turned | {"image": p["image"][:, ::-1], "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1)}
+    return (
+        p
+        | turned
+        | {"image": p["image"][:, ::-1], "boxes": np.stack([1 - x1, y0, 1 - x0, y1], axis=1)}
+    )
 
 
 def to_arrays(p: Prepared) -> Prepared:
     """A prepared sample as arrays alone, always of the same names."""
-    return flatten_dict(p | {"texts": np.frombuffer(json.dumps(p["texts"]).encode(), np.uint8)}, sep="/")
+    return flatten_dict(
+        p | {"texts": np.frombuffer(json.dumps(p["texts"]).encode(), np.uint8)}, sep="/"
+    )
 
 
 @dataclass(frozen=True)
@@ -169,7 +181,9 @@ class PreparedSource:
     def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
         """`crop`: the smallest share of a side that a random crop keeps; 1 = no crops."""
         self.source, self.crop, self.sizes = source, crop, (image_size, mask_size)
-        self.prepare = partial(prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary)
+        self.prepare = partial(
+            prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary
+        )
         self._kept: list[Prepared] | KeptSamples | None = None
 
     def __len__(self) -> int:
@@ -181,7 +195,11 @@ class PreparedSource:
 
     def visit(self, index: int, rng: np.random.Generator) -> Prepared:
         """Sample `index` as training sees it this time: with a random crop where crops are wanted."""
-        return self[index] if self.crop == 1 else self.prepare(random_crop(self.source[index], self.crop, rng))
+        return (
+            self[index]
+            if self.crop == 1
+            else self.prepare(random_crop(self.source[index], self.crop, rng))
+        )
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The sentences of all queries of sample `index`."""
@@ -200,7 +218,9 @@ class PreparedSource:
             for i in sample.instances:
                 about = i.id, i.category, i.amodal is None, i.ignore, sorted(i.attributes.items())
                 found.update(repr(about).encode() + np.packbits([i.modal, i.complete]).tobytes())
-            found.update(repr([(q.id, q.text, q.mask_type, q.instance_ids) for q in sample.queries]).encode())
+            found.update(
+                repr([(q.id, q.text, q.mask_type, q.instance_ids) for q in sample.queries]).encode()
+            )
         return found.hexdigest()
 
     def remember(self, folder: str | None = None) -> bool:
@@ -227,7 +247,10 @@ class PreparedSource:
         mine = missing[jax.process_index() :: jax.process_count()]
         cache.make_room("prepared images", len(mine), len(mine) * size)
         samples = map(to_arrays, self._prepare(mine))
-        cache.add((str(index), tuple(sample.values())) for index, sample in zip(mine, samples, strict=True))
+        cache.add(
+            (str(index), tuple(sample.values()))
+            for index, sample in zip(mine, samples, strict=True)
+        )
         gather(None)
         cache.refresh()
         self._kept = KeptSamples(cache, tuple(one))
@@ -237,11 +260,15 @@ class PreparedSource:
         if len(indices) < FEW:
             yield from map(self.__getitem__, indices)
             return
-        with multiprocessing.get_context("spawn").Pool(initializer=_serve, initargs=(self,)) as pool:
+        with multiprocessing.get_context("spawn").Pool(
+            initializer=_serve, initargs=(self,)
+        ) as pool:
             yield from pool.imap(_prepare_served, indices, chunksize=32)
 
 
-_served: list[PreparedSource] = []  # in a worker process; sent to it once, since each copy keeps photos of its own
+_served: list[
+    PreparedSource
+] = []  # in a worker process; sent to it once, since each copy keeps photos of its own
 
 
 def _serve(source: PreparedSource) -> None:
@@ -280,35 +307,43 @@ class Assemble:
         has exchanged."""
         fitting = [i for i, text in enumerate(p["texts"]) if text not in self.too_long]
         chosen = np.sort(rng.permutation(fitting)[: self.queries].astype(int))
-        targets_first = np.argsort(~p["members"][chosen].any(0), kind="stable")[: self.instances]
+        targets_first = np.argsort(~p["query_instances"][chosen].any(0), kind="stable")[
+            : self.instances
+        ]
         mirrored = self.mirror and rng.random() < 0.5
         if mirrored:
             p = mirror(p)
         texts = [p["texts"][i] for i in chosen]
-        members = p["members"][chosen][:, targets_first]
-        usable = members.sum(1) == p["members"][chosen].sum(1)
+        query_instances = p["query_instances"][chosen][:, targets_first]
+        usable = query_instances.sum(1) == p["query_instances"][chosen].sum(1)
         if mirrored:
             usable &= np.array([not SIDED.search(text) for text in texts], bool)
         text, text_mask = self.text_states(texts + [""] * (self.queries - len(texts)), self.tokens)
-        meant = np.argsort(~members, kind="stable")[:, : self.slots]  # the members come first
-        slots = np.where(np.take_along_axis(members, meant, axis=1), meant, -1)
+        meant = np.argsort(~query_instances, kind="stable")[
+            :, : self.slots
+        ]  # the query_instances come first
+        slots = np.where(np.take_along_axis(query_instances, meant, axis=1), meant, -1)
 
         def of_instances(values: np.ndarray, fill: float = 0) -> np.ndarray:
             return _pad(values[targets_first], self.instances, fill=fill)
 
         example = {
-            "image": jitter_colours(p["image"], self.colour_jitter, rng) if self.colour_jitter else p["image"],
+            "image": jitter_colours(p["image"], self.colour_jitter, rng)
+            if self.colour_jitter
+            else p["image"],
             "valid": p["valid"],
             "modal": of_instances(p["modal"]),
             "amodal": of_instances(p["amodal"]),
-            "amodal_known": of_instances(p["amodal_known"], fill=True),
-            "labels": {group: of_instances(numbers, fill=-1) for group, numbers in p["labels"].items()},
+            "has_amodal": of_instances(p["has_amodal"], fill=True),
+            "labels": {
+                group: of_instances(numbers, fill=-1) for group, numbers in p["labels"].items()
+            },
             "boxes": of_instances(p["boxes"]),
-            "loss_valid": p["loss_valid"],
-            "members": _pad(members, self.queries, self.instances),
+            "pixel_weight": p["pixel_weight"],
+            "query_instances": _pad(query_instances, self.queries, self.instances),
             "slots": _pad(slots.astype(np.int32), self.queries, self.slots, fill=-1),
-            "wants_amodal": _pad(p["wants_amodal"][chosen], self.queries),
-            "query_valid": _pad(usable, self.queries),
+            "is_amodal": _pad(p["is_amodal"][chosen], self.queries),
+            "query_mask": _pad(usable, self.queries),
             "text": text,
             "text_mask": text_mask,
             "index": np.int32(index),
@@ -318,9 +353,9 @@ class Assemble:
         return example | self.frozen(index) if self.frozen else example
 
     def _type_sentences(self, p: Prepared, queries: np.ndarray, rng: np.random.Generator) -> Batch:
-        free = FREE_SENTENCES if self.free else 0
+        free = TEXT_ONLY_QUERIES if self.free else 0
         queries = queries[: TYPE_SENTENCES - free]
-        chosen = [(p["texts"][i], bool(p["wants_amodal"][i])) for i in queries]
+        chosen = [(p["texts"][i], bool(p["is_amodal"][i])) for i in queries]
         if free:
             drawn = [self.free[int(i)] for i in rng.integers(len(self.free), size=free)]
             chosen += [(sentence.text, sentence.mask_type == "amodal") for sentence in drawn]
@@ -329,8 +364,8 @@ class Assemble:
         states, mask = self.text_states(list(texts), self.type_tokens or self.tokens)
         return {
             "type_text": states,
-            "type_mask": drop_tokens(mask, self.token_drop, rng),
-            "type_amodal": np.array(amodal),
+            "type_text_mask": drop_tokens(mask, self.token_drop, rng),
+            "type_is_amodal": np.array(amodal),
             "type_valid": np.arange(TYPE_SENTENCES) < count,
         }
 
@@ -341,7 +376,9 @@ def _pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     return np.pad(values, missing + [(0, 0)] * (values.ndim - len(sizes)), constant_values=fill)
 
 
-def drop_tokens(text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator) -> Bool[np.ndarray, "k t"]:
+def drop_tokens(
+    text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random.Generator
+) -> Bool[np.ndarray, "k t"]:
     """Hides random tokens, never the first, so that no single word can decide the mask type."""
     kept = text_mask & (rng.random(text_mask.shape) >= share)
     kept[:, 0] = text_mask[:, 0]
@@ -349,7 +386,12 @@ def drop_tokens(text_mask: Bool[np.ndarray, "k t"], share: float, rng: np.random
 
 
 def training_batches(
-    source: PreparedSource, assemble: Assemble, *, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    source: PreparedSource,
+    assemble: Assemble,
+    *,
+    batch_size: int,
+    seed: int,
+    shard: tuple[int, int] = (0, 1),
 ) -> grain.DatasetIterator:
     """An endless, reshuffled, resumable iterator of batches.
 
@@ -363,4 +405,8 @@ def training_batches(
     visits = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(visit)
     dataset = visits[shard[0] :: shard[1]].batch(batch_size // shard[1])
     threads = min(16, os.cpu_count() or 1)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
+    return iter(
+        dataset.to_iter_dataset(
+            grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+        )
+    )

@@ -48,7 +48,9 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
         return np.array(_to_rgb(decode(image, name)))
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise InputError(f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}")
+        raise InputError(
+            f"an image array must be uint8 [H W 3], not {array.dtype} {list(array.shape)}"
+        )
     _check_size(name, array.shape[1], array.shape[0])
     return array
 
@@ -58,7 +60,9 @@ def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.n
     `open_image`."""
     image = open_image(path)
     if (found := image.shape[:2]) != size:
-        sizes = f"{found[0]} pixels high and {found[1]} wide, but {source} says {size[0]} and {size[1]}"
+        sizes = (
+            f"{found[0]} pixels high and {found[1]} wide, but {source} says {size[0]} and {size[1]}"
+        )
         raise InputError(f"{path}: the image is {sizes}; give the image that was annotated")
     return image
 
@@ -84,7 +88,9 @@ def brightness(image: Image.Image) -> np.ndarray:
         return values
     if (np.ptp(rgba[..., :3], axis=-1) == 0).all() and any(image.getpalette() or ()):
         return values - values.min() if np.ptp(values) else values
-    return np.where(values if 0 < np.count_nonzero(values) < values.size else labels, labels + 256, 0)
+    return np.where(
+        values if 0 < np.count_nonzero(values) < values.size else labels, labels + 256, 0
+    )
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
@@ -100,7 +106,9 @@ def frames(image: ImageFile, name: str = "the image") -> int:
     Raises InputError like it."""
     with _opened(image, name) as opened:
         try:
-            return 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)  # cameras put previews into MPO
+            return (
+                1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+            )  # cameras put previews into MPO
         except Exception:  # a later frame is damaged, and only the first is used
             return 1
 
@@ -109,9 +117,13 @@ def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path
     """The image files of a folder, by name. Raises InputError where there is no folder or no image."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with {what}")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+    found = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file()
+    )
     if not found:
-        raise InputError(f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there")
+        raise InputError(
+            f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there"
+        )
     return found
 
 
@@ -137,7 +149,9 @@ class Letterbox:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width, self.size) < 1:
-            raise ValueError(f"a letterbox needs positive sides, not {self.height} x {self.width} in {self.size}")
+            raise ValueError(
+                f"a letterbox needs positive sides, not {self.height} x {self.width} in {self.size}"
+            )
 
     @property
     def resized(self) -> tuple[int, int]:
@@ -162,8 +176,12 @@ class Letterbox:
         """
         self._check(mask.shape)
         x0, y0, x1, y1 = box(mask)  # most masks are small, so only their boxes are multiplied
-        rows, down = _overlaps_of(y0, y1, self.height, self.height * self.size / self.resized[0], cells)
-        columns, across = _overlaps_of(x0, x1, self.width, self.width * self.size / self.resized[1], cells)
+        rows, down = _overlaps_of(
+            y0, y1, self.height, self.height * self.size / self.resized[0], cells
+        )
+        columns, across = _overlaps_of(
+            x0, x1, self.width, self.width * self.size / self.resized[1], cells
+        )
         covered = np.zeros((cells, cells), np.uint8)
         shares = (across @ (down @ mask[y0:y1, x0:x1].astype(np.float64)).T).T
         # A little more than half, so that rounding errors do not decide on exact halves.
@@ -186,12 +204,16 @@ class Letterbox:
         logits = np.asarray(logits, np.float32)
         side = logits.shape[-1]
         if logits.ndim < 2 or logits.shape[-2] != side or self.size % side:
-            raise ValueError(f"logits {logits.shape} are not a square that divides the frame of {self.size}")
+            raise ValueError(
+                f"logits {logits.shape} are not a square that divides the frame of {self.size}"
+            )
         rows = _undo_axis(side, self.size, self.resized[0], self.height)
         columns = _undo_axis(side, self.size, self.resized[1], self.width)
         drawn = np.empty((*logits.shape[:-2], self.height, self.width), np.float32)
         for place in np.ndindex(logits.shape[:-2]):
-            drawn[place] = rows @ np.ascontiguousarray((columns @ np.ascontiguousarray(logits[place].T)).T)
+            drawn[place] = rows @ np.ascontiguousarray(
+                (columns @ np.ascontiguousarray(logits[place].T)).T
+            )
         return drawn
 
     def _check(self, shape: tuple[int, ...]) -> None:
@@ -246,10 +268,16 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
     except IsADirectoryError as error:
         raise InputError(f"{name}: this is a folder; give the path of an image") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first") from error
+        raise InputError(
+            f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first"
+        ) from error
     except UnidentifiedImageError as error:
-        raise InputError(f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty") from error
-    except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
+        raise InputError(
+            f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty"
+        ) from error
+    except (
+        Exception
+    ) as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         what = f"the image is damaged or cut short, or cannot be read ({reason})"
         raise InputError(f"{name}: {what}; download or export it again") from error
@@ -258,7 +286,9 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
 def _check_size(name: str, width: int, height: int) -> None:
     if not 0 < width * height <= MAX_MEGAPIXELS * 1_000_000:
         fault = f"has no pixels or more than {MAX_MEGAPIXELS} megapixels"
-        raise InputError(f"{name}: the image of {width} x {height} {fault}; scale it or give another")
+        raise InputError(
+            f"{name}: the image of {width} x {height} {fault}; scale it or give another"
+        )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

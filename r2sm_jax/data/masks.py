@@ -38,7 +38,9 @@ def check(rle: Any) -> dict[str, Any]:
     counts = rle.get("counts")
     if isinstance(counts, str | bytes):
         runs = _uncompress(counts)
-    elif isinstance(counts, Sequence) and all(type(run) is int and abs(run) <= MAX_PIXELS for run in counts):
+    elif isinstance(counts, Sequence) and all(
+        type(run) is int and abs(run) <= MAX_PIXELS for run in counts
+    ):
         runs = np.array(counts, np.int64)
     else:
         raise ValueError("the RLE's 'counts' is neither a string nor a list of run lengths")
@@ -46,8 +48,13 @@ def check(rle: Any) -> dict[str, Any]:
     if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
         raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
     if not isinstance(counts, str | bytes):
-        counts = coco.frPyObjects({"size": [height, width], "counts": runs.tolist()}, height, width)["counts"]
-    return {"size": [height, width], "counts": counts if isinstance(counts, str) else counts.decode()}
+        counts = coco.frPyObjects(
+            {"size": [height, width], "counts": runs.tolist()}, height, width
+        )["counts"]
+    return {
+        "size": [height, width],
+        "counts": counts if isinstance(counts, str) else counts.decode(),
+    }
 
 
 def decode(rle: Any) -> Mask:
@@ -74,7 +81,9 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     if isinstance(segmentation, Mapping):
         size = rle_size(segmentation)
         if size != (height, width):
-            raise ValueError(f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}")
+            raise ValueError(
+                f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}"
+            )
         return check(segmentation)
     if not isinstance(segmentation, list | tuple):
         raise ValueError("it is neither an RLE nor a list of polygons")
@@ -123,7 +132,9 @@ def areas(rles: Sequence[RLE]) -> list[int]:
     return [int(n) for n in coco.area(list(rles))] if rles else []
 
 
-def ious(found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]) -> Float[np.ndarray, "d g"]:
+def ious(
+    found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]
+) -> Float[np.ndarray, "d g"]:
     """IoU of every pair of compressed RLEs; for a crowd region, the share of the found mask that lies in it."""
     if not found or not wanted:
         return np.zeros((len(found), len(wanted)))
@@ -142,7 +153,9 @@ def rle_size(rle: Any) -> tuple[int, int]:
 def check_size(height: int, width: int) -> None:
     """Raises ValueError for what cannot be the size of an image or of an RLE."""
     if min(height, width) < 1 or height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} is no size of an RLE or an image, or more than {MAX_PIXELS} pixels")
+        raise ValueError(
+            f"{height} x {width} is no size of an RLE or an image, or more than {MAX_PIXELS} pixels"
+        )
 
 
 def box(mask: Mask) -> tuple[int, int, int, int]:
@@ -189,7 +202,10 @@ def _few_points(ring: np.ndarray) -> list[int]:
     corners = np.rint(points).astype(int).tolist()
     distinct = [point for point, following in pairwise(corners) if point != following]
     if len(distinct) < 3:  # a few pixels: their box
-        (x0, y0), (x1, y1) = np.floor(ring.min(0)).astype(int).tolist(), np.ceil(ring.max(0)).astype(int).tolist()
+        (x0, y0), (x1, y1) = (
+            np.floor(ring.min(0)).astype(int).tolist(),
+            np.ceil(ring.max(0)).astype(int).tolist(),
+        )
         distinct = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
     return [coordinate for point in distinct for coordinate in point]
 
@@ -201,7 +217,9 @@ def _outer_rings(mask: Mask) -> list[np.ndarray]:
     lines = contourpy.contour_generator(z=framed, line_type="Separate").lines(0.5)
     corner = np.array([x0 - 0.5, y0 - 0.5])  # centre of the top left pixel of the frame
     rings = [np.asarray(line, np.float64) + corner for line in lines]
-    return sorted((ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True)
+    return sorted(
+        (ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True
+    )
 
 
 def _signed_area(ring: np.ndarray) -> float:

@@ -56,7 +56,9 @@ class Panel:
     mask_type: MaskType | None = None
 
 
-def overlay(image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal") -> Picture:
+def overlay(
+    image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal"
+) -> Picture:
     """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
     `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for None."""
     if not visible.any() and not occluded.any():
@@ -74,7 +76,9 @@ def overlay(image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType |
     return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
 
 
-def with_words(picture: Picture, words: Sequence[tuple[str, float]]) -> UInt8[np.ndarray, "_H _W 3"]:
+def with_words(
+    picture: Picture, words: Sequence[tuple[str, float]]
+) -> UInt8[np.ndarray, "_H _W 3"]:
     """The picture with words below it, each on a ground that is blue where its number is negative (for the visible
     mask) and orange where it is positive (for the complete one), the stronger the larger the number. A narrow picture
     gets a wider page."""
@@ -98,9 +102,14 @@ def with_words(picture: Picture, words: Sequence[tuple[str, float]]) -> UInt8[np
 
 
 def prediction_row(
-    image: Picture, query: str, mask_type: MaskType, truth: tuple[Mask, Mask],
-    predicted_type: MaskType | None, amodal_probability: float | None, prediction: tuple[Mask, Mask],
-) -> list[Panel]:  # fmt: skip
+    image: Picture,
+    query: str,
+    mask_type: MaskType,
+    truth: tuple[Mask, Mask],
+    predicted_type: MaskType | None,
+    amodal_probability: float | None,
+    prediction: tuple[Mask, Mask],
+) -> list[Panel]:
     """A prediction as three panels: image and query, the truth, and the prediction with its mask type.
 
     `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand its mask type, with a
@@ -114,7 +123,9 @@ def prediction_row(
     if predicted_type is not None:
         verdict = "(right)" if predicted_type == mask_type else "(wrong)"
         if amodal_probability is not None:
-            probability = amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
+            probability = (
+                amodal_probability if predicted_type == "amodal" else 1 - amodal_probability
+            )
             verdict = f"with probability {probability:.2f} {verdict}"
         caption = f"{predicted_type} {verdict} · {caption}"
     return [
@@ -124,7 +135,9 @@ def prediction_row(
     ]
 
 
-def draw_sheet(rows: Sequence[Sequence[Panel]], title: str = "") -> UInt8[np.ndarray, "height width 3"]:
+def draw_sheet(
+    rows: Sequence[Sequence[Panel]], title: str = ""
+) -> UInt8[np.ndarray, "height width 3"]:
     """Draws rows of panels, with a title and a legend above."""
     columns = max((len(row) for row in rows), default=1)
     width = 2 * _MARGIN + columns * (_CELL + _GAP) - _GAP
@@ -146,7 +159,9 @@ def draw_panel(panel: Panel, ratio: float) -> UInt8[np.ndarray, "_H _W 3"]:
         return picture
     visible = _resize_mask(panel.visible, size)
     occluded = panel.occluded if panel.occluded is not None else np.zeros_like(panel.visible)
-    return overlay(picture, visible, _resize_mask(panel.visible | occluded, size) & ~visible, panel.mask_type)
+    return overlay(
+        picture, visible, _resize_mask(panel.visible | occluded, size) & ~visible, panel.mask_type
+    )
 
 
 def _draw_head(width: int, title: str) -> UInt8[np.ndarray, "_h width 3"]:
@@ -165,28 +180,40 @@ def _draw_row(width: int, row: Sequence[Panel]) -> UInt8[np.ndarray, "_h width 3
     texts = [_text_block(panel.text, _TEXT_SIZE, INK, 4) for panel in row]
     captions = [_text_block(panel.caption, _CAPTION_SIZE, FAINT, 2) for panel in row]
     # A row is as high as its images are at full width, but never higher than square.
-    height = max((round(_CELL * min(1, panel.image.shape[0] / panel.image.shape[1])) for panel in row), default=0)
+    height = max(
+        (round(_CELL * min(1, panel.image.shape[0] / panel.image.shape[1])) for panel in row),
+        default=0,
+    )
     top = max((text.height for text in texts), default=0) + _PADDING
     bottom = top + max(1, height) + _PADDING
-    page = Image.new("RGB", (width, bottom + max((c.height for c in captions), default=0) + _GAP), "white")
+    page = Image.new(
+        "RGB", (width, bottom + max((c.height for c in captions), default=0) + _GAP), "white"
+    )
     for column, (panel, text, caption) in enumerate(zip(row, texts, captions, strict=True)):
         x = _MARGIN + column * (_CELL + _GAP)
         page.paste(text, (x, top - _PADDING - text.height))
         page.paste(GROUND, (x, top, x + _CELL, top + height))
-        picture = draw_panel(panel, min(_CELL / panel.image.shape[1], height / panel.image.shape[0]))
+        picture = draw_panel(
+            panel, min(_CELL / panel.image.shape[1], height / panel.image.shape[0])
+        )
         left, above = (_CELL - picture.shape[1]) // 2, (height - picture.shape[0]) // 2
         page.paste(Image.fromarray(picture), (x + left, top + above))
         page.paste(caption, (x, bottom))
         if panel.mask_type:
             ground = VISIBLE if panel.mask_type == "modal" else OCCLUDED
-            _draw_label(page, (x + _PADDING, top + _PADDING), panel.mask_type, _TAG_SIZE, ground, "white")
+            _draw_label(
+                page, (x + _PADDING, top + _PADDING), panel.mask_type, _TAG_SIZE, ground, "white"
+            )
     return np.asarray(page)
 
 
 def _text_block(text: str, size: int, colour: Colour, most: int, width: int = _CELL) -> Image.Image:
     """The text, broken into at most `most` lines of `width` pixels, on white."""
     letters = max(1, int(width / (0.56 * size)))  # so many fit into a line on average
-    wrapped = (textwrap.wrap(paragraph, letters, max_lines=most, placeholder="…") for paragraph in text.splitlines())
+    wrapped = (
+        textwrap.wrap(paragraph, letters, max_lines=most, placeholder="…")
+        for paragraph in text.splitlines()
+    )
     lines = list(chain.from_iterable(wrapped))[:most]
     leading = round(1.36 * size)
     block = Image.new("RGB", (width, leading * len(lines)), "white")
@@ -200,7 +227,12 @@ def _label_width(text: str, size: int) -> int:
 
 
 def _draw_label(
-    page: Image.Image, place: tuple[int, int], text: str, size: int, ground: Colour, ink: str | Colour
+    page: Image.Image,
+    place: tuple[int, int],
+    text: str,
+    size: int,
+    ground: Colour,
+    ink: str | Colour,
 ) -> None:
     """Text on a rounded ground, 1.6 times `size` high."""
     (x, y), width, height = place, _label_width(text, size), round(1.6 * size)
@@ -212,10 +244,14 @@ def _draw_label(
 @lru_cache(maxsize=32)
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which comes with matplotlib, so that every machine has it."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+    return ImageFont.truetype(
+        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size
+    )
 
 
-def _tint(visible: Mask, occluded: Mask, mask_type: MaskType | None, line: float) -> Float[np.ndarray, "H W 4"]:
+def _tint(
+    visible: Mask, occluded: Mask, mask_type: MaskType | None, line: float
+) -> Float[np.ndarray, "H W 4"]:
     """What lies over the image: colour multiplied by alpha, and alpha. `line` is the outline's width in pixels."""
     tint = np.zeros((*visible.shape, 4), np.float32)
 
@@ -236,10 +272,17 @@ def _tint(visible: Mask, occluded: Mask, mask_type: MaskType | None, line: float
 
 def _dilate(mask: Mask, radius: float) -> Mask:
     """The mask grown by about `radius` pixels, with round corners: all that a blur of half that width reaches."""
-    blurred = Image.fromarray(mask.astype(np.uint8) * 255).filter(ImageFilter.GaussianBlur(radius / 2))
+    blurred = Image.fromarray(mask.astype(np.uint8) * 255).filter(
+        ImageFilter.GaussianBlur(radius / 2)
+    )
     return np.asarray(blurred) > 5
 
 
 def _resize_mask(mask: Mask, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """The mask at another size `(width, height)`."""
-    return np.asarray(Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BICUBIC)) > 127
+    return (
+        np.asarray(
+            Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BICUBIC)
+        )
+        > 127
+    )

@@ -18,18 +18,22 @@ FEW = 10
 """With fewer images than this, one is held out for each split."""
 
 
-def hold_out(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
+def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
     """About this share of some names or numbers, at least one, never all of two or more.
 
     A hash of `key` alone decides, so that adding others moves hardly any to the other side.
     """
     hashes = {name: hashlib.sha256(key(name).encode()).digest() for name in names}
-    places = {name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()}  # even in [0, 1)
+    places = {
+        name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()
+    }  # even in [0, 1)
     count = sum(place < share for place in places.values())
     return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
 
 
-def divide(names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[Key], str] = str) -> dict[str, set[Key]]:
+def divide(
+    names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[Key], str] = str
+) -> dict[str, set[Key]]:
     """Names or numbers by split: those that are `held_out`, and "train", the rest.
 
     `held_out` are splits with the share up to which the hash of `key` puts names there, in rising order. No name is in
@@ -37,12 +41,12 @@ def divide(names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[K
     """
     left, parts = set(names), dict[str, set[Key]]()
     for split, share in held_out.items():
-        parts[split] = hold_out(left, share, key)
+        parts[split] = split_by_hash(left, share, key)
         left = (left - parts[split]) or left
     return parts | {"train": left}
 
 
-def images_of_split(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
+def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
     """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all".
 
     About a tenth of the images is held out for each of `held_out`, by default "val" and "dev", which are those of a
@@ -50,7 +54,10 @@ def images_of_split(path: Path, image_ids: Collection[int], split: str, *held_ou
     images.
     """
     tenth = 0.0 if len(image_ids) < FEW else 0.1
-    parts = divide(image_ids, {name: tenth * place for place, name in enumerate(held_out or ("val", "dev"), start=1)})
+    parts = divide(
+        image_ids,
+        {name: tenth * place for place, name in enumerate(held_out or ("val", "dev"), start=1)},
+    )
     parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
     if split not in parts:
         raise InputError(
@@ -60,9 +67,9 @@ def images_of_split(path: Path, image_ids: Collection[int], split: str, *held_ou
     return parts[split]
 
 
-def stored_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
+def resolve_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
     """The split, of those that are `stored` each by itself, that has the images of `split`, and what is held out of it
-    (`images_of_split`): "dev" of "train" unless it is stored itself, else nothing."""
+    (`split_ids`): "dev" of "train" unless it is stored itself, else nothing."""
     if split in ("train", "dev") and "train" in stored and "dev" not in stored:
         return "train", ("dev",)
     return "train" if split == WHOLE_TRAIN else split, ()

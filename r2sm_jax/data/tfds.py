@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Dataset, Instance, Sample
 from r2sm_jax.data.images import open_image
-from r2sm_jax.data.samples import Dataset, Instance, Sample
-from r2sm_jax.data.splits import images_of_split, stored_split
+from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import MASK_TYPES, Query
 
@@ -62,8 +62,12 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
         for dataset in self._splits.values():
             for group, words in dataset.vocabulary.items():
                 vocabulary.setdefault(group, set()).update(words)
-        metadata = tfds.core.MetadataDict({"vocabulary": {g: sorted(words) for g, words in vocabulary.items()}})
-        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(FEATURES), metadata=metadata)
+        metadata = tfds.core.MetadataDict(
+            {"vocabulary": {g: sorted(words) for g, words in vocabulary.items()}}
+        )
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict(FEATURES), metadata=metadata
+        )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         return {split: self._generate_examples(dataset) for split, dataset in self._splits.items()}
@@ -80,15 +84,21 @@ def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
     written to.
     """
     if empty := [split for split, dataset in splits.items() if not len(dataset)]:
-        raise InputError(f"build: there is no image in the split {empty[0]}; name the other splits with --splits")
+        raise InputError(
+            f"build: there is no image in the split {empty[0]}; name the other splits with --splits"
+        )
     if "all" in splits:
-        raise InputError("build: TFDS has reserved the split name 'all'; name others, such as train and val")
+        raise InputError(
+            "build: TFDS has reserved the split name 'all'; name others, such as train and val"
+        )
     tfds.disable_progress_bar()
     try:
         builder = R2smQueries(splits=splits, data_dir=str(out), file_format="array_record")
         builder.download_and_prepare()
     except OSError as error:
-        raise InputError(f"{out}: cannot write there ({error.strerror}); give another folder") from error
+        raise InputError(
+            f"{out}: cannot write there ({error.strerror}); give another folder"
+        ) from error
     return {name: split.num_examples for name, split in builder.info.splits.items()}
 
 
@@ -99,7 +109,9 @@ def _intact(folder: Path) -> Iterator[None]:
         yield
     except (ImportError, MemoryError):
         raise
-    except Exception as error:  # a damaged file raises errors of protobuf, array_record or TFDS, of any kind
+    except (
+        Exception
+    ) as error:  # a damaged file raises errors of protobuf, array_record or TFDS, of any kind
         problem = f"cannot read the TFDS data set ({error}); if it is damaged, build it again"
         raise InputError(f"{folder}: {problem}") from error
 
@@ -110,7 +122,9 @@ def open_builder(folder: Path) -> Any:
     with _intact(folder):
         builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
     if builder is None or "vocabulary" not in (builder.info.metadata or {}):
-        raise InputError(f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote")
+        raise InputError(
+            f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote"
+        )
     return builder
 
 
@@ -123,17 +137,23 @@ class TfdsSource:
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
         self._folder, builder = folder, open_builder(folder)
-        stored, held_out = stored_split(split, builder.info.splits)
+        stored, held_out = resolve_split(split, builder.info.splits)
         if stored not in builder.info.splits:
             there = ", ".join(builder.info.splits)
-            raise InputError(f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these")
-        self.vocabulary = {group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()}
+            raise InputError(
+                f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these"
+            )
+        self.vocabulary = {
+            group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()
+        }
         # Images stay encoded: the same decoder serves all sources.
-        self._source: Any = builder.as_data_source(stored, decoders={"image": tfds.decode.SkipDecoding()})
+        self._source: Any = builder.as_data_source(
+            stored, decoders={"image": tfds.decode.SkipDecoding()}
+        )
         self._chosen: Sequence[int] = range(len(self._source))
         if held_out:
             ids = [int(self._record(index)["image_id"]) for index in range(len(self._source))]
-            chosen = images_of_split(folder, ids, split, *held_out)
+            chosen = split_ids(folder, ids, split, *held_out)
             self._chosen = [index for index, image_id in enumerate(ids) if image_id in chosen]
 
     def subset(self, indices: Iterable[int]) -> "TfdsSource":
@@ -164,31 +184,49 @@ class TfdsSource:
 
 def _encode(sample: Sample, path: Path) -> dict[str, Any]:
     """A sample as a record of `FEATURES`; `path` is its image."""
-    counts = [instance.convert(lambda mask: masks.encode(mask)["counts"]) for instance in sample.instances]
-    instances = [vars(i) | {"amodal": i.amodal or "", "attributes": json.dumps(dict(i.attributes))} for i in counts]
+    counts = [
+        instance.convert(lambda mask: masks.encode(mask)["counts"]) for instance in sample.instances
+    ]
+    instances = [
+        vars(i) | {"amodal": i.amodal or "", "attributes": json.dumps(dict(i.attributes))}
+        for i in counts
+    ]
     queries = [
-        vars(query) | {"instance_ids": json.dumps(query.instance_ids), "kind": json.dumps(dict(query.kind))}
+        vars(query)
+        | {"instance_ids": json.dumps(query.instance_ids), "kind": json.dumps(dict(query.kind))}
         for query in sample.queries
     ]
-    record = {"image": BytesIO(path.read_bytes()), "image_id": sample.image_id, "file_name": sample.file_name}
+    record = {
+        "image": BytesIO(path.read_bytes()),
+        "image_id": sample.image_id,
+        "file_name": sample.file_name,
+    }
     return record | {"instances": instances, "queries": queries}
 
 
 def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entries of a sequence, which TFDS gives as one array for each field."""
     for values in zip(*columns.values(), strict=True):
-        yield {key: v.decode() if isinstance(v, bytes) else v.item() for key, v in zip(columns, values, strict=True)}
+        yield {
+            key: v.decode() if isinstance(v, bytes) else v.item()
+            for key, v in zip(columns, values, strict=True)
+        }
 
 
 def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
-    counts = Instance(**{**row, "amodal": row["amodal"] or None, "attributes": json.loads(row["attributes"])})
+    counts = Instance(
+        **{**row, "amodal": row["amodal"] or None, "attributes": json.loads(row["attributes"])}
+    )
     return counts.convert(lambda counts: masks.decode({"size": list(size), "counts": counts}))
 
 
 def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:
     found = []
     for row in _rows(record["queries"]):
-        fields: dict[str, Any] = row | {"mask_type": MASK_TYPES[row["mask_type"]], "kind": json.loads(row["kind"])}
+        fields: dict[str, Any] = row | {
+            "mask_type": MASK_TYPES[row["mask_type"]],
+            "kind": json.loads(row["kind"]),
+        }
         fields["instance_ids"] = tuple(json.loads(row["instance_ids"]))
         found.append(Query(**fields))
     return tuple(found)

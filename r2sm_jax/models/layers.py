@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.cpu import are_bfloat16, convolve, multiply, on_cuda
+from r2sm_jax.models.matmul import are_bfloat16, convolve, multiply, on_cuda
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -64,7 +64,9 @@ class Linear(nnx.Linear):
         else:
             out = super().__call__(flat)
         if self.lora_in is not None and self.lora_out is not None:
-            x, down, up = self.promote_dtype((flat, self.lora_in[...], self.lora_out[...]), dtype=self.dtype)
+            x, down, up = self.promote_dtype(
+                (flat, self.lora_in[...], self.lora_out[...]), dtype=self.dtype
+            )
             out = out + (x @ down) @ up * self.lora_scale
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
 
@@ -72,8 +74,12 @@ class Linear(nnx.Linear):
 class Conv(nnx.Conv):
     """`nnx.Conv` over 3x3 pixels, padded by 1. Float32 layers multiply in bfloat16 where cpu.py says so."""
 
-    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
-        super().__init__(in_dim, out_dim, (3, 3), padding=1, use_bias=use_bias, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, in_dim: int, out_dim: int, *, use_bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        super().__init__(
+            in_dim, out_dim, (3, 3), padding=1, use_bias=use_bias, dtype=dtype, rngs=rngs
+        )
 
     def __call__(self, inputs: Float[Array, "b h w in"]) -> Float[Array, "b h w out"]:
         if not are_bfloat16() or self.dtype != jnp.float32:
@@ -96,7 +102,14 @@ class ConvBlock(nnx.Module):
 class MLP(nnx.Module):
     """Dense layers with an activation between them."""
 
-    def __init__(self, dims: tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs, activation: str = "gelu_tanh"):
+    def __init__(
+        self,
+        dims: tuple[int, ...],
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        activation: str = "gelu_tanh",
+    ):
         self.activation = activation
         self.layers = nnx.List([Linear(i, o, dtype=dtype, rngs=rngs) for i, o in pairwise(dims)])
 
@@ -112,7 +125,9 @@ class Attention(nnx.Module):
     Keys and values of one image can serve all of its queries, since leading axes broadcast.
     """
 
-    def __init__(self, dim: int, heads: int, *, inner: int | None = None, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self, dim: int, heads: int, *, inner: int | None = None, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
         """`inner`: channels of all heads together; `dim` unless given."""
         inner = inner or dim
         self.heads = heads
@@ -147,16 +162,22 @@ def attend(
     Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends to all evenly.
     `bias` is added to the scores [... h q s]. On CUDA, 16-bit arrays go to cuDNN where it has a kernel for them.
     """
-    query, key, value = (rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value))
+    query, key, value = (
+        rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value)
+    )
     mask = None if mask is None else mask[..., None, None, :]
     if on_cuda() and fits_flash(query, key, mask is not None or bias is not None):
-        attended = jax.lax.platform_dependent(query, key, value, mask, bias, cuda=_flash, default=_attend)
+        attended = jax.lax.platform_dependent(
+            query, key, value, mask, bias, cuda=_flash, default=_attend
+        )
     else:
         attended = _attend(query, key, value, mask, bias)
     return rearrange(attended, "... h q d -> ... q (h d)")
 
 
-def _attend(query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None) -> Array:
+def _attend(
+    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None
+) -> Array:
     """Attention of arrays [... h s d] in the operations of XLA."""
     scores = jnp.einsum("...qd,...sd->...qs", query, key) * query.shape[-1] ** -0.5
     scores = scores.astype(jnp.float32)
@@ -168,17 +189,28 @@ def _attend(query: Array, key: Array, value: Array, mask: Array | None, bias: Ar
     return jnp.einsum("...qs,...sd->...qd", weights, value)
 
 
-def fits_flash(query: Float[Array, "... q d"], key: Float[Array, "... s d"], has_bias: bool) -> bool:
+def fits_flash(
+    query: Float[Array, "... q d"], key: Float[Array, "... s d"], has_bias: bool
+) -> bool:
     """Whether cuDNN has a kernel for these heads, also for their gradients, on all GPUs since Ampere: at most 128
     channels, a multiple of 8, and even lengths where something is added to the scores (jax/_src/cudnn)."""
     (q, d), s = query.shape[-2:], key.shape[-2]
-    return query.dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and not (has_bias and (q % 2 or s % 2))
+    return (
+        query.dtype.itemsize == 2
+        and d <= 128
+        and d % 8 == 0
+        and not (has_bias and (q % 2 or s % 2))
+    )
 
 
 def _flash(
-    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> Array:  # fmt: skip
+) -> Array:
     """The same by `jax.nn.dot_product_attention`, which wants one leading axis and arrays of one type."""
     leading = jnp.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
 
@@ -190,7 +222,9 @@ def _flash(
     if bias is not None:
         bias = flat(bias).astype(query.dtype)
     batch = [rearrange(flat(x), "b h s d -> b s h d") for x in (query, key, value)]
-    attended = jax.nn.dot_product_attention(*batch, bias=bias, mask=mask, implementation=implementation)
+    attended = jax.nn.dot_product_attention(
+        *batch, bias=bias, mask=mask, implementation=implementation
+    )
     return rearrange(attended, "b q h d -> b h q d").reshape(*leading, *query.shape[-3:])
 
 
@@ -222,11 +256,18 @@ def merge_lora(
         if layer.lora_in is not None and layer.lora_out is not None:
             layer.kernel[...] += layer.lora_in[...] @ layer.lora_out[...] * layer.lora_scale
             del layer.lora_in, layer.lora_out, layer.lora_scale
-    vision = replace(config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True)
+    vision = replace(
+        config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True
+    )
     return replace(config, vision=vision), *nnx.split(model)
 
 
 def _linears(module: nnx.Module) -> list[tuple[str, Linear]]:
     """Every dense layer that is an attribute of a module, with its name there."""
     parts = [part for _, part in nnx.iter_graph(module) if isinstance(part, nnx.Module)]
-    return [(name, value) for part in parts for name, value in vars(part).items() if isinstance(value, Linear)]
+    return [
+        (name, value)
+        for part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, Linear)
+    ]

@@ -37,19 +37,32 @@ class _TensorUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         kind, dtype, key, _, count, view = pid
-        if kind != "storage" or view is not None or dtype not in TYPES.values() or type(count) is not int:
+        if (
+            kind != "storage"
+            or view is not None
+            or dtype not in TYPES.values()
+            or type(count) is not int
+        ):
             raise pickle.UnpicklingError("it has storages of an unknown kind")
         return self.storages.setdefault(key, np.empty(count, dtype))
 
 
-def _view(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
+def _view(
+    storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
+) -> np.ndarray:
     """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage, or be larger."""
     # numpy checks the bounds, but in 64 bits, and not that a tensor is larger than its storage, with a stride of 0.
-    reach = [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)] if prod(shape) else []
+    reach = (
+        [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)]
+        if prod(shape)
+        else []
+    )
     if max([prod(shape), *reach]) > storage.size:
         raise ValueError("a tensor is larger than its storage")
     size = storage.itemsize
-    return np.ndarray(shape, storage.dtype, storage, offset * size, [stride * size for stride in strides])
+    return np.ndarray(
+        shape, storage.dtype, storage, offset * size, [stride * size for stride in strides]
+    )
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
@@ -59,7 +72,9 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             return _read(file)
     except Exception as error:  # whatever a hostile file provokes
-        raise InputError(f"{path} is not a checkpoint of tensors alone in torch's older format ({error})") from None
+        raise InputError(
+            f"{path} is not a checkpoint of tensors alone in torch's older format ({error})"
+        ) from None
 
 
 def _read(file: BufferedReader) -> dict[str, np.ndarray]:
@@ -67,7 +82,11 @@ def _read(file: BufferedReader) -> dict[str, np.ndarray]:
     magic, version, _, state, keys = (reader.load() for reader in readers)
     if (magic, version) != (MAGIC, 1001):
         raise ValueError("the magic number is another")
-    tensors = {key: value for key, value in dict.items(state) if type(key) is str and type(value) is np.ndarray}
+    tensors = {
+        key: value
+        for key, value in dict.items(state)
+        if type(key) is str and type(value) is np.ndarray
+    }
     if len(tensors) < len(state):
         raise ValueError("not every entry is a tensor")
     storages = readers[3].storages

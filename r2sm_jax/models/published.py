@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.backbone import block_dims, fit_dense, read_backbone
+from r2sm_jax.models.efficientnet import block_dims, fit_dense, read_backbone
 from r2sm_jax.models.layers import ACTIVATIONS
 from r2sm_jax.models.weights import (
     BACKBONES,
@@ -36,7 +36,7 @@ from r2sm_jax.models.weights import (
 
 T = TypeVar("T", VisionConfig, DecoderConfig)
 
-INIT, NAME, BACKBONE = "--model.vision.init", "--model.vision.name", "--model.vision.backbone"
+INIT, NAME, BACKBONE = "--model.vision.init", "--model.vision.name", "--model.vision.efficientnet"
 SAM_MASKS = 4
 """Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
 SAM_ALWAYS = {"stem": "patch", "activation": "gelu"}
@@ -61,16 +61,21 @@ def with_published_sizes(model: ModelConfig, known: ModelConfig | None = None) -
         if vision.name:
             plain = read_published(_folder(vision.name, NAME), plain_sizes)
             known = replace(known, vision=replace(known.vision, plain=plain))
-        if vision.backbone:
-            source = _find_backbone(vision.backbone)
-            sizes = {"patch_size": 16, "backbone_dims": block_dims(read_backbone(source), source)}
+        if vision.efficientnet:
+            source = _find_backbone(vision.efficientnet)
+            sizes = {
+                "patch_size": 16,
+                "efficientnet_dims": block_dims(read_backbone(source), source),
+            }
             known = replace(known, vision=replace(known.vision, **sizes))
     if vision.init:
         vision = _with_sizes(vision, known.vision, [*SIZES["sam"], *SAM_ALWAYS], "--model.vision")
-        if decoder.kind == "sam":
+        if decoder.type == "sam":
             decoder = _with_sizes(decoder, known.decoder, SIZES["sam_decoder"], "--model.decoder")
-    if vision.backbone:
-        vision = _with_sizes(vision, known.vision, ["patch_size", "backbone_dims"], "--model.vision")
+    if vision.efficientnet:
+        vision = _with_sizes(
+            vision, known.vision, ["patch_size", "efficientnet_dims"], "--model.vision"
+        )
     return replace(model, vision=replace(vision, plain=known.vision.plain), decoder=decoder)
 
 
@@ -99,7 +104,9 @@ def _find_backbone(name: str) -> Path:
     if len(pickles) == 1 and pickles[0].suffix == ".pth":
         return pickles[0]
     if not local.exists() and name not in BACKBONES:
-        raise InputError(f"{BACKBONE} {name}: neither a folder or file nor one of {', '.join(BACKBONES)}")
+        raise InputError(
+            f"{BACKBONE} {name}: neither a folder or file nor one of {', '.join(BACKBONES)}"
+        )
     return _find(name, BACKBONE)
 
 
@@ -111,12 +118,25 @@ def sam_sizes(published: Any) -> ModelConfig:
         raise InputError(f"{INIT} needs SAM, not model_type {published.model_type!r}; {hint}")
     vision = getattr(published, "vision_config", published)
     decoder = getattr(published, "mask_decoder_config", None)
-    same = (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) == ("gelu", True, True, 3)
+    same = (vision.hidden_act, vision.use_abs_pos, vision.qkv_bias, vision.num_channels) == (
+        "gelu",
+        True,
+        True,
+        3,
+    )
     if decoder is not None:
-        shape = decoder.attention_downsample_rate, decoder.iou_head_depth, decoder.num_multimask_outputs
-        same &= shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
+        shape = (
+            decoder.attention_downsample_rate,
+            decoder.iou_head_depth,
+            decoder.num_multimask_outputs,
+        )
+        same &= (
+            shape == (2, 3, SAM_MASKS - 1) and decoder.iou_head_hidden_dim == decoder.hidden_size
+        )
     if not same:
-        raise InputError("it differs from the published SAM in more than its sizes; give that or a copy of it")
+        raise InputError(
+            "it differs from the published SAM in more than its sizes; give that or a copy of it"
+        )
     sizes = sizes_of(vision, "sam")
     sizes["global_blocks"] = tuple(sizes["global_blocks"])
     of_decoder = sizes_of(decoder, "sam_decoder") if decoder else {}
@@ -129,15 +149,20 @@ def plain_sizes(published: Any) -> PlainViTConfig:
     family = SIZES["families"].get(kind)
     if family is None:
         hint = f"; pass SAM as {INIT}" if kind.startswith("sam") else ""
-        raise InputError(f"{NAME} cannot load it: model_type {kind!r} is none of {', '.join(SIZES['families'])}{hint}")
+        raise InputError(
+            f"{NAME} cannot load it: model_type {kind!r} is none of {', '.join(SIZES['families'])}{hint}"
+        )
     if vision.hidden_act not in ACTIVATIONS:
         raise InputError(f"{NAME} cannot load it: activation {vision.hidden_act!r} is not known")
     if family == "dinov2" and (vision.use_swiglu_ffn or not vision.qkv_bias):
-        raise InputError(f"{NAME} loads only DINOv2 with a plain MLP and biases (small, base, large)")
+        raise InputError(
+            f"{NAME} loads only DINOv2 with a plain MLP and biases (small, base, large)"
+        )
     return PlainViTConfig(
         family,
         **sizes_of(vision, "plain"),
-        mlp_dim=getattr(vision, "intermediate_size", None) or int(vision.hidden_size * vision.mlp_ratio),
+        mlp_dim=getattr(vision, "intermediate_size", None)
+        or int(vision.hidden_size * vision.mlp_ratio),
         registers=getattr(vision, "num_register_tokens", 0),
     )
 
@@ -169,15 +194,19 @@ def match_published(config: ModelConfig, state: nnx.State) -> dict[str, Match]:
         source, table = _find(vision.name, NAME), key_table(vision.plain.family)
         fit = partial(_fit_plain, antialias=bool(vision.plain.registers))
         matches[vision.name] = match(state, read_tensors(source), table, source=source, fit=fit)
-    if vision.backbone:
-        source, table = _find_backbone(vision.backbone), key_table("efficientnet_lite")
-        matches[vision.backbone] = match(state, read_backbone(source), table, source=source, fit=fit_dense)
+    if vision.efficientnet:
+        source, table = _find_backbone(vision.efficientnet), key_table("efficientnet_lite")
+        matches[vision.efficientnet] = match(
+            state, read_backbone(source), table, source=source, fit=fit_dense
+        )
     return matches
 
 
-def match_sam(config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path) -> Match:
+def match_sam(
+    config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.ndarray], source: Path
+) -> Match:
     """Values for the image encoder of a state, and for its decoder if that is SAM's; raises as `match`."""
-    table = key_table("sam" if config.decoder.kind == "sam" else "sam_encoder")
+    table = key_table("sam" if config.decoder.type == "sam" else "sam_encoder")
 
     def targets(path: str) -> list[str]:
         """Hypernetworks of SAM start one or more of ours, or none."""
@@ -185,7 +214,9 @@ def match_sam(config: ModelConfig, state: nnx.State, tensors: Mapping[str, np.nd
         if not hypernetwork:
             return [path]
         masks = [i for i in range(1 + config.decoder.slots) if sam_mask(i) == int(hypernetwork[1])]
-        return [f"decoder.{kind}.{i}.{hypernetwork[2]}" for kind in ("modal", "occluded") for i in masks]
+        return [
+            f"decoder.{kind}.{i}.{hypernetwork[2]}" for kind in ("modal", "occluded") for i in masks
+        ]
 
     return match(state, sam_names(tensors), table, source=source, fit=_fit_sam, targets=targets)
 
@@ -210,11 +241,17 @@ def _fit_sam(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray
         return resize_grid(value[0], shape[0])
     if "rel_pos" in path:
         # Linear with half-pixel centres, without antialiasing, as in modeling/image_encoder.py, get_rel_pos
-        return np.asarray(jax.image.resize(value, (shape[0], value.shape[1]), "linear", antialias=False))
+        return np.asarray(
+            jax.image.resize(value, (shape[0], value.shape[1]), "linear", antialias=False)
+        )
     if path == "vision.neck1.kernel":  # a 1 x 1 convolution
         return value[0, 0]
     if path.startswith("decoder.upscale.up"):  # a 2 x 2 transposed convolution
-        return np.tile(value, 4) if value.ndim == 1 else value.transpose(3, 0, 1, 2).reshape(value.shape[3], -1)
+        return (
+            np.tile(value, 4)
+            if value.ndim == 1
+            else value.transpose(3, 0, 1, 2).reshape(value.shape[3], -1)
+        )
     if path == "decoder.mask_tokens":
         return value[[sam_mask(i) for i in range(shape[0])]]
     if path.startswith("decoder.iou.layers.2"):
@@ -222,7 +259,9 @@ def _fit_sam(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray
     return value
 
 
-def _fit_plain(path: str, value: np.ndarray, shape: tuple[int, ...], *, antialias: bool) -> np.ndarray:
+def _fit_plain(
+    path: str, value: np.ndarray, shape: tuple[int, ...], *, antialias: bool
+) -> np.ndarray:
     """A value of a plain ViT in the shape of our parameter; the position of a class token is not interpolated."""
     if path in ("vision.plain.class_token", "vision.plain.registers"):
         return value.reshape(shape)
@@ -249,7 +288,9 @@ def resize_grid(
     if table.shape[:2] == (size, size):
         return table
     if antialias:
-        return np.asarray(jax.image.resize(table, (size, size, table.shape[2]), "cubic", antialias=True))
+        return np.asarray(
+            jax.image.resize(table, (size, size, table.shape[2]), "cubic", antialias=True)
+        )
     rows, columns = (_bicubic(side, size) for side in table.shape[:2])
     return np.einsum("hH,wW,HWd->hwd", rows, columns, table, optimize=True).astype(np.float32)
 

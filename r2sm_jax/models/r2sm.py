@@ -11,8 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
-from r2sm_jax.models import heads
-from r2sm_jax.models.decoder import (
+from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, adapt_published
+from r2sm_jax.models.layers import MLP, Buffer, Linear
+from r2sm_jax.models.mask_decoder import (
     Kernels,
     MaskDecoder,
     MaskTokens,
@@ -23,8 +25,6 @@ from r2sm_jax.models.decoder import (
     make_kernels,
     places,
 )
-from r2sm_jax.models.layers import MLP, Buffer, Linear
-from r2sm_jax.models.vision import FrozenFeatures, VisionEncoder, adapt_published
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
@@ -41,7 +41,7 @@ class DenseOutput(NamedTuple):
     """Amodal box of the visible object: left, top, right, bottom distances in units of the image side."""
 
 
-NOT_THERE = -10.0
+ABSENT_LOGIT = -10.0
 """Greatest logit of a fused mask where the query means nothing in the image."""
 
 
@@ -49,7 +49,7 @@ class R2SMOutput(NamedTuple):
     """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, minus
     `ModelConfig.mask_threshold`: > 0 is mask."""
 
-    type_logit: Float[Array, "b k"]
+    amodal_logit: Float[Array, "b k"]
     """> 0: the query asks for the amodal mask. Calibrated: divided by the temperature (`calibrate` in train.py)."""
     modal: Float[Array, "b k h w"]
     """Visible region of all instances that the query means."""
@@ -76,10 +76,12 @@ class R2SM(nnx.Module):
         self.config = config
         self.vision = VisionEncoder(config.vision, dtype=dtype, rngs=rngs)
         self.pixels = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
-        self.decoder = (SamMaskDecoder if decoder.kind == "sam" else MaskDecoder)(config, rngs=rngs)
+        self.decoder = (SamMaskDecoder if decoder.type == "sam" else MaskDecoder)(config, rngs=rngs)
         head = heads.LEARNED.get(config.head)
         self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
-        self.decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
+        self.decoder_head = (
+            heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
+        )
         # Fitted while the weights stand still (training/calibration.py).
         self.type_temperature = Buffer(jnp.ones(()))
         self.iou_fit = Buffer(jnp.array([1.0, 0.0]))
@@ -90,7 +92,10 @@ class R2SM(nnx.Module):
         self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
     def encode_image(
-        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"], frozen: FrozenFeatures | None = None
+        self,
+        image: UInt8[Array, "b H W 3"],
+        valid: Bool[Array, "b H W"],
+        frozen: FrozenFeatures | None = None,
     ) -> tuple[Array, PixelFeatures]:
         """All that is computed once per image: tokens [b h w d] and pixel features.
 
@@ -102,11 +107,15 @@ class R2SM(nnx.Module):
         features = self.vision(self._normalised(image, valid), frozen)
         return features.tokens, self.pixels(features)
 
-    def frozen_features(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> FrozenFeatures:
+    def frozen_features(
+        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
+    ) -> FrozenFeatures:
         """The part of `encode_image` that no training changes."""
         return self.vision.frozen_features(self._normalised(image, valid))
 
-    def _normalised(self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]) -> Float[Array, "b H W 3"]:
+    def _normalised(
+        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
+    ) -> Float[Array, "b H W 3"]:
         normalised = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
         return jnp.where(valid[..., None], normalised, 0).astype(self.config.dtype)
 
@@ -120,10 +129,17 @@ class R2SM(nnx.Module):
         """All that is computed once per query, except the mask type and the masks themselves."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         masks = self.decoder(tokens, pixels.fine, states, text_mask)
-        return masks._replace(second=self.look_again(masks, pixels)) if self.config.looks_again else masks
+        return (
+            masks._replace(second=self.refine_kernels(masks, pixels))
+            if self.config.refines
+            else masks
+        )
 
-    def type_logit(
-        self, text: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"], masks: MaskTokens | None = None
+    def amodal_logit(
+        self,
+        text: Float[Array, "b k t l e"],
+        mask: Bool[Array, "b k t"],
+        masks: MaskTokens | None = None,
     ) -> Float[Array, "b k"]:
         """The logit of the mask-type head, not calibrated; 0 where no head is learned. The `decoder` head reads
         `masks`."""
@@ -139,13 +155,13 @@ class R2SM(nnx.Module):
 
     def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
         """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, without language: for dense
-        supervision, and for `look_again`."""
+        supervision, and for `refine_kernels`."""
         total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
         place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]))
         mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
         return make_kernels(self.dense_kernels(mean[:, None].astype(total.dtype)))
 
-    def look_again(self, masks: MaskTokens, pixels: PixelFeatures) -> Kernels:
+    def refine_kernels(self, masks: MaskTokens, pixels: PixelFeatures) -> Kernels:
         """The second look: the kernels of `masks`, averaged with `instance_kernels` of the modal masks that they draw.
 
         Kernels from words know which instance is meant, kernels from its pixels know what it looks like; they make
@@ -155,9 +171,13 @@ class R2SM(nnx.Module):
         first = masks.kernels
         visible = jax.nn.sigmoid(draw_pair(first, pixels.fine)[0])
         again = self.instance_kernels(pixels, rearrange(visible, "b k q h w -> b (k q) h w"))
-        again = Kernels(*(rearrange(x, "b 1 (k q) ... -> b k q ...", q=visible.shape[2]) for x in again))
+        again = Kernels(
+            *(rearrange(x, "b 1 (k q) ... -> b k q ...", q=visible.shape[2]) for x in again)
+        )
         one = (masks.presence[..., 1:] > 0).sum(-1) == 1
-        share = jnp.full(masks.presence.shape, 0.5).at[..., 0].set(jnp.where(one, 0.5, 0))[..., None]
+        share = (
+            jnp.full(masks.presence.shape, 0.5).at[..., 0].set(jnp.where(one, 0.5, 0))[..., None]
+        )
         weights = first.weights + share[..., None] * (again.weights - first.weights)
         return Kernels(weights, first.biases + share * (again.biases - first.biases))
 
@@ -182,19 +202,26 @@ class R2SM(nnx.Module):
         logit of presence is not above `presence_threshold`. With the head `none` there is one mask, which is returned
         as modal and as amodal."""
         masks = self.decode(tokens, pixels, text, text_mask)
-        type_logit = self.type_logit(text, text_mask, masks)
-        modal, amodal = (x - self.config.mask_threshold for x in draw_pair(masks.answered, masks.canvas(pixels.fine)))
+        amodal_logit = self.amodal_logit(text, text_mask, masks)
+        modal, amodal = (
+            x - self.config.mask_threshold
+            for x in draw_pair(masks.answered, masks.canvas(pixels.fine))
+        )
         presence = masks.presence[..., 0] + self.presence_shift[...]
-        limit = jnp.where(presence > self.config.presence_threshold, jnp.inf, NOT_THERE)[..., None, None]
+        limit = jnp.where(presence > self.config.presence_threshold, jnp.inf, ABSENT_LOGIT)[
+            ..., None, None
+        ]
         # A mask that hardly changes with the threshold is good: SAM's stability score (segment_anything/utils/amg.py).
-        stable = [(x > 1).sum((-2, -1)) / jnp.maximum((x > -1).sum((-2, -1)), 1) for x in (modal, amodal)]
+        stable = [
+            (x > 1).sum((-2, -1)) / jnp.maximum((x > -1).sum((-2, -1)), 1) for x in (modal, amodal)
+        ]
         quality = jnp.clip(jnp.stack([masks.iou, jnp.stack(stable, axis=-1)]), 0.001, 0.999)
         scale, shift = self.iou_fit[...]
         iou = jax.nn.sigmoid(scale * jax.scipy.special.logit(quality).mean(0) + shift)
         if self.config.head == NO_HEAD:
             amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
         return R2SMOutput(
-            type_logit / self.type_temperature[...],
+            amodal_logit / self.type_temperature[...],
             jnp.minimum(modal[:, :, 0], limit),
             jnp.minimum(amodal[:, :, 0], limit),
             presence,
@@ -232,6 +259,8 @@ def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.S
     return {
         "image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8),
         "valid": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),
-        "text": jax.ShapeDtypeStruct((batch, queries, tokens, len(text.layers), text.dim), jnp.float16),
+        "text": jax.ShapeDtypeStruct(
+            (batch, queries, tokens, len(text.layers), text.dim), jnp.float16
+        ),
         "text_mask": jax.ShapeDtypeStruct((batch, queries, tokens), jnp.bool_),
     }

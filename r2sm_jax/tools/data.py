@@ -14,20 +14,20 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.extras import SubcommandApp
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import Dataset, Instance, Sample, group_by_image, read_records
+from r2sm_jax.data.dataset import Dataset, Instance, Sample, group_by_image, read_records
 from r2sm_jax.data.sheet import Panel, save_sheet
+from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite
-from r2sm_jax.queries.write import write_queries
-from r2sm_jax.scenes.scenes import describe_objects, unaskable
-from r2sm_jax.sources import load_json_split, open_source, stored_splits
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.source import describe_objects, unaskable
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.compose import compose, cutouts
-from r2sm_jax.tools.conversion import Conversion, Files, write_json
+from r2sm_jax.tools.convert import Conversion, Files, write_json
 from r2sm_jax.tools.entries import by_reason
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
-from r2sm_jax.tools.llm_queries import parse, requests
+from r2sm_jax.tools.queries import parse, requests
 from r2sm_jax.tools.stats import stats
 
 READERS: dict[str, Callable[..., Conversion]] = {
@@ -79,7 +79,9 @@ def reader_command(name: str, read: Callable[..., Conversion]) -> Callable[..., 
     return command
 
 
-def _write(files: Files, name: str, read: Callable[[], Conversion], template: TemplateOptions) -> None:
+def _write(
+    files: Files, name: str, read: Callable[[], Conversion], template: TemplateOptions
+) -> None:
     """Reads, writes, and says what was written, what was left out and what else the user should know, by reason;
     refuses what cannot succeed before anything is read."""
     if not files.sources:
@@ -89,24 +91,41 @@ def _write(files: Files, name: str, read: Callable[[], Conversion], template: Te
     refuse_overwrite(files.out, files.overwrite)
     found = read()
     elsewhere = found.name_images(files.out)
-    records = found.records(f"converted from {name}: {', '.join(path.name for path in files.sources)}")
+    records = found.records(
+        f"converted from {name}: {', '.join(path.name for path in files.sources)}"
+    )
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
     if found.bad:
         total = found.good + len(found.bad)
-        print(f"note: {len(found.bad)} of {total} records cannot be used and were left out", file=sys.stderr)
+        print(
+            f"note: {len(found.bad)} of {total} records cannot be used and were left out",
+            file=sys.stderr,
+        )
     for same in (*by_reason(found.bad), *by_reason(found.notes)):
         others = [note.where for note in same[1:]]
         listed = ", ".join(others[:NOTES_SHOWN]) + (", ..." if len(others) > NOTES_SHOWN else "")
-        print(f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""), file=sys.stderr)
+        print(
+            f"note: {same[0]}" + (f" (and {len(others)} more: {listed})" if others else ""),
+            file=sys.stderr,
+        )
     types = Counter(query["mask_type"] for query in records["queries"])
-    print(f"wrote {files.out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)")
+    print(
+        f"wrote {files.out}: {counts_of(records)} ({types['modal']} modal, {types['amodal']} amodal)"
+    )
     if elsewhere:
         print(f"the images are not below {files.out.parent}; pass {elsewhere} with the dataset")
 
 
-def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: int = 0, overwrite: bool = False) -> None:
+def template(
+    dataset: Positional[Path],
+    /,
+    out: Path,
+    queries: int = 8,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> None:
     """Adds queries from the embedded grammar to a copy of a dataset file, half modal and half amodal.
 
     An `ignore` annotation gets no query, one whose complete mask is not known gets only modal ones, and COCOA's stuff
@@ -128,9 +147,13 @@ def template(dataset: Positional[Path], /, out: Path, queries: int = 8, seed: in
     write_json(out, records, overwrite)
     added = records["queries"][before:]
     types = Counter(query["mask_type"] for query in added)
-    print(f"wrote {out}: {len(added)} queries more ({types['modal']} modal, {types['amodal']} amodal)")
+    print(
+        f"wrote {out}: {len(added)} queries more ({types['modal']} modal, {types['amodal']} amodal)"
+    )
     if without := images - len({query["image_id"] for query in added}):
-        print(f"{without} of {images} images got none: nothing in them can be asked for by its class")
+        print(
+            f"{without} of {images} images got none: nothing in them can be asked for by its class"
+        )
 
 
 def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
@@ -144,10 +167,17 @@ def add_template_queries(path: Path, records: Mapping[str, Any], count: int, see
         instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
         rng = np.random.default_rng((seed, image["id"] % 2**63))
         forbidden = unaskable(instances, background_ids(annotations[image["id"]]))
-        for query in write_queries(describe_objects(instances), rng=rng, count=count, forbidden=forbidden):
+        for query in write_queries(
+            describe_objects(instances), rng=rng, count=count, forbidden=forbidden
+        ):
             number += 1
             records["queries"].append(
-                {"id": number, "image_id": image["id"], "text": query.text, "mask_type": query.mask_type}
+                {
+                    "id": number,
+                    "image_id": image["id"],
+                    "text": query.text,
+                    "mask_type": query.mask_type,
+                }
                 | {"instance_ids": list(query.instance_ids), "kind": dict(query.kind)}
             )
 
@@ -189,9 +219,13 @@ def show(
     if out.suffix.lower() != ".png":
         raise InputError(f"--out {out}: the sheet is a PNG; give a name that ends in .png")
     if count < 1 or queries < 0 or size < 1 or seed < 0:
-        raise InputError("show: --count and --size must be 1 or more, --queries and --seed 0 or more")
+        raise InputError(
+            "show: --count and --size must be 1 or more, --queries and --seed 0 or more"
+        )
     refuse_overwrite(out, overwrite)
-    source = open_source(data, split, count=count, seed=seed, size=size, images_dir=images, backgrounds=backgrounds)
+    source = open_source(
+        data, split, count=count, seed=seed, size=size, images_dir=images, backgrounds=backgrounds
+    )
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     rows = [sample_row(source[int(index)], queries, seed) for index in sorted(chosen)]
     save_sheet(out, rows, title=f"{data}, {split}")
@@ -215,7 +249,11 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
         shape = sample.image.shape[:2]
         visible = masks.union((instance.modal for instance in meant), shape)
         occluded = masks.union((instance.complete for instance in meant), shape) & ~visible
-        row.append(Panel(sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type))
+        row.append(
+            Panel(
+                sample.image, query.text, _target_caption(meant), visible, occluded, query.mask_type
+            )
+        )
     return row
 
 
@@ -224,14 +262,22 @@ def _target_caption(meant: Sequence[Instance]) -> str:
         return "no target"
     areas = [instance.convert(masks.area) for instance in meant]
     hidden = max((a.complete - a.modal) / max(1, a.complete) for a in areas)
-    share = f"{'up to ' if len(meant) > 1 else ''}{100 * hidden:.0f} % occluded" if hidden else "fully visible"
+    share = (
+        f"{'up to ' if len(meant) > 1 else ''}{100 * hidden:.0f} % occluded"
+        if hidden
+        else "fully visible"
+    )
     if any(instance.amodal is None for instance in meant):
         share = "amodal mask unknown"
     names = ", ".join(sorted({instance.category for instance in meant}))
-    return f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
+    return (
+        f"{names} · {share}" if len(meant) == 1 else f"{len(meant)} instances · {names} · {share}"
+    )
 
 
-def build(data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()) -> None:
+def build(
+    data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()
+) -> None:
     """Writes a TFDS data set (array_record, encoded images, RLE masks), which `--data.source tfds:OUT` trains from.
 
     Args:
@@ -250,8 +296,13 @@ def build(data: Positional[str], /, out: Path, images: Path | None = None, split
     path = Path(name)
     stored = stored_splits(path) if path.is_dir() else ["train", "dev", "val"]
     chosen = splits or sorted({*stored} | ({"dev"} if "train" in stored else set()))
-    written = write_tfds({split: load_json_split(path, split, images_dir=images) for split in chosen}, out)
-    print(f"wrote {out}: " + ", ".join(f"{count} images in {split}" for split, count in written.items()))
+    written = write_tfds(
+        {split: load_json_split(path, split, images_dir=images) for split in chosen}, out
+    )
+    print(
+        f"wrote {out}: "
+        + ", ".join(f"{count} images in {split}" for split, count in written.items())
+    )
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import is_id, is_text
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.samples import is_id, is_text
 from r2sm_jax.errors import InputError, read_bytes
 
 T = TypeVar("T")
@@ -73,7 +73,9 @@ class Entry:
         if not isinstance(value, types) or isinstance(value, bool):
             wanted = " or ".join(JSON_TYPES[kind] for kind in types)
             found = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
-            raise self.error(f"its {key!r} is {found}, not {wanted}", "check that the format is the right one")
+            raise self.error(
+                f"its {key!r} is {found}, not {wanted}", "check that the format is the right one"
+            )
         return value
 
     def text(self, key: str) -> str:
@@ -98,8 +100,14 @@ class Entry:
         """The objects of a list. With `name`, an entry that has an id is called "NAME ID". Raises InputError where
         there is no list."""
         place = f"{self.place}.{key}" if self.place else key
-        listed = [Entry(self.path, f"{place}[{index}]", value) for index, value in enumerate(self.need(key, list))]
-        return [replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e for e in listed]
+        listed = [
+            Entry(self.path, f"{place}[{index}]", value)
+            for index, value in enumerate(self.need(key, list))
+        ]
+        return [
+            replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e
+            for e in listed
+        ]
 
     def size(self) -> Size:
         """Height and width of an image. Raises InputError where masks cannot have this size."""
@@ -107,7 +115,9 @@ class Entry:
         try:
             masks.check_size(*size)
         except ValueError as error:
-            raise self.error(f"its size is not possible ({error})", "give the image's own size") from error
+            raise self.error(
+                f"its size is not possible ({error})", "give the image's own size"
+            ) from error
         return size
 
 
@@ -153,7 +163,9 @@ def read_mask(value: Any, size: Size) -> tuple[Mask, int]:
 def _is_ring(value: list[Any]) -> bool:
     """Whether a list is a single polygon. A list of lists of two numbers is one, since no polygon has two numbers."""
     pairs = all(isinstance(part, list) and len(part) == 2 for part in value)
-    return isinstance(value[0], int | float) or (pairs and not any(isinstance(x, list) for part in value for x in part))
+    return isinstance(value[0], int | float) or (
+        pairs and not any(isinstance(x, list) for part in value for x in part)
+    )
 
 
 def _numbers(ring: Any) -> Any:
@@ -174,7 +186,9 @@ def draw_polygon(points: Any, size: Size) -> Mask:
     try:
         import cv2  # no other format needs it
     except ImportError:
-        raise InputError("OpenCV draws these polygons and is missing; pip install opencv-python-headless") from None
+        raise InputError(
+            "OpenCV draws these polygons and is missing; pip install opencv-python-headless"
+        ) from None
     try:
         corners = np.asarray(points, np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -16,7 +16,7 @@ from tyro.conf import OmitArgPrefixes
 from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.conversion import Conversion, Files
+from r2sm_jax.tools.convert import Conversion, Files
 from r2sm_jax.tools.entries import Entry, Size
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
@@ -44,9 +44,13 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
     """
     found = Conversion(files.images, files.max_bad)
     for source in files.sources:
-        folder = files.images or next((source / name for name in names.pictures if (source / name).is_dir()), None)
+        folder = files.images or next(
+            (source / name for name in names.pictures if (source / name).is_dir()), None
+        )
         if folder is None:
-            raise InputError(f"{source}: there is no folder {' or '.join(names.pictures)}; name one with --images DIR")
+            raise InputError(
+                f"{source}: there is no folder {' or '.join(names.pictures)}; name one with --images DIR"
+            )
         found.images_dir = folder
         images = _files(folder)
         whole, visible = _files(source / names.whole), _files(source / names.visible)
@@ -59,13 +63,21 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
                 names_of = ("_".join(words[:length]) for length in range(len(words), 0, -1))
                 name = next((name for name in names_of if name in images), None)
                 if name is None:
-                    raise entry.error(f"there is no image for it in {folder}", "give its name to an image")
+                    raise entry.error(
+                        f"there is no image for it in {folder}", "give its name to an image"
+                    )
                 if name not in numbers:
-                    numbers[name] = found.add_image(entry, [images[name].relative_to(folder).as_posix()])
+                    numbers[name] = found.add_image(
+                        entry, [images[name].relative_to(folder).as_posix()]
+                    )
                 for masks, where in ((whole, names.whole), (visible, names.visible)):
                     if key not in masks:
-                        raise entry.error(f"the object has no mask in {where}", "give it both masks")
-                label = " ".join(word for word in key[len(name) :].split("_") if word and not word.isdecimal())
+                        raise entry.error(
+                            f"the object has no mask in {where}", "give it both masks"
+                        )
+                label = " ".join(
+                    word for word in key[len(name) :].split("_") if word and not word.isdecimal()
+                )
                 size = found.size(numbers[name])
                 amodal, modal = (_read(entry, masks[key], size) for masks in (whole, visible))
                 if not amodal.any():
@@ -77,7 +89,9 @@ def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conve
 def _files(folder: Path) -> dict[str, Path]:
     """The image files in a folder and below by their name without what says the role; folders are part of it."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder; give the folder above it, and its name with a flag")
+        raise InputError(
+            f"{folder}: there is no such folder; give the folder above it, and its name with a flag"
+        )
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in IMAGES:
@@ -85,7 +99,9 @@ def _files(folder: Path) -> dict[str, Path]:
             while len(words) > 1 and words[-1].lower() in ROLES:
                 words.pop()
             if (key := "_".join(words)) in found:
-                raise InputError(f"{path}: it has the same name as {found[key]}; rename one of them")
+                raise InputError(
+                    f"{path}: it has the same name as {found[key]}; rename one of them"
+                )
             found[key] = path
     return found
 
@@ -102,5 +118,7 @@ def _read(entry: Entry, path: Path, size: Size) -> Mask:
         raise entry.error(what, "give masks of the image's size")
     most = int(values.max())
     if len(np.unique(values)) > 2 and most != 255:
-        raise entry.error(f"{path.name} holds several values up to {most}", "give each object a mask of its own")
+        raise entry.error(
+            f"{path.name} holds several values up to {most}", "give each object a mask of its own"
+        )
     return values > most // 2

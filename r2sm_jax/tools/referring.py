@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.samples import is_id, read_records
+from r2sm_jax.data.dataset import is_id, read_records
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.conversion import Conversion, Files, names_of_image
+from r2sm_jax.tools.convert import Conversion, Files, names_of_image
 from r2sm_jax.tools.entries import Entry, Size, draw_polygon
 
 
@@ -59,9 +59,14 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
     refs = list(found.read_lists(files.sources, "refs(...).p or grefs(...).json"))
     splits = sorted({str(ref.get("split")) for ref in refs})
     if not any(_in_split(name, split) for name in splits):
-        raise InputError(f"{files.sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}")
+        raise InputError(
+            f"{files.sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}"
+        )
     coco = Entry(instances, "", load_json(instances, "COCO's instances.json"))
-    images, annotations = found.by_id(coco, "images", "image"), found.by_id(coco, "annotations", "annotation")
+    images, annotations = (
+        found.by_id(coco, "images", "image"),
+        found.by_id(coco, "annotations", "annotation"),
+    )
     categories = found.by_id(coco, "categories", "category")
     for ref in refs:
         if not _in_split(ref.get("split"), split) and isinstance(ref.get("split"), str):
@@ -76,9 +81,14 @@ def read_refcoco(files: Files, instances: Path, split: str = "train") -> Convers
             for target in targets if targets != [-1] else []:
                 annotation = ref.refer("ann_id", annotations, target)
                 if annotation.get("image_id") not in (None, number):
-                    raise ref.error(f"annotation {target} is not of its image", "give files that belong together")
+                    raise ref.error(
+                        f"annotation {target} is not of its image",
+                        "give files that belong together",
+                    )
                 name = annotation.refer("category_id", categories).need("name", str)
-                meant.append(found.add_object(number, name, annotation, modal="segmentation", key=target))
+                meant.append(
+                    found.add_object(number, name, annotation, modal="segmentation", key=target)
+                )
             for sentence in ref.entries("sentences"):
                 if sentence.need("sent", str).strip():
                     found.add_query(number, sentence.text("sent"), "modal", meant, task="referring")
@@ -105,8 +115,12 @@ def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
         explanatory: explanatory/train.json, for textual answers.
     """
     found = Conversion(files.images, files.max_bad)
-    explained = found.read_lists([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
-    answers = {(e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained}
+    explained = (
+        found.read_lists([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
+    )
+    answers = {
+        (e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained
+    }
     for file in found.read_folders(files.sources, "a ReasonSeg annotation"):
         with found.record():
             number = found.add_image(file, names_of_image(file.path))
@@ -155,13 +169,21 @@ def read_lisa_plus_plus(files: Files) -> Conversion:
         with found.record():
             question, answer = entry.text("English Question"), entry.get("English Answer")
             number = found.add_image(entry, [entry.text("img_path").strip()])
-            points, named = entry.entry("points"), named_ids(answer) if isinstance(answer, str) else []
+            points, named = (
+                entry.entry("points"),
+                named_ids(answer) if isinstance(answer, str) else [],
+            )
             ids = [str(instance_id) for instance_id in entry.need("ID", list)]
             if lost := [i for i in ids if points.get(i) is None and named and i not in named]:
-                found.note(entry, f"ID {', '.join(lost)} was left out, it has no points and is not in the answer")
+                found.note(
+                    entry,
+                    f"ID {', '.join(lost)} was left out, it has no points and is not in the answer",
+                )
                 ids = [i for i in ids if i not in lost]
             if named and set(named) != set(ids):
-                found.note(entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)")
+                found.note(
+                    entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)"
+                )
             meant = []
             for instance_id in ids:
                 shape = points.entry(instance_id)
@@ -182,7 +204,9 @@ def _read_ids(entry: Entry, answer: str) -> list[int]:
     ids, mentioned = named_ids(answer), re.findall(r"instance id", answer, re.IGNORECASE)
     several = re.search(r"instance id is\s*\[?\s*\w+\]?\s*(,|and)\s*\d", answer, re.IGNORECASE)
     if several or len(ids) != len(mentioned) or not all(map(str.isdecimal, ids)):
-        raise entry.error("the ids in its answer cannot be read", "write 'instance id is [3]' for each of them")
+        raise entry.error(
+            "the ids in its answer cannot be read", "write 'instance id is [3]' for each of them"
+        )
     return list(map(int, ids))
 
 
@@ -202,30 +226,53 @@ def read_mmr(files: Files) -> Conversion:
             if number not in found.images:
                 found.add_image(image, [name], number, size)
             elif size != found.size(number):
-                raise image.error(f"image {number} has another size before", "give each image its own id")
+                raise image.error(
+                    f"image {number} has another size before", "give each image its own id"
+                )
             questions = list(_mmr_questions(image))
         for question in questions:
             with found.record():
                 text, targets, meant = question.get("text"), question.entries("answers"), []
-                if "train" in image.path.stem.split("_") and text and str(text).count("{seg}") != len(targets):
-                    found.note(question, "left out, its text answer has another number of {seg} than answers")
+                if (
+                    "train" in image.path.stem.split("_")
+                    and text
+                    and str(text).count("{seg}") != len(targets)
+                ):
+                    found.note(
+                        question,
+                        "left out, its text answer has another number of {seg} than answers",
+                    )
                     continue
                 names = [target.need("category_name", str) for target in targets]
                 for target, name in zip(targets, names, strict=True):
                     key = name, repr(target.get("segmentation"))
-                    meant.append(found.add_object(number, name, target, modal="segmentation", key=key))
+                    meant.append(
+                        found.add_object(number, name, target, modal="segmentation", key=key)
+                    )
                 parts = {":" in name for name in names}
                 level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
-                found.add_query(number, question.text("question"), "modal", meant, text, task="reasoning", level=level)
+                found.add_query(
+                    number,
+                    question.text("question"),
+                    "modal",
+                    meant,
+                    text,
+                    task="reasoning",
+                    level=level,
+                )
     return found.finish()
 
 
 def _mmr_questions(image: Entry) -> Iterator[Entry]:
     """The questions of an image with their answers, from its three parallel lists."""
     questions, answers = image.need("questions", list), image.need("answers", list)
-    texts = image.need("text_answers", list) if image.get("text_answers") else [None] * len(questions)
+    texts = (
+        image.need("text_answers", list) if image.get("text_answers") else [None] * len(questions)
+    )
     if not len(questions) == len(answers) == len(texts):
-        lengths = f"{len(questions)} questions, {len(answers)} answers and {len(texts)} text answers"
+        lengths = (
+            f"{len(questions)} questions, {len(answers)} answers and {len(texts)} text answers"
+        )
         raise image.error(f"it has {lengths}", "give a whole MMR file")
     for index, (question, targets, text) in enumerate(zip(questions, answers, texts, strict=True)):
         fields = {"question": question, "answers": targets, "text": text}
@@ -238,7 +285,10 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
     AmodalReasonSeg (arXiv 2503.10225) has not released its files. Queries are amodal. Masks are RLE or polygons;
     objects of one image with the same masks are one annotation.
     """
-    found, drawn = Conversion(files.images, files.max_bad), {"modal": fields.visible, "amodal": fields.amodal}
+    found, drawn = (
+        Conversion(files.images, files.max_bad),
+        {"modal": fields.visible, "amodal": fields.amodal},
+    )
     for entry in found.read_lists(files.sources, "a list of questions"):
         with found.record():
             number = found.add_image(entry, [entry.text(fields.image)])
@@ -248,11 +298,15 @@ def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
                 name = str(target.get(fields.name) or "object")
                 meant.append(found.add_object(number, name, target, **drawn, key=key))
             answer = entry.get(fields.answer)
-            found.add_query(number, entry.text(fields.question), "amodal", meant, answer, task="reasoning")
+            found.add_query(
+                number, entry.text(fields.question), "amodal", meant, answer, task="reasoning"
+            )
     return found.finish()
 
 
-def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType | None = None) -> Conversion:
+def read_r2sm(
+    files: Files, over: Path, fields: R2SMFields, mask_type: MaskType | None = None
+) -> Conversion:
     """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
 
     PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). `--images` changes nothing here.
@@ -266,33 +320,52 @@ def read_r2sm(files: Files, over: Path, fields: R2SMFields, mask_type: MaskType 
     """
     records = read_records(over)
     about = records.get("info")
-    records["info"] = (about if isinstance(about, dict) else {}) | {"queries": ", ".join(p.name for p in files.sources)}
+    records["info"] = (about if isinstance(about, dict) else {}) | {
+        "queries": ", ".join(p.name for p in files.sources)
+    }
     images: dict[Any, int | None] = {}
     for image in records["images"]:  # the name alone means an image where only one has it
         name = Path(image["file_name"]).name
         images[name] = None if name in images else image["id"]
-    images |= {image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")}
-    named = [(a, a["source_id"] if is_id(a.get("source_id")) else a["id"]) for a in records["annotations"]]
+    images |= {
+        image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")
+    }
+    named = [
+        (a, a["source_id"] if is_id(a.get("source_id")) else a["id"])
+        for a in records["annotations"]
+    ]
     ids = {(a["image_id"], number): a["id"] for a, number in named}
     found = Conversion(max_bad=files.max_bad, over=records)
-    for entry in found.read_lists(files.sources, "a list of queries, or one JSON object a line (.jsonl)"):
+    for entry in found.read_lists(
+        files.sources, "a list of queries, or one JSON object a line (.jsonl)"
+    ):
         with found.record():
             name = entry.need(fields.image, int, str)
-            image_id = images.get(name, images.get(Path(name).name) if isinstance(name, str) else None)
+            image_id = images.get(
+                name, images.get(Path(name).name) if isinstance(name, str) else None
+            )
             if image_id is None:
                 problem = f"image {name!r} is not in the dataset, or several have this name"
-                raise entry.error(problem, "convert the images first, and name it as the dataset does")
+                raise entry.error(
+                    problem, "convert the images first, and name it as the dataset does"
+                )
             answer, listed = entry.get(fields.answer), entry.get(fields.instances)
             if listed is None and isinstance(answer, str):
                 listed = _read_ids(entry, answer)
             if not isinstance(listed, list):
-                raise entry.error(f"it has neither {fields.instances} nor {fields.answer}", "name its instances")
+                raise entry.error(
+                    f"it has neither {fields.instances} nor {fields.answer}", "name its instances"
+                )
             for number in listed:
                 if not is_id(number) or (image_id, number) not in ids:
-                    raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
+                    raise entry.error(
+                        f"image {name!r} has no instance {number!r}", "correct the id"
+                    )
             wanted = mask_type or entry.need(fields.mask_type, str)
             if wanted not in ("modal", "amodal"):
                 raise entry.error(f"its mask type is {wanted!r}", 'write "modal" or "amodal"')
             meant = [ids[image_id, number] for number in listed]
-            found.add_query(image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning")
+            found.add_query(
+                image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning"
+            )
     return found.finish()

@@ -21,12 +21,12 @@ from rich.markdown import Markdown
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks, sheet
-from r2sm_jax.data.samples import Instance
+from r2sm_jax.data.dataset import Instance
+from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.metrics.pages import PUBLISHED, TABLE_1, table
+from r2sm_jax.evaluation.tables import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
-from r2sm_jax.scenes.scenes import ProceduralSource
-from r2sm_jax.sources import load_json_split, open_source, stored_splits
+from r2sm_jax.synthetic.scenes.source import ProceduralSource
 from r2sm_jax.tools.check import progress
 
 
@@ -81,20 +81,32 @@ def stats(
         as_json: Print one JSON object instead of tables.
     """
     if not data or scenes < 1:
-        raise InputError("stats: nothing to count; give scenes, json:FILE or json:FOLDER, and --scenes 1 or more")
+        raise InputError(
+            "stats: nothing to count; give scenes, json:FILE or json:FOLDER, and --scenes 1 or more"
+        )
     chosen = {spec: _choose_splits(spec, splits) for spec in data}
-    files = [path for found in chosen.values() for path in {part[0].resolve() for part in found.values() if part}]
+    files = [
+        path
+        for found in chosen.values()
+        for path in {part[0].resolve() for part in found.values() if part}
+    ]
     if len(chosen) < len(data) or len(set(files)) < len(files):
         raise InputError(f"stats: {' '.join(data)} would count the same data twice; give it once")
     if compare and not any({"train", "val"} & found.keys() for found in chosen.values()):
-        raise InputError(f"--compare {compare}: the paper counts train and val; give a folder with these splits")
+        raise InputError(
+            f"--compare {compare}: the paper counts train and val; give a folder with these splits"
+        )
     if out is not None:
         if out.is_file() or out.resolve() in {path.parent for path in files}:
-            raise InputError(f"--out {out}: this is a file, or stats.json would look like a split; give another folder")
+            raise InputError(
+                f"--out {out}: this is a file, or stats.json would look like a split; give another folder"
+            )
         for name in FILES:
             refuse_overwrite(out / name, overwrite)
     counts = {
-        spec: {s: count_file(*part) if part else count_scenes(s, scenes) for s, part in found.items()}
+        spec: {
+            s: count_file(*part) if part else count_scenes(s, scenes) for s, part in found.items()
+        }
         for spec, found in chosen.items()
     }
     report = make_report(counts, compare)
@@ -105,7 +117,10 @@ def stats(
     if out is not None:
         title = f"{', '.join(report['sources'])}: {', '.join(report['splits'])}"
         texts = [json.dumps(report, indent=1) + "\n", markdown(report)]
-        contents = [*(text.encode(errors="replace") for text in texts), draw(report["total"], title)]
+        contents = [
+            *(text.encode(errors="replace") for text in texts),
+            draw(report["total"], title),
+        ]
         for name, content in zip(FILES, contents, strict=True):
             with writing(out / name) as part:
                 part.write_bytes(content)
@@ -117,18 +132,24 @@ def _choose_splits(spec: str, wanted: Sequence[str]) -> dict[str, tuple[Path, st
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
         found: dict[str, tuple[Path, str] | None] = dict.fromkeys(ProceduralSource.splits)
-    elif spec == "json:" or not (spec.startswith("json:") or path.exists() or path.suffix == ".json"):
+    elif spec == "json:" or not (
+        spec.startswith("json:") or path.exists() or path.suffix == ".json"
+    ):
         raise InputError(f"data source {spec!r} is unknown; use scenes, json:FILE or json:FOLDER")
     elif path.is_dir():
         found = {split: (path / f"{split}.json", "all") for split in stored_splits(path)}
     else:
         found = {split: (path, split) for split in ("all", "train", "dev", "val")}
         if "all" in wanted and len(wanted) > 1:
-            raise InputError(f"--splits {' '.join(wanted)}: all of {spec} are train, dev and val together; give either")
+            raise InputError(
+                f"--splits {' '.join(wanted)}: all of {spec} are train, dev and val together; give either"
+            )
         wanted = wanted or ("all",)
     for split in wanted:
         if split not in found:
-            raise InputError(f"--splits {split}: {spec} has only {', '.join(found)}; choose of these, or give a folder")
+            raise InputError(
+                f"--splits {split}: {spec} has only {', '.join(found)}; choose of these, or give a folder"
+            )
     return {split: found[split] for split in wanted or found}
 
 
@@ -153,7 +174,9 @@ def count_scenes(split: str, number: int) -> Counts:
     return counts
 
 
-def _count_image(counts: Counts, pixels: int, areas: Iterable[Instance[int]], queries: Iterable[Query]) -> None:
+def _count_image(
+    counts: Counts, pixels: int, areas: Iterable[Instance[int]], queries: Iterable[Query]
+) -> None:
     """Adds an image of so many pixels; `areas` holds the areas of its instances."""
     counts["images"] += 1
     counts["images_without_query"] += not queries
@@ -175,7 +198,9 @@ def _count_image(counts: Counts, pixels: int, areas: Iterable[Instance[int]], qu
         counts[f"{mask_type}_queries"] += 1
         counts["queries_without_target"] += targets == 0
         counts["queries_of_several_instances"] += targets > 1
-        counts[f"{mask_type}_queries_against_keyword_rule"] += keyword_mask_type(query.text) != mask_type
+        counts[f"{mask_type}_queries_against_keyword_rule"] += (
+            keyword_mask_type(query.text) != mask_type
+        )
         counts["tasks", str(query.kind.get("task") or "not stated")] += 1
         _count_bin(counts, "words", mask_type, len(query.text.split()))
         _count_bin(counts, "instances_per_query", mask_type, targets)
@@ -186,7 +211,9 @@ def _count_bin(counts: Counts, name: str, series: str, value: float) -> None:
     counts[name, series, bins.labels[bisect_left(bins.edges, value)]] += 1
 
 
-def make_report(counts: Mapping[str, Mapping[str, Counts]], compare: str | None = None) -> dict[str, Any]:
+def make_report(
+    counts: Mapping[str, Mapping[str, Counts]], compare: str | None = None
+) -> dict[str, Any]:
     """The figures of counts by source and split: for each, for every split of all sources together, and in total.
 
     With `compare`, `published` holds what the paper states for the splits, and their total where it states all.
@@ -196,24 +223,42 @@ def make_report(counts: Mapping[str, Mapping[str, Counts]], compare: str | None 
         for split, part in found.items():
             splits.setdefault(split, Counter()).update(part)
     report: dict[str, Any] = {
-        "sources": {spec: {split: _figures(c) for split, c in found.items()} for spec, found in counts.items()},
+        "sources": {
+            spec: {split: _figures(c) for split, c in found.items()}
+            for spec, found in counts.items()
+        },
         "splits": {split: _figures(c) for split, c in splits.items()},
         "total": _figures(sum(splits.values(), Counter())),
     }
     if compare is not None:
-        stated = {s: dict(zip(TABLE_1, n, strict=True)) for s, n in PUBLISHED[compare].items() if s in splits}
+        stated = {
+            s: dict(zip(TABLE_1, n, strict=True))
+            for s, n in PUBLISHED[compare].items()
+            if s in splits
+        }
         total = {name: sum(counts[name] for counts in stated.values()) for name in TABLE_1}
         whole = len(stated) == len(splits)
-        report["published"] = {"dataset": compare, "splits": stated, "total": total if whole else None}
+        report["published"] = {
+            "dataset": compare,
+            "splits": stated,
+            "total": total if whole else None,
+        }
     return report
 
 
 def _figures(counts: Counts) -> dict[str, Any]:
     figures: dict[str, Any] = {name: counts[name] for name in (*TABLE_1, *SHARES, "ignore_regions")}
-    figures["shares"] = {name: counts[name] / counts[of] if counts[of] else None for name, of in SHARES.items()}
-    figures["tasks"] = dict(sorted((key[1], number) for key, number in counts.items() if key[0] == "tasks"))
+    figures["shares"] = {
+        name: counts[name] / counts[of] if counts[of] else None for name, of in SHARES.items()
+    }
+    figures["tasks"] = dict(
+        sorted((key[1], number) for key, number in counts.items() if key[0] == "tasks")
+    )
     figures["histograms"] = {
-        name: {series: {label: counts[name, series, label] for label in bins.labels} for series in bins.series}
+        name: {
+            series: {label: counts[name, series, label] for label in bins.labels}
+            for series in bins.series
+        }
         for name, bins in HISTOGRAMS.items()
     }
     return figures
@@ -231,25 +276,46 @@ def markdown(report: dict[str, Any]) -> str:
 def _tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of every table; a row starts with its name."""
     published = report.get("published") or {"splits": {}, "total": None}
-    columns = {split: (figures, published["splits"].get(split)) for split, figures in report["splits"].items()}
+    columns = {
+        split: (figures, published["splits"].get(split))
+        for split, figures in report["splits"].items()
+    }
     if len(columns) > 1:
         columns["total"] = report["total"], published["total"]
     header, every = list(columns), [figures for figures, _ in columns.values()]
     several = len(report["sources"]) > 1
     for spec, splits in report["sources"].items() if several else ():
-        yield spec, list(splits), [[TITLES[name], *(f"{f[name]:,}" for f in splits.values())] for name in TABLE_1]
+        yield (
+            spec,
+            list(splits),
+            [[TITLES[name], *(f"{f[name]:,}" for f in splits.values())] for name in TABLE_1],
+        )
     title = "all sources" if several else next(iter(report["sources"]))
     title += f", beside {published['dataset']} as published" if "dataset" in published else ""
-    yield title, header, [[TITLES[n], *(_beside(f[n], p and p[n]) for f, p in columns.values())] for n in TABLE_1]
-    rows = [[TITLES[name], *(_with_share(f[name], f[of]) for f in every)] for name, of in SHARES.items()]
+    yield (
+        title,
+        header,
+        [[TITLES[n], *(_beside(f[n], p and p[n]) for f, p in columns.values())] for n in TABLE_1],
+    )
+    rows = [
+        [TITLES[name], *(_with_share(f[name], f[of]) for f in every)] for name, of in SHARES.items()
+    ]
     rows.append(["ignore regions", *(f"{f['ignore_regions']:,}" for f in every)])
     for task in report["total"]["tasks"]:
-        rows.append([f"task: {task}", *(_with_share(f["tasks"].get(task, 0), f["all_queries"]) for f in every)])
+        rows.append(
+            [
+                f"task: {task}",
+                *(_with_share(f["tasks"].get(task, 0), f["all_queries"]) for f in every),
+            ]
+        )
     yield "Besides", header, rows
     rows = []
     for name, bins in HISTOGRAMS.items():
         for label in bins.labels:
-            cells = (" / ".join(f"{f['histograms'][name][s][label]:,}" for s in bins.series) for f in every)
+            cells = (
+                " / ".join(f"{f['histograms'][name][s][label]:,}" for s in bins.series)
+                for f in every
+            )
             rows.append([f"{bins.title}: {label}", *cells])
     yield "Histograms (modal / amodal)", header, rows
 
@@ -288,14 +354,25 @@ def draw(figures: dict[str, Any], title: str) -> bytes:
         for ax, name, note in zip(axes, drawn, notes, strict=True):
             _draw_histogram(ax, HISTOGRAMS[name], figures["histograms"][name], note)
         title = title if len(title) <= 64 else f"…{title[-63:]}"
-        page.text(0.065, 0.955, title, fontsize=14, fontweight="bold", color=INK, va="center", parse_math=False)
+        page.text(
+            0.065,
+            0.955,
+            title,
+            fontsize=14,
+            fontweight="bold",
+            color=INK,
+            va="center",
+            parse_math=False,
+        )
         handles = axes[1].get_legend_handles_labels()
         page.legend(*handles, loc="center right", bbox_to_anchor=(0.985, 0.955), ncols=2)
         page.savefig(content, format="png")
     return content.getvalue()
 
 
-def _draw_histogram(ax: Any, bins: Bins, counts: Mapping[str, Mapping[str, int]], note: str) -> None:
+def _draw_histogram(
+    ax: Any, bins: Bins, counts: Mapping[str, Mapping[str, int]], note: str
+) -> None:
     """Draws the series of a histogram side by side, as shares of each series."""
     width = 0.8 / len(counts)
     for number, (series, by_bin) in enumerate(counts.items()):
@@ -303,7 +380,9 @@ def _draw_histogram(ax: Any, bins: Bins, counts: Mapping[str, Mapping[str, int]]
         places = np.arange(len(values)) + (number - (len(counts) - 1) / 2) * width
         shares = 100 * values / max(1, values.sum())
         bars = ax.bar(places, shares, 0.94 * width, color=COLOURS[series], label=series)
-        ax.bar_label(bars, [f"{v:,.0f}" if v else "" for v in values], padding=2, fontsize=7, color=FAINT)
+        ax.bar_label(
+            bars, [f"{v:,.0f}" if v else "" for v in values], padding=2, fontsize=7, color=FAINT
+        )
     labels = [label.replace("-", "–").replace(" or more", "+") for label in bins.labels]
     ax.set(xticks=range(len(labels)), xticklabels=labels, ylim=(0, max(1.12 * ax.dataLim.ymax, 1)))
     ax.set(xlabel=bins.title, ylabel=f"% of {bins.unit}", title=bins.heading)

@@ -33,11 +33,15 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
     def cross_entropy(log_temperature: float) -> float:
         return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
 
-    found: Any = minimize_scalar(cross_entropy, bounds=tuple(np.log(TEMPERATURES)), method="bounded")
+    found: Any = minimize_scalar(
+        cross_entropy, bounds=tuple(np.log(TEMPERATURES)), method="bounded"
+    )
     return float(np.exp(found.x))
 
 
-def fit_iou(predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]) -> tuple[float, float]:
+def fit_iou(
+    predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]
+) -> tuple[float, float]:
     """The scale and shift of the logits of predicted IoUs with which they are nearest to the true ones, by the mean
     absolute error; (1, 0) where there are few."""
     if len(true) < FEWEST:

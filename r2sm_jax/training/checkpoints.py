@@ -19,8 +19,8 @@ import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-from r2sm_jax.distributed import is_divided, whole
 from r2sm_jax.errors import InputError
+from r2sm_jax.training.sharding import is_divided, whole
 from r2sm_jax.training.step import TrainState
 
 Arrays = dict[str, Any]
@@ -29,7 +29,9 @@ policies = ocp.training.preservation_policies
 
 def flatten(tree: Any) -> Arrays:
     """A pytree as {path: array}."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def digest(arrays: Arrays) -> str:
@@ -47,7 +49,9 @@ class Checkpoints:
     def __init__(self, run: Path):
         self.folder = run / "checkpoints"
         logging.getLogger("absl").setLevel(logging.ERROR)
-        best = policies.BestN(get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False)
+        best = policies.BestN(
+            get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False
+        )
         keep = policies.AnyPreservationPolicy([policies.LatestN(2), best])
         options: Any = {"directory": self.folder.absolute(), "preservation_policy": keep}
         self._orbax = ocp.training.Checkpointer(**options)
@@ -64,18 +68,38 @@ class Checkpoints:
         scored = [(c.metrics["giou"], c.step) for c in every if c.metrics]
         return max(scored)[1] if scored else None
 
-    def save(self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, giou: float | None) -> None:
+    def save(
+        self,
+        state: TrainState,
+        constants: nnx.State,
+        batches: grain.DatasetIterator,
+        giou: float | None,
+    ) -> None:
         """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
         One of the same step, from which the run did not go on, is replaced; others are not touched. A step is saved
         once in a process."""
         arrays = flatten({"state": state, "constants": constants})
         total = digest(arrays)
         # Parts are written where they lie. Of the others every process has a copy, and orbax lets the first write it.
-        arrays = {name: leaf if is_divided(leaf) else np.asarray(leaf) for name, leaf in arrays.items()}
+        arrays = {
+            name: leaf if is_divided(leaf) else np.asarray(leaf) for name, leaf in arrays.items()
+        }
         # The position is the same in all processes, and for any number of them.
-        about, metrics = {"digest": total, "position": batches.get_state()}, None if giou is None else {"giou": giou}
-        options: Any = {"metrics": metrics, "custom_metadata": about, "force": True, "overwrite": True}
-        self._guard(lambda: self._orbax.save_checkpointables_async(int(state.step), {"arrays": arrays}, **options))
+        about, metrics = (
+            {"digest": total, "position": batches.get_state()},
+            None if giou is None else {"giou": giou},
+        )
+        options: Any = {
+            "metrics": metrics,
+            "custom_metadata": about,
+            "force": True,
+            "overwrite": True,
+        }
+        self._guard(
+            lambda: self._orbax.save_checkpointables_async(
+                int(state.step), {"arrays": arrays}, **options
+            )
+        )
 
     def close(self) -> None:
         """Waits for the last save."""
@@ -86,16 +110,25 @@ class Checkpoints:
             action()
         except Exception as error:  # orbax wraps the operating system's errors in many ways
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-            kept = f"checkpoints up to step {self.steps[-1]} are kept" if self.steps else "nothing was saved before"
+            kept = (
+                f"checkpoints up to step {self.steps[-1]} are kept"
+                if self.steps
+                else "nothing was saved before"
+            )
             raise InputError(
                 f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or permit writing, then "
                 f"--resume ({kept})"
             ) from error
 
     def restore(
-        self, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator | None = None, *,
-        step: int | None = None, only: bool = False,
-    ) -> tuple[TrainState, nnx.State]:  # fmt: skip
+        self,
+        state: TrainState,
+        constants: nnx.State,
+        batches: grain.DatasetIterator | None = None,
+        *,
+        step: int | None = None,
+        only: bool = False,
+    ) -> tuple[TrainState, nnx.State]:
         """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and another one is taken.
 
         `state` and `constants` give structure and shapes; `batches` is set to the saved position. Raises InputError if
@@ -104,28 +137,44 @@ class Checkpoints:
         tree = {"state": state, "constants": constants}
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
-                wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
+                wanted = {
+                    name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()
+                }
                 arrays = self._orbax.load_checkpointables(number, {"arrays": wanted})["arrays"]
                 metadata: Any = self._orbax.checkpointables_metadata(number).custom_metadata or {}
                 if digest(arrays) != metadata.get("digest"):
                     raise ValueError("its digest does not match its arrays")
-                restored = jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in wanted])
+                restored = jax.tree.unflatten(
+                    jax.tree.structure(tree), [arrays[name] for name in wanted]
+                )
                 if batches is not None:
-                    older = self.folder / str(number) / "data" / "process_0-of-1.json"  # of runs before 2026-11-27
-                    batches.set_state(metadata.get("position") or json.loads(older.read_text("utf-8")))
+                    older = (
+                        self.folder / str(number) / "data" / "process_0-of-1.json"
+                    )  # of runs before 2026-11-27
+                    batches.set_state(
+                        metadata.get("position") or json.loads(older.read_text("utf-8"))
+                    )
                 return restored["state"], restored["constants"]
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 problem = f"checkpoint {number} is damaged or does not fit ({reason})"
                 if only:
                     others = f"the steps that are there are {', '.join(map(str, self.steps))}"
-                    raise InputError(f"{self.folder}: {problem}; give another one, {others}") from None
+                    raise InputError(
+                        f"{self.folder}: {problem}; give another one, {others}"
+                    ) from None
                 print(f"{problem}; trying another one", file=sys.stderr, flush=True)
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
 
 
 def save_not_finite(
-    run: Path, state: TrainState, constants: nnx.State, batches: grain.DatasetIterator, *, step: int, images: Any
+    run: Path,
+    state: TrainState,
+    constants: nnx.State,
+    batches: grain.DatasetIterator,
+    *,
+    step: int,
+    images: Any,
 ) -> NoReturn:
     """Saves a state that is not finite, apart from the checkpoints from which the run continues. Always raises
     InputError, which names the step and its images."""

@@ -11,8 +11,8 @@ import jax
 from tensorboardX import SummaryWriter
 
 from r2sm_jax.config import Config
-from r2sm_jax.distributed import is_first
 from r2sm_jax.errors import InputError
+from r2sm_jax.training.sharding import is_first
 from r2sm_jax.training.step import Values
 
 SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
@@ -24,10 +24,14 @@ class Logs:
     def __init__(self, folder: Path, config: Config, *, start: int):
         self._loop, self._queries = config.train, config.data.queries
         try:
-            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open("a", encoding="utf-8")
+            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open(
+                "a", encoding="utf-8"
+            )
             self._events = SummaryWriter(str(folder), write_to_disk=is_first())
         except OSError as error:
-            raise InputError(f"{folder}: logs cannot be written ({error.strerror}); give another --run") from None
+            raise InputError(
+                f"{folder}: logs cannot be written ({error.strerror}); give another --run"
+            ) from None
         self._interval: list[Values] = []
         self._unchecked: list[tuple[int, Values]] = []
         self._start = start
@@ -51,7 +55,10 @@ class Logs:
         return None
 
     def _write(self, step: int) -> None:
-        means = {k: sum(float(v[k]) for v in self._interval) / len(self._interval) for k in self._interval[0]}
+        means = {
+            k: sum(float(v[k]) for v in self._interval) / len(self._interval)
+            for k in self._interval[0]
+        }
         seconds = (time.monotonic() - self._clock[0]) / max(1, step - self._clock[1])
         self._interval, self._clock = [], (time.monotonic(), step)
         losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
@@ -59,27 +66,38 @@ class Logs:
         minutes, left = divmod(int(seconds * (steps - step)), 60)
         speed = f"{images:.1f} images/s  {images * self._queries:.0f} queries/s  {minutes}:{left:02d} left"
         print(f"step {step}/{steps}  {losses}  {speed}", flush=True)
-        self._record(step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds})
+        self._record(
+            step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds}
+        )
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:
         """Writes the figures of a quick evaluation."""
         shown = {
-            "giou": figures["all"]["giou"], "modal": figures["modal"]["giou"], "amodal": figures["amodal"]["giou"],
-            "occluded_iou": figures["all"]["occluded_iou"], "type_accuracy": figures["mask_type"]["accuracy"],
-        }  # fmt: skip
+            "giou": figures["all"]["giou"],
+            "modal": figures["modal"]["giou"],
+            "amodal": figures["amodal"]["giou"],
+            "occluded_iou": figures["all"]["occluded_iou"],
+            "type_accuracy": figures["mask_type"]["accuracy"],
+        }
         known = {k: v for k, v in shown.items() if v is not None}
-        print(f"step {step}  dev: " + "  ".join(f"{k} {v:.3f}" for k, v in known.items()), flush=True)
+        print(
+            f"step {step}  dev: " + "  ".join(f"{k} {v:.3f}" for k, v in known.items()), flush=True
+        )
         self._record(step, {f"dev/{k}": v for k, v in known.items()})
         self._clock = time.monotonic(), step
 
     def _record(self, step: int, values: dict[str, float]) -> None:
         try:
-            self._file.write(json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n")
+            self._file.write(
+                json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n"
+            )
             self._file.flush()
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
         except OSError as error:
-            raise InputError(f"{self._file.name}: cannot be written ({error.strerror}); free disk space") from None
+            raise InputError(
+                f"{self._file.name}: cannot be written ({error.strerror}); free disk space"
+            ) from None
 
     def close(self) -> None:
         """Flushes everything."""

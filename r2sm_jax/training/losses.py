@@ -15,7 +15,7 @@ from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
 from r2sm_jax.config import NO_HEAD, LossConfig, MaskPair
-from r2sm_jax.models.decoder import Kernels, MaskTokens, PixelFeatures, draw_pair
+from r2sm_jax.models.mask_decoder import Kernels, MaskTokens, PixelFeatures, draw_pair
 from r2sm_jax.models.r2sm import DenseOutput
 
 FUSED, SLOTS = slice(0, 1), slice(1, None)
@@ -31,20 +31,20 @@ class Targets(NamedTuple):
 
     modal: Float[Array, "b m h w"]
     amodal: Float[Array, "b m h w"]
-    amodal_known: Bool[Array, "b m"]
-    members: Bool[Array, "b k m"]
+    has_amodal: Bool[Array, "b m"]
+    query_instances: Bool[Array, "b k m"]
     """Which instances a query means."""
     slots: Int[Array, "b k q"]
     """Index of the instance of each of the query's first q instances; -1 = none."""
-    wants_amodal: Bool[Array, "b k"]
-    query_valid: Bool[Array, "b k"]
+    is_amodal: Bool[Array, "b k"]
+    query_mask: Bool[Array, "b k"]
     valid: Float[Array, "b h w"]
     """Share of the cell that is image, neither letterbox padding nor an ignored region."""
     labels: dict[str, Int[Array, "b m"]]
     """For each attribute (category, colour, ...): index into its names; -1 = unknown."""
     boxes: Float[Array, "b m 4"]
     """Amodal box x0 y0 x1 y1 in units of the padded image side."""
-    type_amodal: Bool[Array, "b f"]
+    type_is_amodal: Bool[Array, "b f"]
     """Whether a sentence that the mask-type head learns from asks for the amodal mask."""
     type_valid: Bool[Array, "b f"]
 
@@ -73,21 +73,23 @@ def compute_losses(
         **slot_losses(masks, pixels, targets, config, head=head, threshold=threshold),
         **instance_losses(outputs.instances, outputs.pixels.fine, targets, config),
         **dense_losses(outputs.dense, outputs.names, targets),
-        "type": type_loss(outputs.type_readings, targets.type_amodal, config),
+        "type": type_loss(outputs.type_readings, targets.type_is_amodal, config),
     }
 
 
-def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, Float[Array, "..."]]:
+def entry_weights(
+    targets: Targets, config: LossConfig, head: str
+) -> dict[str, Float[Array, "..."]]:
     """The weight of each entry of `compute_losses`: 1 / (number of valid entries of its loss), or 0 if it is not valid.
 
     `head` "none" has one mask for either type. With it, or with `supervise` "requested", a mask of the type that no
     query asks for weighs nothing in any loss: also not what pixels say of objects behind them, which needs both masks.
     """
-    valid, wants = targets.query_valid, targets.wants_amodal
-    known = ~(targets.members & ~targets.amodal_known[:, None]).any(-1)
+    valid, wants = targets.query_mask, targets.is_amodal
+    known = ~(targets.query_instances & ~targets.has_amodal[:, None]).any(-1)
     modal, amodal = _trained(valid, known, wants, config, head)
     in_slot = _has_instance(targets)
-    known_in_slot = _pick(targets.amodal_known, jnp.maximum(targets.slots, 0))
+    known_in_slot = _pick(targets.has_amodal, jnp.maximum(targets.slots, 0))
     slot_modal, slot_amodal = _trained(in_slot, known_in_slot, wants[..., None], config, head)
     as_modal, as_amodal = _asked(targets, config, head)
     instance = targets.modal.any((-2, -1))
@@ -96,16 +98,33 @@ def entry_weights(targets: Targets, config: LossConfig, head: str) -> dict[str, 
     index = coarse.argmax(1)
     on_object = (coarse.max(1) > 0.5) & inside & _pick(as_modal, index)
     counted = {
-        "modal": modal, "amodal": amodal, "early_modal": modal, "early_amodal": amodal,
-        "iou": jnp.stack([modal, amodal], -1), "presence": valid, "type": targets.type_valid,
-        "slots_modal": slot_modal, "slots_amodal": slot_amodal, "slot_iou": jnp.stack([slot_modal, slot_amodal], -1),
+        "modal": modal,
+        "amodal": amodal,
+        "early_modal": modal,
+        "early_amodal": amodal,
+        "iou": jnp.stack([modal, amodal], -1),
+        "presence": valid,
+        "type": targets.type_valid,
+        "slots_modal": slot_modal,
+        "slots_amodal": slot_amodal,
+        "slot_iou": jnp.stack([slot_modal, slot_amodal], -1),
         "slot_presence": jnp.broadcast_to(valid[..., None], in_slot.shape),
-        "instance_modal": instance & as_modal, "instance_amodal": instance & as_amodal & targets.amodal_known,
-        "dense_box": on_object & _pick(as_amodal & targets.amodal_known, index),
-    }  # fmt: skip
-    counted |= {f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()}
-    counted |= {"dense_hidden": inside & (not _learns_one_type(config, head))} if "category" in targets.labels else {}
-    return {name: entries / jnp.maximum(entries.sum(dtype=jnp.float32), 1) for name, entries in counted.items()}
+        "instance_modal": instance & as_modal,
+        "instance_amodal": instance & as_amodal & targets.has_amodal,
+        "dense_box": on_object & _pick(as_amodal & targets.has_amodal, index),
+    }
+    counted |= {
+        f"dense_{group}": on_object & (_pick(x, index) >= 0) for group, x in targets.labels.items()
+    }
+    counted |= (
+        {"dense_hidden": inside & (not _learns_one_type(config, head))}
+        if "category" in targets.labels
+        else {}
+    )
+    return {
+        name: entries / jnp.maximum(entries.sum(dtype=jnp.float32), 1)
+        for name, entries in counted.items()
+    }
 
 
 def _learns_one_type(config: LossConfig, head: str) -> bool:
@@ -114,28 +133,39 @@ def _learns_one_type(config: LossConfig, head: str) -> bool:
 
 
 def _trained(
-    valid: Bool[Array, "*n"], known: Bool[Array, "*n"], wants_amodal: Bool[Array, "*#n"], config: LossConfig, head: str
+    valid: Bool[Array, "*n"],
+    known: Bool[Array, "*n"],
+    is_amodal: Bool[Array, "*#n"],
+    config: LossConfig,
+    head: str,
 ) -> tuple[Bool[Array, "*n"], Bool[Array, "*n"]]:
     """Which modal and which amodal masks are trained. `known`: the complete shape is annotated."""
     if head == NO_HEAD:
-        return valid & (~wants_amodal | known), jnp.zeros_like(valid)
+        return valid & (~is_amodal | known), jnp.zeros_like(valid)
     if config.supervise == "requested":
-        return valid & ~wants_amodal, valid & wants_amodal & known
+        return valid & ~is_amodal, valid & is_amodal & known
     return valid, valid & known
 
 
-def _asked(targets: Targets, config: LossConfig, head: str) -> tuple[Bool[Array, "b m"], Bool[Array, "b m"]]:
+def _asked(
+    targets: Targets, config: LossConfig, head: str
+) -> tuple[Bool[Array, "b m"], Bool[Array, "b m"]]:
     """The instances of which modal and of which amodal masks may be trained: all, or those that queries ask for."""
     if not _learns_one_type(config, head):
-        everything = jnp.ones_like(targets.amodal_known)
+        everything = jnp.ones_like(targets.has_amodal)
         return everything, everything
-    meant, wants = targets.members & targets.query_valid[..., None], targets.wants_amodal[..., None]
+    meant, wants = (
+        targets.query_instances & targets.query_mask[..., None],
+        targets.is_amodal[..., None],
+    )
     return (meant & ~wants).any(1), (meant & wants).any(1)
 
 
 def instance_regions(targets: Targets, config: LossConfig, head: str) -> Float[Array, "b m h w"]:
     """The pixels from which each instance's own kernel is made: its modal mask, or the one type that was asked for."""
-    return jnp.where(_asked(targets, config, head)[0][..., None, None], targets.modal, targets.amodal)
+    return jnp.where(
+        _asked(targets, config, head)[0][..., None, None], targets.modal, targets.amodal
+    )
 
 
 def mean_losses(values: dict[str, Array], weights: dict[str, Array]) -> dict[str, Float[Array, ""]]:
@@ -150,9 +180,14 @@ def total_loss(means: dict[str, Float[Array, ""]], config: LossConfig) -> Float[
     """The weighted sum that is differentiated."""
     total = means["modal"] + means["amodal"] + config.type * means["type"]
     total += config.early * means["early"]
-    total += config.presence * (means["presence"] + means["slot_presence"]) + config.slots * means["slots"]
+    total += (
+        config.presence * (means["presence"] + means["slot_presence"])
+        + config.slots * means["slots"]
+    )
     total += config.iou * (means["iou"] + means["slot_iou"]) + config.instance * means["instance"]
-    return total + config.dense * sum(mean for name, mean in means.items() if name.startswith("dense_"))
+    return total + config.dense * sum(
+        mean for name, mean in means.items() if name.startswith("dense_")
+    )
 
 
 # Single masks.
@@ -169,13 +204,18 @@ def dice_loss(
     return jnp.where(target.sum((-2, -1)) > 0, 1 - (2 * overlap + 1) / (total + 1), 0)
 
 
-def pixel_mean(values: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]) -> Float[Array, "*n"]:
+def pixel_mean(
+    values: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"]
+) -> Float[Array, "*n"]:
     """Mean over the valid cells of each mask."""
     return (values * valid).sum((-2, -1)) / jnp.maximum(valid.sum((-2, -1)), 1)
 
 
 def mask_loss(
-    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"], pair: MaskPair
+    logits: Float[Array, "*n h w"],
+    target: Float[Array, "*n h w"],
+    valid: Float[Array, "*#n h w"],
+    pair: MaskPair,
 ) -> Float[Array, "*n"]:
     """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py) or SAM (paper,
     appendix A)."""
@@ -188,7 +228,10 @@ def mask_loss(
 
 
 def soft_iou(
-    logits: Float[Array, "*n h w"], target: Float[Array, "*n h w"], valid: Float[Array, "*#n h w"], threshold: float
+    logits: Float[Array, "*n h w"],
+    target: Float[Array, "*n h w"],
+    valid: Float[Array, "*#n h w"],
+    threshold: float,
 ) -> Float[Array, "*n"]:
     """IoU of the thresholded mask with the thresholded target on valid cells; 1 for two empty masks."""
     inside = valid > 0.5
@@ -198,10 +241,17 @@ def soft_iou(
 
 
 def iou_error(
-    predicted: Float[Array, "*n 2"], drawn: Pair, truth: Pair, valid: Float[Array, "*#n h w"], threshold: float
+    predicted: Float[Array, "*n 2"],
+    drawn: Pair,
+    truth: Pair,
+    valid: Float[Array, "*#n h w"],
+    threshold: float,
 ) -> Float[Array, "*n 2"]:
     """Squared error of the predicted IoUs of a modal and an amodal mask with the truth."""
-    iou = [soft_iou(logits, target, valid, threshold) for logits, target in zip(drawn, truth, strict=True)]
+    iou = [
+        soft_iou(logits, target, valid, threshold)
+        for logits, target in zip(drawn, truth, strict=True)
+    ]
     return (predicted - jax.lax.stop_gradient(jnp.stack(iou, axis=-1))) ** 2
 
 
@@ -209,7 +259,10 @@ def pair_losses(
     prefix: str, drawn: Pair, truth: Pair, valid: Float[Array, "*#n h w"], config: LossConfig
 ) -> dict[str, Float[Array, "*n"]]:
     """`mask_loss` of modal and amodal masks, as "<prefix>modal" and "<prefix>amodal"."""
-    losses = [mask_loss(logits, target, valid, config.masks) for logits, target in zip(drawn, truth, strict=True)]
+    losses = [
+        mask_loss(logits, target, valid, config.masks)
+        for logits, target in zip(drawn, truth, strict=True)
+    ]
     return {f"{prefix}modal": losses[0], f"{prefix}amodal": losses[1]}
 
 
@@ -229,20 +282,34 @@ def pool_masks(coverage: Float[Array, "b m h w"]) -> Float[Array, "b m _h _w"]:
 
 def query_targets(targets: Targets) -> list[Float[Array, "b k h w"]]:
     """Union of the instances that each query means: modal and amodal."""
-    members, coverages = targets.members.astype(jnp.float32), (targets.modal, targets.amodal)
-    return [jnp.minimum(jnp.einsum("bkm,bmhw->bkhw", members, coverage), 1) for coverage in coverages]
+    query_instances, coverages = (
+        targets.query_instances.astype(jnp.float32),
+        (targets.modal, targets.amodal),
+    )
+    return [
+        jnp.minimum(jnp.einsum("bkm,bmhw->bkhw", query_instances, coverage), 1)
+        for coverage in coverages
+    ]
 
 
 def query_losses(
-    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
+    masks: MaskTokens,
+    pixels: Float[Array, "b *_k h w c"],
+    targets: Targets,
+    config: LossConfig,
+    *,
+    head: str,
     threshold: float,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Losses of the fused masks and their scores, and of the masks of earlier decoder blocks at lower resolution."""
-    drawn, answered = ([x[:, :, 0] for x in draw_pair(k.of(FUSED), pixels)] for k in (masks.kernels, masks.answered))
+    drawn, answered = (
+        [x[:, :, 0] for x in draw_pair(k.of(FUSED), pixels)]
+        for k in (masks.kernels, masks.answered)
+    )
     modal, amodal = query_targets(targets)
     if head == NO_HEAD:
-        modal = jnp.where(targets.wants_amodal[..., None, None], amodal, modal)
-    area, has_target = targets.valid[:, None], targets.members.any(-1).astype(jnp.float32)
+        modal = jnp.where(targets.is_amodal[..., None, None], amodal, modal)
+    area, has_target = targets.valid[:, None], targets.query_instances.any(-1).astype(jnp.float32)
     values = {
         **pair_losses("", drawn, (modal, amodal), area, config),
         "presence": optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target),
@@ -260,10 +327,10 @@ def query_losses(
 
 
 def type_loss(
-    readings: Float[Array, "r b k"], wants_amodal: Bool[Array, "b k"], config: LossConfig
+    readings: Float[Array, "r b k"], is_amodal: Bool[Array, "b k"], config: LossConfig
 ) -> Float[Array, "b k"]:
     """Cross entropy of the mask type with smoothed labels; each of the r readers learns for itself."""
-    target = wants_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
+    target = is_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(readings, target[None]).mean(0)
 
 
@@ -274,22 +341,29 @@ _pick_each = jax.vmap(_pick)
 
 
 def _has_instance(targets: Targets) -> Bool[Array, "b k q"]:
-    return (targets.slots >= 0) & targets.query_valid[..., None]
+    return (targets.slots >= 0) & targets.query_mask[..., None]
 
 
 def slot_losses(
-    masks: MaskTokens, pixels: Float[Array, "b *_k h w c"], targets: Targets, config: LossConfig, *, head: str,
+    masks: MaskTokens,
+    pixels: Float[Array, "b *_k h w c"],
+    targets: Targets,
+    config: LossConfig,
+    *,
+    head: str,
     threshold: float,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Instance masks, at lower resolution: every target is matched to a slot, and the other slots learn absence.
     Amodal masks are matched, or masks of the one type that a query teaches."""
     exists, coarse = _has_instance(targets), pool_pixels(pixels)
-    drawn, answered = (draw_pair(kernels.of(SLOTS), coarse) for kernels in (masks.kernels, masks.answered))
+    drawn, answered = (
+        draw_pair(kernels.of(SLOTS), coarse) for kernels in (masks.kernels, masks.answered)
+    )
     instance = jnp.maximum(targets.slots, 0)
     truth = _pick(pool_masks(targets.modal), instance), _pick(pool_masks(targets.amodal), instance)
     (_, matched), (_, wanted) = drawn, truth
     if _learns_one_type(config, head):
-        asks_amodal = targets.wants_amodal[..., None, None, None]
+        asks_amodal = targets.is_amodal[..., None, None, None]
         wanted = jnp.where(asks_amodal, truth[1], truth[0])
         matched = drawn[0] if head == NO_HEAD else jnp.where(asks_amodal, drawn[1], drawn[0])
         truth = (wanted, wanted) if head == NO_HEAD else truth
@@ -301,14 +375,18 @@ def slot_losses(
     return {
         **pair_losses("slots_", drawn, truth, area, config),
         "slot_presence": optax.sigmoid_binary_cross_entropy(presence, has_target),
-        "slot_iou": iou_error(_pick_each(masks.iou[:, :, 1:], slot), answered, truth, area, threshold),
+        "slot_iou": iou_error(
+            _pick_each(masks.iou[:, :, 1:], slot), answered, truth, area, threshold
+        ),
     }
 
 
 def match_slots(
-    probability: Float[Array, "b k q h w"], target: Float[Array, "b k q h w"], presence: Float[Array, "b k q"],
+    probability: Float[Array, "b k q h w"],
+    target: Float[Array, "b k q h w"],
+    presence: Float[Array, "b k q"],
     exists: Bool[Array, "b k q"],
-) -> Int[Array, "b k q"]:  # fmt: skip
+) -> Int[Array, "b k q"]:
     """The slot of every target, by the Hungarian algorithm on the dice loss of masks of one type.
 
     A slot that says it is present costs less. Otherwise slots that draw the same mask would be matched by chance, and
@@ -323,7 +401,9 @@ def match_slots(
         rows, columns = optax.assignment.hungarian_algorithm(cost)
         return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
-    return jax.vmap(match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r")).reshape(exists.shape)
+    return jax.vmap(match)(rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r")).reshape(
+        exists.shape
+    )
 
 
 # Instances and pixels, whatever the queries ask for.
@@ -334,10 +414,14 @@ def instance_losses(
 ) -> dict[str, Array]:
     """Masks of every instance from kernels [b 1 m] that were made from its own pixels."""
     drawn = [x[:, 0] for x in draw_pair(kernels, pixels)]
-    return pair_losses("instance_", drawn, (targets.modal, targets.amodal), targets.valid[:, None], config)
+    return pair_losses(
+        "instance_", drawn, (targets.modal, targets.amodal), targets.valid[:, None], config
+    )
 
 
-def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets) -> dict[str, Array]:
+def dense_losses(
+    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: Targets
+) -> dict[str, Array]:
     """What every pixel says about the object that it lies on: its names, the categories hidden here, its amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no vocabulary is part
@@ -348,14 +432,25 @@ def dense_losses(dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], tar
     values = {}
     for group, embeddings in names.items():
         label = jnp.maximum(_pick(targets.labels[group], index), 0)
-        logits = jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
+        logits = (
+            jnp.einsum("bhwe,ve->bhwv", dense.visible, embeddings) * embeddings.shape[-1] ** -0.5
+        )
         values[f"dense_{group}"] = optax.softmax_cross_entropy_with_integer_labels(logits, label)
     if "category" in names:
         embeddings = names["category"]
-        one_hot = jax.nn.one_hot(targets.labels["category"], len(embeddings)) * targets.amodal_known[..., None]
-        hidden = jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
-        logits = jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
-        values["dense_hidden"] = optax.sigmoid_binary_cross_entropy(logits, hidden.astype(jnp.float32)).sum(-1)
+        one_hot = (
+            jax.nn.one_hot(targets.labels["category"], len(embeddings))
+            * targets.has_amodal[..., None]
+        )
+        hidden = (
+            jnp.einsum("bmhw,bmv->bhwv", (amodal - modal > 0.5).astype(jnp.float32), one_hot) > 0
+        )
+        logits = (
+            jnp.einsum("bhwe,ve->bhwv", dense.hidden, embeddings) * embeddings.shape[-1] ** -0.5 - 4
+        )
+        values["dense_hidden"] = optax.sigmoid_binary_cross_entropy(
+            logits, hidden.astype(jnp.float32)
+        ).sum(-1)
     size = dense.box.shape[1]
     centre = (jnp.arange(size) + 0.5) / size
     here = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)

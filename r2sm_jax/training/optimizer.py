@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float32
 
 from r2sm_jax.config import OptimizerConfig
-from r2sm_jax.cpu import multiply_batched, transpose_batched
+from r2sm_jax.models.matmul import multiply_batched, transpose_batched
 
 NOT_MATRICES = (
     *("positions", "output_tokens", "rel_pos_h", "rel_pos_w", "embedding"),
@@ -25,7 +25,11 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
     """Linear warm-up, then linearly or along a cosine to zero at the last step."""
     warmup = min(warmup, max(1, steps // 5))
     left = max(steps - warmup, 1)
-    falling = optax.linear_schedule(peak, 0.0, left) if decay == "linear" else optax.cosine_decay_schedule(peak, left)
+    falling = (
+        optax.linear_schedule(peak, 0.0, left)
+        if decay == "linear"
+        else optax.cosine_decay_schedule(peak, left)
+    )
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), falling], [warmup])
 
 
@@ -37,7 +41,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
     if config.name == "adamw":
-        return optax.chain(clip, stacked(adamw, config.backbone_rate))
+        return optax.chain(clip, stacked(adamw, config.pretrained_rate))
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
         scale_by_muon(config.momentum),
@@ -45,14 +49,16 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         optax.scale_by_learning_rate(muon_rate),
     )
     both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
-    by_kind = stacked(optax.partition(both, _labels), config.backbone_rate)
+    by_kind = stacked(optax.partition(both, _labels), config.pretrained_rate)
     return optax.chain(clip, by_kind)
 
 
-def stacked(inner: optax.GradientTransformation, backbone_rate: float) -> optax.GradientTransformation:
+def stacked(
+    inner: optax.GradientTransformation, pretrained_rate: float
+) -> optax.GradientTransformation:
     """Treats parameters of one kind and shape as one array [n ...]: a few large operations replace many small ones.
 
-    `inner` sees a dict from `_group` to these arrays. A published backbone gets `backbone_rate` of its updates.
+    `inner` sees a dict from `_group` to these arrays. A published backbone gets `pretrained_rate` of its updates.
     """
 
     def stack(tree: Any) -> dict[str, jax.Array]:
@@ -64,8 +70,13 @@ def stacked(inner: optax.GradientTransformation, backbone_rate: float) -> optax.
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         new, state = inner.update(stack(updates), state, None if params is None else stack(params))
         arrays = cast(dict[str, jax.Array], new)
-        rows = {g: iter(backbone_rate * x if g.startswith("backbone") else x) for g, x in arrays.items()}
-        return jax.tree_util.tree_map_with_path(lambda path, leaf: next(rows[_group(path, leaf)]), updates), state
+        rows = {
+            g: iter(pretrained_rate * x if g.startswith("backbone") else x)
+            for g, x in arrays.items()
+        }
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: next(rows[_group(path, leaf)]), updates
+        ), state
 
     return optax.GradientTransformation(lambda params: inner.init(stack(params)), update)
 
@@ -101,7 +112,9 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     """Nesterov momentum of stacked matrices [n ... d], made orthogonal; all axes between are a matrix's input."""
 
     def orthogonalise(updates: Any, params: Any) -> Any:
-        return jax.tree.map(lambda x: orthogonal(x.reshape(len(x), -1, x.shape[-1])).reshape(x.shape), updates)
+        return jax.tree.map(
+            lambda x: orthogonal(x.reshape(len(x), -1, x.shape[-1])).reshape(x.shape), updates
+        )
 
     return optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonalise))
 

@@ -13,18 +13,18 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
+from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.cpu import products
 from r2sm_jax.data.batches import PreparedSource
-from r2sm_jax.distributed import AXES, gather, whole
+from r2sm_jax.data.cache import FeatureCache, digest, to_float16
 from r2sm_jax.errors import InputError
-from r2sm_jax.feature_cache import FeatureCache, digest, to_float16
-from r2sm_jax.flags import to_json
-from r2sm_jax.models import heads
+from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.image_encoder import FrozenFeatures
+from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM, build_model
-from r2sm_jax.models.vision import FrozenFeatures
 from r2sm_jax.training import losses
 from r2sm_jax.training.losses import Outputs, Targets
+from r2sm_jax.training.sharding import AXES, gather, whole
 
 Batch = dict[str, Any]
 Names = dict[str, Float[Array, "_v e"]]
@@ -43,7 +43,9 @@ class TrainState(NamedTuple):
 
 def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """A new model as (graph, trainable parameters, constants). The frozen language model is not part of it."""
-    graphdef, params, constants = nnx.split(build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...)
+    graphdef, params, constants = nnx.split(
+        build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
+    )
     return graphdef, params, constants
 
 
@@ -54,11 +56,19 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
 
 def make_targets(batch: Batch) -> Targets:
     """The truth of a batch (data/batches.py), with coverages in float32."""
-    unchanged = ("amodal_known", "members", "slots", "wants_amodal", "query_valid", "labels", "boxes")
-    coverages = {"modal": "modal", "amodal": "amodal", "valid": "loss_valid"}
+    unchanged = (
+        "has_amodal",
+        "query_instances",
+        "slots",
+        "is_amodal",
+        "query_mask",
+        "labels",
+        "boxes",
+    )
+    coverages = {"modal": "modal", "amodal": "amodal", "valid": "pixel_weight"}
     return Targets(
-        type_amodal=batch.get("type_amodal", batch["wants_amodal"]),
-        type_valid=batch.get("type_valid", batch["query_valid"]),
+        type_is_amodal=batch.get("type_is_amodal", batch["is_amodal"]),
+        type_valid=batch.get("type_valid", batch["query_mask"]),
         **{name: batch[name] for name in unchanged},
         **{name: batch[key].astype(jnp.float32) / 255 for name, key in coverages.items()},
     )
@@ -71,9 +81,11 @@ def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b 
     tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
     if model.head is not None:
-        type_readings = heads.readings(model.head, batch["type_text"].astype(jnp.float32), batch["type_mask"])
+        type_readings = heads.readings(
+            model.head, batch["type_text"].astype(jnp.float32), batch["type_text_mask"]
+        )
     else:
-        type_readings = model.type_logit(batch["text"], batch["text_mask"], masks)[None]
+        type_readings = model.amodal_logit(batch["text"], batch["text_mask"], masks)[None]
     return Outputs(
         masks=masks,
         pixels=pixels,
@@ -85,9 +97,15 @@ def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b 
 
 
 def train_step(
-    state: TrainState, constants: nnx.State, batch: Batch, names: Names, *, graphdef: nnx.GraphDef,
-    optimizer: optax.GradientTransformation, config: Config,
-) -> tuple[TrainState, Values]:  # fmt: skip
+    state: TrainState,
+    constants: nnx.State,
+    batch: Batch,
+    names: Names,
+    *,
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+) -> tuple[TrainState, Values]:
     """One step of a resolved configuration."""
     model, loop = config.model, config.train
     weights = losses.entry_weights(make_targets(batch), config.loss, model.head)
@@ -97,13 +115,17 @@ def train_step(
         targets = make_targets(batch)
         regions = losses.instance_regions(targets, config.loss, model.head)
         outputs = run_model(nnx.merge(graphdef, params, constants), batch, names, regions)
-        found = losses.compute_losses(outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold)
+        found = losses.compute_losses(
+            outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold
+        )
         means = losses.mean_losses(found, weights)
         return losses.total_loss(means, config.loss), means
 
-    with products(loop.products):
+    with products(loop.matmul_precision):
         gradient_fn = partial(jax.value_and_grad(loss_fn, has_aux=True), state.params)
-        (loss, values), grads = add_parts(gradient_fn, (batch, weights), loop.accumulate, unroll=loop.unroll)
+        (loss, values), grads = add_parts(
+            gradient_fn, (batch, weights), loop.accumulate, unroll=loop.unroll
+        )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
     values |= {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
@@ -127,24 +149,38 @@ def add_parts(function: Callable[[Any], Any], batch: Any, count: int, *, unroll:
 
 
 def jit_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, state: TrainState | None = None
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    state: TrainState | None = None,
 ) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
     """`train_step` compiled for a resolved configuration. The memory of the old state is reused, and every new one
     lies as `state` does (arrays or shapes with their shardings). Runs of one process that differ in nothing that a
     step reads share the program."""
     loop = config.train
-    read = LoopConfig(products=loop.products, accumulate=loop.accumulate, unroll=loop.unroll)
-    leaves, structure = jax.tree.flatten(None if state is None else jax.tree.map(lambda x: x.sharding, state))
+    read = LoopConfig(
+        matmul_precision=loop.matmul_precision, accumulate=loop.accumulate, unroll=loop.unroll
+    )
+    leaves, structure = jax.tree.flatten(
+        None if state is None else jax.tree.map(lambda x: x.sharding, state)
+    )
     return _jit_train_step(
-        graphdef, optimizer, Config(model=config.model, loss=config.loss, train=read), tuple(leaves), structure
+        graphdef,
+        optimizer,
+        Config(model=config.model, loss=config.loss, train=read),
+        tuple(leaves),
+        structure,
     )
 
 
 @lru_cache(maxsize=8)
 def _jit_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: Config, leaves: tuple[Any, ...],
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    leaves: tuple[Any, ...],
     structure: Any,
-) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:  # fmt: skip
+) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
     step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
     if not leaves:
         return jax.jit(step, donate_argnums=0)
@@ -158,21 +194,29 @@ def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
     divide evenly among devices and parts."""
     devices, shares = loop.devices, loop.devices * loop.accumulate
     if devices > jax.device_count():
-        raise InputError(f"--train.devices {devices}: this machine has {jax.device_count()}; give fewer")
+        raise InputError(
+            f"--train.devices {devices}: this machine has {jax.device_count()}; give fewer"
+        )
     if jax.process_count() > 1 and devices != jax.device_count():
-        raise InputError(f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0")
+        raise InputError(
+            f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0"
+        )
     if devices % fsdp:
-        raise InputError(f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does")
+        raise InputError(
+            f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does"
+        )
     if loop.batch_size % shares:
         raise InputError(
             f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
             f"parts of --train.accumulate; give a multiple of {shares}"
         )
     auto = (jax.sharding.AxisType.Auto,) * 2
-    return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=auto, devices=jax.devices()[:devices])
+    return jax.make_mesh(
+        (devices // fsdp, fsdp), AXES, axis_types=auto, devices=jax.devices()[:devices]
+    )
 
 
-# Features of the training images by frozen weights, computed once and kept on disk (`--data.cache-features`).
+# Features of the training images by frozen weights, computed once and kept on disk (`--data.cache-dir`).
 
 
 class FrozenImages:
@@ -194,17 +238,29 @@ class FrozenImages:
         process, processes = jax.process_index(), jax.process_count()
         vision, rows = config.model.vision, config.train.batch_size // processes
         devices = np.array(jax.local_devices()[: config.train.devices // processes])
-        replicated, sharding = (NamedSharding(Mesh(devices, "rows"), PartitionSpec(*axis)) for axis in ((), ("rows",)))
+        replicated, sharding = (
+            NamedSharding(Mesh(devices, "rows"), PartitionSpec(*axis)) for axis in ((), ("rows",))
+        )
         weights = jax.device_put(jax.tree.map(whole, weights), replicated)
-        frozen = [np.asarray(x) for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))]
-        sizes = to_json(vision) | {name: getattr(vision, name) is not None for name in ("init", "name", "backbone")}
+        frozen = [
+            np.asarray(x)
+            for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))
+        ]
+        sizes = to_json(vision) | {
+            name: getattr(vision, name) is not None for name in ("init", "name", "efficientnet")
+        }
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
-        self.keys = [digest(p["image"], p["valid"]) for p in map(self.prepared.__getitem__, range(len(self.prepared)))]
+        self.keys = [
+            digest(p["image"], p["valid"])
+            for p in map(self.prepared.__getitem__, range(len(self.prepared)))
+        ]
         # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
         new = gather({key: i for i, key in enumerate(self.keys) if key not in self.cache})[0]
 
         @jax.jit
-        def features(weights: nnx.State, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]):
+        def features(
+            weights: nnx.State, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
+        ):
             model: R2SM = nnx.merge(graphdef, weights)
             return model.frozen_features(image, valid)
 
@@ -213,16 +269,23 @@ class FrozenImages:
             for start in range(0, len(mine), rows):
                 keys = mine[start : start + rows]
                 padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
-                images = np.stack([p["image"] for p in padded]), np.stack([p["valid"] for p in padded])
+                images = (
+                    np.stack([p["image"] for p in padded]),
+                    np.stack([p["valid"] for p in padded]),
+                )
                 made = features(weights, *jax.device_put(images, sharding))
                 arrays = [np.asarray(x, np.float32) for x in made if x is not None]
-                yield from ((key, tuple(to_float16(x[row]) for x in arrays)) for row, key in enumerate(keys))
+                yield from (
+                    (key, tuple(to_float16(x[row]) for x in arrays)) for row, key in enumerate(keys)
+                )
 
         one = self.prepared[0]
         spec = jax.eval_shape(features, weights, one["image"][None], one["valid"][None])
         self.names = [f"frozen_{name}" for name, x in spec._asdict().items() if x is not None]
         if new:
-            self.cache.make_room("images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None))
+            self.cache.make_room(
+                "images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None)
+            )
             self.cache.add(computed())
         gather(None)
         self.cache.refresh()
@@ -231,20 +294,22 @@ class FrozenImages:
 
 def _stem_is_frozen(vision: VisionConfig) -> bool:
     """Whether what reads the pixels, apart from a plain ViT, is frozen."""
-    return vision.trunk_is_frozen or (vision.backbone is not None and vision.backbone_frozen_to > 2)
+    return vision.trunk_is_frozen or (
+        vision.efficientnet is not None and vision.efficientnet_frozen_to > 2
+    )
 
 
 def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | None:
-    """The features of training images that are kept; None without --data.cache-features. Also None, with the reason and
+    """The features of training images that are kept; None without --data.cache-dir. Also None, with the reason and
     flags printed, if features change during training: no frozen encoder, or augmented images."""
     vision, data = config.model.vision, config.data
-    if data.cache_features is None:
+    if data.cache_dir is None:
         return None
     if not (_stem_is_frozen(vision) or vision.plain_is_frozen):
-        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.backbone)"
+        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.efficientnet)"
     elif data.mirror or data.crop < 1 or data.colour_jitter:
         obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
     else:
-        return FrozenImages(Path(data.cache_features), prepared)
-    print(f"--data.cache-features: image features are not cached, since {obstacle}", flush=True)
+        return FrozenImages(Path(data.cache_dir), prepared)
+    print(f"--data.cache-dir: image features are not cached, since {obstacle}", flush=True)
     return None

@@ -1,0 +1,306 @@
+"""Run folders: made by training, opened by everything else.
+
+runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/  report.*
+runs/latest             points at the newest
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from flax.traverse_util import flatten_dict
+
+from r2sm_jax.cli import from_json, to_json
+from r2sm_jax.config import Config, DistributedConfig, LoopConfig, MatmulPrecision, check_sizes
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.inference import exported
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.matmul import choose_matmul_precision
+from r2sm_jax.models.published import with_published_sizes
+from r2sm_jax.models.r2sm import abstract_model
+from r2sm_jax.models.weights import cache_dir
+from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.step import TrainState, init_state
+
+if sys.platform != "win32":
+    import fcntl
+
+RUNS = Path("runs")
+LATEST = RUNS / "latest"
+INPUTS, LOCK = "inputs.json", ".lock"
+MAY_CHANGE = (
+    *(
+        "resume",
+        "run",
+        "train.log_every",
+        "train.checkpoint_every",
+        "train.evaluate_every",
+        "train.report_samples",
+    ),
+    *("train.devices", "train.accumulate", "train.unroll", "distributed.fsdp"),
+)
+"""Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
+
+
+def enable_compilation_cache() -> None:
+    """Lets a command find the programs that earlier ones compiled, in the user's cache folder. The environment variable
+    JAX_COMPILATION_CACHE_DIR gives another folder; JAX_ENABLE_COMPILATION_CACHE=0 turns it off."""
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+        jax.config.update(
+            "jax_persistent_cache_min_compile_time_secs", 0.0
+        )  # a start has a hundred small programs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, ready to answer."""
+
+    folder: Path
+    config: Config
+    step: int
+    predictor: Predictor
+    exported: bool = False
+    """Whether it is an export of a run."""
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run folder. Raises InputError if it is not a run folder."""
+    path = folder / "config.json"
+    if exported.is_export(folder):
+        raise InputError(
+            f"{folder}: this is an export, which cannot be trained on; give the run folder"
+        )
+    if not path.exists():
+        given = f"one that train wrote, or a released model ({', '.join(exported.RELEASED_MODELS)})"
+        raise InputError(f"{folder}: no such run folder, its config.json is missing; give {given}")
+    try:
+        return from_json(Config, json.loads(path.read_text("utf-8")), str(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: not a readable configuration ({error}); restore it or train again"
+        ) from None
+
+
+def resumed_folder(config: Config) -> Path:
+    """The run that `--resume` means."""
+    return Path(config.run) if config.run else LATEST
+
+
+def resolve(config: Config) -> Config:
+    """The configuration with real values for this machine in place of `auto` and 0, and sizes of published weights.
+
+    A run that is resumed on another machine keeps its values; only the number of devices is chosen again. How the
+    processes of this call connect (`--distributed`) is not part of a resolved configuration. Raises
+    InputError if the run cannot be read, published weights cannot be had, or their sizes contradict one another.
+    """
+    model, vision = config.model, config.model.vision
+    parent = read_config(resumed_folder(config)) if config.resume else None
+    if any(vision.published):
+        known = parent or (read_config(Path(config.init)) if config.init else None)
+        model = with_published_sizes(model, known.model if known else None)
+        check_sizes(model)
+    return resolve_loop(replace(config, model=model), resolve_loop(parent) if parent else None)
+
+
+def resolve_loop(config: Config, parent: Config | None = None) -> Config:
+    """`resolve` without the sizes of published weights. `parent` is the resolved configuration of a resumed run."""
+    loop = config.train
+    devices = loop.devices or jax.device_count()
+    if parent:
+        used = parent.train
+    else:
+        halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
+        used = LoopConfig(
+            accumulate=2 if halves else 1,
+            unroll=halves,
+            matmul_precision=choose_matmul_precision(),
+            select_on="dev",
+        )
+    loop = replace(
+        loop,
+        devices=devices,
+        accumulate=loop.accumulate or used.accumulate,
+        unroll=loop.unroll if loop.accumulate else used.unroll,
+        matmul_precision=used.matmul_precision
+        if loop.matmul_precision == "auto"
+        else loop.matmul_precision,
+        select_on=used.select_on if loop.select_on == "auto" else loop.select_on,
+    )
+    return replace(config, train=loop, distributed=DistributedConfig(fsdp=config.distributed.fsdp))
+
+
+def start_folder(config: Config, locks: ExitStack) -> Path:
+    """Makes the folder of a new run, or compares the configuration of a resumed one; `config` must be resolved. Until
+    `locks` end no other process can do so. Raises InputError if a new run's folder holds a run or cannot be written, a
+    resumed run's configuration differs, or another process trains in the folder."""
+    own = read_config(resumed_folder(config)) if config.resume else None
+    try:
+        folder = resumed_folder(config) if own else _new_folder(config)
+        locks.enter_context(lock_run(folder))
+    except OSError as error:
+        where = config.run or RUNS
+        raise InputError(
+            f"{where}: cannot write there ({error.strerror}); permit it or give another --run"
+        ) from error
+    if own:
+        before, now = (flatten_dict(to_json(c), sep=".") for c in (resolve_loop(own), config))
+        differ = [name for name in before if before[name] != now[name] and name not in MAY_CHANGE]
+        if found := [f"{name} ({before[name]} in the run, {now[name]} now)" for name in differ]:
+            problem = f"was trained with another configuration: {'; '.join(found)}"
+            raise InputError(f"{folder} {problem}; use these or another --run")
+        return folder
+    if (folder / "config.json").exists():
+        raise InputError(
+            f"{folder} holds a run already; continue it with --resume or give another --run"
+        )
+    with writing(folder / "config.json") as part:
+        part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
+        (folder / "samples").mkdir(exist_ok=True)
+        if config.run is None:  # replaced in one step, so that there is always a link
+            link = LATEST.with_name(f".latest-{os.getpid()}")
+            link.symlink_to(folder.name, target_is_directory=True)
+            link.replace(LATEST)
+    return folder
+
+
+def _new_folder(config: Config) -> Path:
+    """Makes `--run`, or a dated folder that nobody else has: in the next second if there is one of this second."""
+    parent = Path(config.run) if config.run else RUNS
+    parent.mkdir(parents=True, exist_ok=True)
+    while not config.run:
+        folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        time.sleep(0.1)
+    return parent
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in a run folder. The system ends the lock with this process, however that
+    ends. Raises InputError if another process has it. Windows and some network file systems have no such locks."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"{folder}: another process trains this run now"
+            raise InputError(f"{problem}; wait until it ends, or give another --run") from None
+        except OSError:
+            print(
+                f"{folder}: this file system has no locks; do not train one run twice at a time",
+                file=sys.stderr,
+            )
+        yield
+
+
+def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: str) -> None:
+    """Writes the hashes of the language model, its tokenizer and the training data into the folder of a new run, and
+    compares those of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
+    if config.init and (first := read_inputs(Path(config.init))):
+        exported.check_texts(texts, first["language_model"], f"--init {config.init}")
+    if config.resume and (before := read_inputs(folder)):
+        exported.check_texts(texts, before["language_model"], f"the run {folder}")
+        if before["data"]["sha256"] != data_sha256:
+            raise InputError(
+                f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
+                f"them, or start a new run from its weights with --init {folder}"
+            )
+        return
+    inputs = {
+        "language_model": {"name": config.model.text.name, **texts.identity},
+        "data": {"source": config.data.source, "sha256": data_sha256},
+    }
+    with writing(folder / INPUTS) as part:
+        part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
+
+
+def read_inputs(folder: Path) -> dict[str, dict[str, str]]:
+    """What `check_inputs` wrote; empty for an export, and for a run of an earlier version."""
+    return (
+        load_json(folder / INPUTS, "the file that the run wrote")
+        if (folder / INPUTS).exists()
+        else {}
+    )
+
+
+def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
+    """Graph, training state and constants of a run as shapes; nothing is computed."""
+    graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    return graphdef, jax.eval_shape(partial(init_state, optimizer=optimizer), params), constants
+
+
+class Stored(NamedTuple):
+    """The weights of one checkpoint."""
+
+    config: Config
+    graphdef: nnx.GraphDef
+    params: nnx.State
+    constants: nnx.State
+    step: int
+
+
+def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
+    """Reads the weights of a run or an export, without the language model. Raises InputError if the folder is neither,
+    has no usable checkpoint, or `checkpoint` is not best, latest or a step, or is a damaged step."""
+    if exported.is_export(folder):
+        if checkpoint != "best":
+            raise InputError(
+                f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out"
+            )
+        return Stored(*exported.read_weights(folder))
+    config = read_config(folder)
+    checkpoints = Checkpoints(folder)
+    steps = checkpoints.steps
+    if not steps:
+        raise InputError(f"{folder}: the run has no checkpoint yet; train on with --resume")
+    named = {str(step): step for step in steps} | {
+        "latest": steps[-1],
+        "best": checkpoints.best or steps[-1],
+    }
+    if checkpoint not in named:
+        known = f"best, latest or one of the steps {', '.join(map(str, steps))}"
+        raise InputError(
+            f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}"
+        )
+    graphdef, state, constants = abstract_state(config)
+    state, constants = checkpoints.restore(
+        state, constants, step=named[checkpoint], only=checkpoint.isdigit()
+    )
+    checkpoints.close()
+    return Stored(config, graphdef, state.params, constants, int(state.step))
+
+
+def open_run(folder: Path, *, checkpoint: str = "best", kind: MatmulPrecision = "float32") -> Run:
+    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference, which multiplies as `kind` says
+    (cpu.py). Raises InputError as `restore_weights`, or if the language model or the hub's export cannot be had, or the
+    language model or the image encoder of a compact export is not the one of training."""
+    folder = exported.find_export(folder)
+    stored = restore_weights(folder, checkpoint=checkpoint)
+    text, of_export = stored.config.model.text, exported.is_export(folder)
+    trained = exported.read_config(folder) if of_export else read_inputs(folder)
+    trained = trained.get("language_model", {})
+    name = str(folder / exported.LANGUAGE_MODEL) if trained.get("embedded") else text.name
+    texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
+    exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
+    weights = nnx.merge_state(stored.params, stored.constants)
+    predictor = Predictor(stored.config.model, stored.graphdef, weights, texts, kind)
+    if of_export:
+        exported.check_weights(folder, predictor)
+    return Run(folder, stored.config, stored.step, predictor, of_export)

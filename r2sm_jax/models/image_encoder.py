@@ -1,0 +1,402 @@
+"""The vision encoder: SAM's ViT, from a size that trains on a laptop to the published ones.
+
+The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
+attention, decomposed relative positions, a neck of two convolutions. The `conv` stem is ours: strided convolutions
+whose features finer than the tokens go to the pixel decoder; a published backbone can take its place. A published plain
+ViT can stand beside this encoder or in its place; the tokens of both are added before the neck's norms.
+
+An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Float
+
+from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
+from r2sm_jax.models.layers import MLP, Attention, Conv, ConvBlock, Linear, add_lora, attend, freeze
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "dinov2": IMAGENET,
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
+}
+"""Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
+
+
+class VisionFeatures(NamedTuple):
+    """What one image becomes."""
+
+    tokens: Float[Array, "b h w d"]
+    skips: tuple[Float[Array, "b _h _w _c"] | None, ...] = (None, None)
+    """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims` channels; or none."""
+
+
+class FrozenFeatures(NamedTuple):
+    """What frozen weights compute from an image, so that it can be cached; None for parts that are trained."""
+
+    trunk: Float[Array, "b h w d"] | None = None
+    """Of SAM's encoder, before the norms of the neck."""
+    plain: Float[Array, "b _y _x e"] | None = None
+    """Of the plain ViT."""
+    stride4: Float[Array, "b _h4 _w4 _c4"] | None = None
+    """Of the backbone, as the next three."""
+    stride8: Float[Array, "b _h8 _w8 _c8"] | None = None
+    stride16: Float[Array, "b _h16 _w16 _c16"] | None = None
+    stride32: Float[Array, "b _h32 _w32 _c32"] | None = None
+
+
+class ConvStem(nnx.Module):
+    """3x3 convolutions that halve the resolution log2(patch_size) times, each but the first followed by residual ones.
+
+    The features of the two strides before the tokens are its skips.
+    """
+
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        halvings = config.patch_size.bit_length() - 1
+        dims = [3, *(min(config.dim, 32 * 2**i) for i in range(halvings - 1)), config.dim]
+        self.skip_dims = tuple(dims[-3:-1])
+        pairs = list(pairwise(dims))
+        self.convs = nnx.List(
+            [nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs]
+        )
+        self.residuals = nnx.List(
+            [
+                nnx.List([ConvBlock(o, dtype=dtype, rngs=rngs) for _ in range(config.stem_depth)])
+                for _, o in pairs[1:]
+            ]
+        )
+
+    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+        features = [nnx.relu(self.convs[0](image))]
+        for conv, residuals in zip(self.convs[1:], self.residuals, strict=True):
+            x = conv(features[-1])
+            for residual in residuals:
+                x = residual(x)
+            features.append(x)
+        return VisionFeatures(features[-1], tuple(features[-3:-1]))
+
+
+class PatchStem(nnx.Conv):
+    """SAM's patch embedding, which has no skips."""
+
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        size = (config.patch_size, config.patch_size)
+        super().__init__(3, config.dim, size, strides=size, padding="VALID", dtype=dtype, rngs=rngs)
+
+    def __call__(self, image: Float[Array, "b H W 3"]) -> VisionFeatures:
+        return VisionFeatures(super().__call__(image))
+
+
+class PyramidStem(nnx.Module):
+    """A backbone's features at strides 4, 8, 16, 32 -> tokens at stride 16, and skips.
+
+    Each level is normed, since published features have very different scales.
+    """
+
+    def __init__(
+        self, dims: tuple[int, ...], config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        """`dims`: channels of the levels."""
+        self.skip_dims = dims[:2]
+        self.norms = nnx.List(
+            [nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs) for dim in dims]
+        )
+        self.joins = nnx.List([Linear(dim, config.dim, dtype=dtype, rngs=rngs) for dim in dims[2:]])
+
+    def __call__(self, levels: Levels) -> VisionFeatures:
+        fine, coarse, middle, deep = (norm(x) for norm, x in zip(self.norms, levels, strict=True))
+        tokens = self.joins[0](middle) + resize(self.joins[1](deep), middle.shape[1])
+        return VisionFeatures(tokens, (fine, coarse))
+
+
+class GridAttention(nnx.Module):
+    """Multi-head self-attention on a token grid, with SAM's decomposed relative positions if asked for."""
+
+    def __init__(self, config: VisionConfig, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        """`grid`: tokens each way that attention runs over."""
+        self.heads = config.heads
+        self.qkv = Linear(config.dim, 3 * config.dim, dtype=dtype, rngs=rngs)
+        self.out = Linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
+        shape = (2 * grid - 1, config.dim // config.heads)
+        # One array each: the training step cannot donate an array that two parameters share.
+        self.rel_pos_h = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
+        self.rel_pos_w = nnx.Param(jnp.zeros(shape)) if config.relative_positions else None
+
+    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        query, key, value = jnp.split(rearrange(self.qkv(x), "b h w d -> b (h w) d"), 3, axis=-1)
+        bias = self._position_bias(query, *x.shape[1:3])
+        return self.out(attend(query, key, value, heads=self.heads, bias=bias).reshape(x.shape))
+
+    def _position_bias(
+        self, query: Float[Array, "b n d"], h: int, w: int
+    ) -> Float[Array, "b g n n"] | None:
+        """The scores of SAM's decomposed relative positions: one of rows plus one of columns, for each head."""
+        if self.rel_pos_h is None or self.rel_pos_w is None:
+            return None
+        query = rearrange(query, "b (h w) (g d) -> b g h w d", h=h, g=self.heads)
+        rows = jnp.einsum(
+            "bghwd,hkd->bghwk", query, _relative(self.rel_pos_h[...], h).astype(query.dtype)
+        )
+        columns = jnp.einsum(
+            "bghwd,wkd->bghwk", query, _relative(self.rel_pos_w[...], w).astype(query.dtype)
+        )
+        return rearrange(
+            rows[..., :, None] + columns[..., None, :], "b g h w y x -> b g (h w) (y x)"
+        )
+
+
+def _relative(table: Float[Array, "_n d"], size: int) -> Float[Array, "_size _size d"]:
+    """Rows of a relative-position table for every (query, key) pair along one axis."""
+    offset = (table.shape[0] + 1) // 2 - 1
+    return table[jnp.arange(size)[:, None] - jnp.arange(size)[None, :] + offset]
+
+
+class Block(nnx.Module):
+    """Pre-norm ViT block; attention inside windows where `window` > 0."""
+
+    def __init__(self, config: VisionConfig, window: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.window = window
+        # Published ViTs have channels far from zero, which the fast variance computes badly.
+        norm = {"epsilon": 1e-6, "dtype": dtype, "use_fast_variance": config.init is None}
+        self.norm1 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
+        self.attention = GridAttention(config, window or config.grid, dtype=dtype, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
+        dims = (config.dim, config.mlp_dim, config.dim)
+        self.mlp = MLP(dims, dtype=dtype, rngs=rngs, activation=config.activation)
+
+    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        normed = self.norm1(x)
+        x = x + (self._in_windows(normed) if self.window else self.attention(normed))
+        return x + self.mlp(self.norm2(x))
+
+    def _in_windows(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        """Attention inside each window; the grid is padded to whole windows with zeros."""
+        b, h, w, _ = x.shape
+        pad_h, pad_w = -h % self.window, -w % self.window
+        x = jnp.pad(x, ((0, 0), (0, pad_h), (0, pad_w), (0, 0)))
+        rows = (h + pad_h) // self.window
+        windows = rearrange(x, "b (r y) (c x) d -> (b r c) y x d", y=self.window, x=self.window)
+        back = rearrange(self.attention(windows), "(b r c) y x d -> b (r y) (c x) d", b=b, r=rows)
+        return back[:, :h, :w]
+
+
+# Plain ViTs: DINOv2 (with or without registers), CLIP and SigLIP. Layout and numerics follow `transformers`
+# (models/dinov2, dinov2_with_registers, clip, siglip). `PlainViTConfig` says in what the families differ.
+
+
+class PlainBlock(nnx.Module):
+    """A pre-norm block; DINOv2 scales both of its branches per channel."""
+
+    def __init__(self, config: PlainViTConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        d = config.dim
+        self.norm1 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
+        self.norm2 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation=config.activation)
+        scaled = config.family == "dinov2"
+        self.scale1 = nnx.Param(jnp.ones(d)) if scaled else None
+        self.scale2 = nnx.Param(jnp.ones(d)) if scaled else None
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        y = self.norm1(x)
+        x = x + _scaled(self.attention(y, y, y), self.scale1)
+        return x + _scaled(self.mlp(self.norm2(x)), self.scale2)
+
+
+def exact_norm(dim: int, epsilon: float, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer norm with the variance as torch computes it: published ViTs have channels far from zero."""
+    return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs)
+
+
+def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array, "b n d"]:
+    return x if scale is None else x * scale[...].astype(x.dtype)
+
+
+class PlainViT(nnx.Module):
+    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
+
+    def __init__(self, vision: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        config, grid = vision.plain, vision.name_grid or vision.grid
+        self.config, self.grid, self.remat = config, grid, vision.remat
+        d, patch, clip = config.dim, (config.patch_size, config.patch_size), config.family == "clip"
+        first = config.family != "siglip"  # whether there is a class token
+        self.patches = nnx.Conv(
+            3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs
+        )
+        init = nnx.initializers.truncated_normal(0.02)
+        self.positions = nnx.Param(init(rngs.params(), (grid * grid + first, d)))
+        self.class_token = nnx.Param(init(rngs.params(), (1, d))) if first else None
+        self.registers = (
+            nnx.Param(init(rngs.params(), (config.registers, d))) if config.registers else None
+        )
+        self.norm_before = (
+            exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs) if clip else None
+        )
+        self.blocks = nnx.List(
+            [PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)]
+        )
+        self.norm_after = (
+            None if clip else exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        )
+
+    def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
+        """`image` is normalised by ImageNet's mean and deviation and can have any square size: it is resized to one
+        token a patch and normalised as the family needs."""
+        image = normalise(image, self.config.family)
+        x = self.patches(resize(image, self.grid * self.config.patch_size))
+        x = rearrange(x, "b h w d -> b (h w) d")
+        if self.class_token is not None:
+            x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
+        x = x + self.positions[...].astype(x.dtype)
+        if self.registers is not None:
+            x = jnp.concatenate([x[:, :1], _repeat(self.registers, x), x[:, 1:]], axis=1)
+        if self.norm_before is not None:
+            x = self.norm_before(x)
+        for block in self.blocks:
+            x = jax.checkpoint(block)(x) if self.remat else block(x)
+        if self.norm_after is not None:
+            x = self.norm_after(x)
+        return rearrange(x[:, -(self.grid**2) :], "b (h w) d -> b h w d", h=self.grid)
+
+
+def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:
+    """An image that is normalised by ImageNet's mean and deviation, as one of the `NORMALISATION`s."""
+    (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
+    if np.array_equal(from_mean, mean):
+        return image
+    return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray(
+        (from_mean - mean) / std, image.dtype
+    )
+
+
+def _repeat(tokens: nnx.Variable, x: Float[Array, "b n d"]) -> Float[Array, "b _t d"]:
+    return jnp.broadcast_to(tokens[...].astype(x.dtype), (x.shape[0], *tokens.shape))
+
+
+def resize(x: Float[Array, "b h w d"], size: int) -> Float[Array, "b _h _w d"]:
+    """Bilinear to `size` each way, antialiased where it shrinks; unchanged if it has that size."""
+    if x.shape[1:3] == (size, size):
+        return x
+    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
+
+
+# Both
+
+
+class VisionEncoder(nnx.Module):
+    """Image -> token grid [b h w d] at stride `patch_size`, with the skips of its stem."""
+
+    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.config = config
+        stems = {"conv": ConvStem, "patch": PatchStem}
+        self.backbone = (
+            EfficientNetLite(config.efficientnet_dims, dtype=dtype, rngs=rngs)
+            if config.efficientnet
+            else None
+        )
+        if self.backbone is not None:
+            self.stem = PyramidStem(self.backbone.dims[1:], config, dtype=dtype, rngs=rngs)
+        else:
+            self.stem = (
+                stems[config.stem](config, dtype=dtype, rngs=rngs) if config.stem in stems else None
+            )
+        if self.stem is not None:
+            init = nnx.initializers.truncated_normal(0.02)
+            self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
+            windows = [
+                0 if i in config.global_blocks else config.window_size for i in range(config.depth)
+            ]
+            self.blocks = nnx.List([Block(config, w, dtype=dtype, rngs=rngs) for w in windows])
+            self.neck1 = Linear(config.dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        self.skip_dims = (
+            self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else (0, 0)
+        )
+        self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        if config.plain.family == "none":
+            self.plain = None
+        else:
+            self.plain = PlainViT(config, dtype=dtype, rngs=rngs)
+            # Beside published weights the plain ViT starts without effect, so that they start as published.
+            init = nnx.initializers.zeros_init() if config.init else nnx.initializers.lecun_normal()
+            self.join = Linear(
+                config.plain.dim,
+                config.out_dim,
+                use_bias=False,
+                kernel_init=init,
+                dtype=dtype,
+                rngs=rngs,
+            )
+
+    def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
+        """What stays the same throughout training."""
+        trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
+        plain = self.plain(image) if self.plain and self.config.plain_is_frozen else None
+        levels = self._levels(image) if self.backbone else ()
+        frozen = sum(stride <= self.config.efficientnet_frozen_to for stride in STRIDES[1:])
+        return FrozenFeatures(trunk, plain, *levels[:frozen])
+
+    def __call__(
+        self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None
+    ) -> VisionFeatures:
+        """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
+        computed again."""
+        frozen = frozen or FrozenFeatures()
+        parts, skips = [], (None, None)
+        if frozen.trunk is not None:
+            parts.append(frozen.trunk)
+        elif self.stem is not None:
+            trunk, skips = self._trunk(
+                image, tuple(level for level in frozen[2:] if level is not None)
+            )
+            parts.append(trunk)
+        if self.plain is not None:
+            plain = self.plain(image) if frozen.plain is None else frozen.plain
+            parts.append(self.join(resize(plain, self.config.grid)))
+        x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
+
+    def _levels(self, image: Float[Array, "b H W 3"], known: Levels = ()) -> Levels:
+        """Features of the backbone from stride 4 on, the first of which may be known."""
+        assert self.backbone is not None
+        return self.backbone(normalise(image, "efficientnet_lite"), (*known[:1], *known))[1:]
+
+    def _trunk(self, image: Float[Array, "b H W 3"], levels: Levels = ()) -> VisionFeatures:
+        """`levels`: those of the backbone that are known."""
+        assert self.stem is not None
+        if isinstance(self.stem, PyramidStem):
+            x, skips = self.stem(self._levels(image, levels))
+        else:
+            x, skips = self.stem(image)
+        x = x + self.positions[...].astype(x.dtype)
+        for block in self.blocks:
+            x = jax.checkpoint(block)(x) if self.config.remat else block(x)
+        return VisionFeatures(self.neck1(x), skips)
+
+
+def adapt_published(encoder: VisionEncoder, *, rngs: nnx.Rngs) -> None:
+    """Freezes the published parts of a built encoder and adds LoRA to them, in place, as its configuration says."""
+    config, published = encoder.config, []
+    if config.init:
+        published.append(encoder.blocks)
+        if config.frozen or config.lora_rank:
+            freeze(encoder, but=("plain", "join"))
+    if encoder.backbone is not None and config.efficientnet_frozen_to:
+        encoder.backbone.freeze_to(config.efficientnet_frozen_to)
+    if encoder.plain is not None:
+        published.append(encoder.plain)
+        if config.name_frozen or config.lora_rank:
+            freeze(encoder.plain)
+    if config.lora_rank:
+        for part in published:
+            add_lora(part, rank=config.lora_rank, alpha=config.lora_alpha, rngs=rngs)

@@ -1,0 +1,143 @@
+"""Mask-type heads: from token states of the frozen language model to the logit that a query asks for the amodal mask.
+
+A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here and to `LEARNED_HEADS` in config.py; then
+`--model.head NAME` accepts it. The `decoder` head reads a token of the mask decoder, which also sees the image.
+References learn nothing: they read the sentence or the truth on the host, and every report compares with them. `none`
+decides nothing: one mask for both types, as the R2SM paper's baselines have.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from r2sm_jax.models.layers import MLP, Linear, attend
+from r2sm_jax.query import MaskType, keyword_mask_type
+
+
+def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k e"]:
+    """Mean of the states of real tokens."""
+    weights = mask[..., None].astype(states.dtype)
+    return (states * weights).sum(-2) / jnp.maximum(weights.sum(-2), 1)
+
+
+class LinearHead(nnx.Module):
+    """A linear probe on the mean of the last chosen layer, scaled to zero mean and unit variance."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(text_dim, use_bias=False, use_scale=False, rngs=rngs)
+        self.out = Linear(text_dim, 1, rngs=rngs)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        return self.out(self.norm(mean_pool(states[..., -1, :], mask)))[..., 0]
+
+
+class MLPHead(nnx.Module):
+    """Two layers on the means of all chosen layers."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.mlp = MLP((layers * text_dim, 128, 1), dtype=jnp.dtype("float32"), rngs=rngs)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        return self.mlp(mean_pool(states.reshape(*states.shape[:3], -1), mask))[..., 0]
+
+
+class AttentionHead(nnx.Module):
+    """The mean of four readers. Each learns by itself, so they are wrong on different wordings."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(4)])
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        return readings(self, states, mask).mean(0)
+
+
+class Reader(nnx.Module):
+    """One small transformer layer over tokens that each hold all chosen layers, then attention pooling."""
+
+    def __init__(
+        self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
+    ):
+        self.heads = heads
+        self.down = Linear(layers * text_dim, dim, rngs=rngs)
+        self.norm1 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.qkv = Linear(dim, 3 * dim, rngs=rngs)
+        self.attention_out = Linear(dim, dim, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.mlp = MLP((dim, 2 * dim, dim), dtype=jnp.float32, rngs=rngs)
+        self.norm3 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
+        self.pool = Linear(dim, 1, rngs=rngs)
+        self.out = Linear(dim, 1, rngs=rngs)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        x = self.down(rearrange(states, "b k t l e -> b k t (l e)"))
+        query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
+        x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
+        x = self.norm3(x + self.mlp(self.norm2(x)))
+        focus = jnp.where(mask, self.pool(x)[..., 0], -1e9)
+        pooled = jnp.einsum("bkt,bktd->bkd", jax.nn.softmax(focus, axis=-1), x)
+        return self.out(pooled)[..., 0]
+
+
+class LayersHead(nnx.Module):
+    """One reader of a learned mix of the chosen layers, each scaled to unit variance."""
+
+    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+        self.mix = nnx.Param(jnp.zeros(layers))
+        self.reader = Reader(text_dim, 1, rngs=rngs, dim=64, heads=2)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        shares = jax.nn.softmax(self.mix[...])
+        scales = jax.lax.rsqrt(jnp.square(states).mean(-1) + 1e-6) * shares
+        mixed = sum(
+            states[..., layer, :] * scales[..., layer, None] for layer in range(states.shape[-2])
+        )
+        return self.reader(jnp.asarray(mixed)[..., None, :], mask)
+
+
+def readings(
+    head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+) -> Float[Array, "r b k"]:
+    """The logits that a head is trained on: one for each reader if it is a mean of several."""
+    readers = head.readers if isinstance(head, AttentionHead) else [head]
+    return jnp.stack([reader(states, mask) for reader in readers])
+
+
+class DecoderHead(nnx.Module):
+    """Two layers on the state of the mask decoder's type token, which has attended to words and image."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.mlp = MLP((dim, dim, 1), dtype=jnp.dtype("float32"), rngs=rngs)
+
+    def __call__(self, state: Float[Array, "b k d"]) -> Float[Array, "b k"]:
+        return self.mlp(state.astype(jnp.float32))[..., 0]
+
+
+LEARNED: dict[str, Callable[..., Any]] = {
+    "linear": LinearHead,
+    "mlp": MLPHead,
+    "layers": LayersHead,
+    "attention": AttentionHead,
+}
+"""Heads that decide from the words alone; config.LEARNED_HEADS has the same names."""
+
+REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
+    "keyword": lambda text, truth: keyword_mask_type(text),
+    "always_modal": lambda text, truth: "modal",
+    "always_amodal": lambda text, truth: "amodal",
+    "oracle": lambda text, truth: truth or "modal",
+}
