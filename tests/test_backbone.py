@@ -32,8 +32,9 @@ from r2sm_jax.models.efficientnet import (
     fold,
     read_backbone,
 )
-from r2sm_jax.models.image_encoder import IMAGENET, VisionEncoder, adapt_published, normalise
+from r2sm_jax.models.image_encoder import VisionEncoder, adapt_published
 from r2sm_jax.models.pickles import MAGIC, read_pickle
+from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.published import BACKBONE
 from r2sm_jax.train import main
 

@@ -9,7 +9,8 @@ from flax import nnx
 
 from r2sm_jax.config import PlainViTConfig, VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.image_encoder import IMAGENET, NORMALISATION, VisionEncoder, resize
+from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
 
 pytest.importorskip("torch")
 import published_models as published

@@ -13,23 +13,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
-from r2sm_jax.models.layers import MLP, Attention, Conv, ConvBlock, Linear, add_lora, attend, freeze
-
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "dinov2": IMAGENET,
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
-}
-"""Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
+from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, add_lora, attend, freeze
+from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
 
 class VisionFeatures(NamedTuple):
@@ -187,109 +178,6 @@ class Block(nnx.Module):
         windows = rearrange(x, "b (r y) (c x) d -> (b r c) y x d", y=self.window, x=self.window)
         back = rearrange(self.attention(windows), "(b r c) y x d -> b (r y) (c x) d", b=b, r=rows)
         return back[:, :h, :w]
-
-
-# Plain ViTs: DINOv2 (with or without registers), CLIP and SigLIP. Layout and numerics follow `transformers`
-# (models/dinov2, dinov2_with_registers, clip, siglip). `PlainViTConfig` says in what the families differ.
-
-
-class PlainBlock(nnx.Module):
-    """A pre-norm block; DINOv2 scales both of its branches per channel."""
-
-    def __init__(self, config: PlainViTConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        d = config.dim
-        self.norm1 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.norm2 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation=config.activation)
-        scaled = config.family == "dinov2"
-        self.scale1 = nnx.Param(jnp.ones(d)) if scaled else None
-        self.scale2 = nnx.Param(jnp.ones(d)) if scaled else None
-
-    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-        y = self.norm1(x)
-        x = x + _scaled(self.attention(y, y, y), self.scale1)
-        return x + _scaled(self.mlp(self.norm2(x)), self.scale2)
-
-
-def exact_norm(dim: int, epsilon: float, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer norm with the variance as torch computes it: published ViTs have channels far from zero."""
-    return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs)
-
-
-def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array, "b n d"]:
-    return x if scale is None else x * scale[...].astype(x.dtype)
-
-
-class PlainViT(nnx.Module):
-    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
-
-    def __init__(self, vision: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        config, grid = vision.plain, vision.name_grid or vision.grid
-        self.config, self.grid, self.remat = config, grid, vision.remat
-        d, patch, clip = config.dim, (config.patch_size, config.patch_size), config.family == "clip"
-        first = config.family != "siglip"  # whether there is a class token
-        self.patches = nnx.Conv(
-            3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs
-        )
-        init = nnx.initializers.truncated_normal(0.02)
-        self.positions = nnx.Param(init(rngs.params(), (grid * grid + first, d)))
-        self.class_token = nnx.Param(init(rngs.params(), (1, d))) if first else None
-        self.registers = (
-            nnx.Param(init(rngs.params(), (config.registers, d))) if config.registers else None
-        )
-        self.norm_before = (
-            exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs) if clip else None
-        )
-        self.blocks = nnx.List(
-            [PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)]
-        )
-        self.norm_after = (
-            None if clip else exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        )
-
-    def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
-        """`image` is normalised by ImageNet's mean and deviation and can have any square size: it is resized to one
-        token a patch and normalised as the family needs."""
-        image = normalise(image, self.config.family)
-        x = self.patches(resize(image, self.grid * self.config.patch_size))
-        x = rearrange(x, "b h w d -> b (h w) d")
-        if self.class_token is not None:
-            x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
-        x = x + self.positions[...].astype(x.dtype)
-        if self.registers is not None:
-            x = jnp.concatenate([x[:, :1], _repeat(self.registers, x), x[:, 1:]], axis=1)
-        if self.norm_before is not None:
-            x = self.norm_before(x)
-        for block in self.blocks:
-            x = jax.checkpoint(block)(x) if self.remat else block(x)
-        if self.norm_after is not None:
-            x = self.norm_after(x)
-        return rearrange(x[:, -(self.grid**2) :], "b (h w) d -> b h w d", h=self.grid)
-
-
-def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:
-    """An image that is normalised by ImageNet's mean and deviation, as one of the `NORMALISATION`s."""
-    (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
-    if np.array_equal(from_mean, mean):
-        return image
-    return image * jnp.asarray(from_std / std, image.dtype) + jnp.asarray(
-        (from_mean - mean) / std, image.dtype
-    )
-
-
-def _repeat(tokens: nnx.Variable, x: Float[Array, "b n d"]) -> Float[Array, "b _t d"]:
-    return jnp.broadcast_to(tokens[...].astype(x.dtype), (x.shape[0], *tokens.shape))
-
-
-def resize(x: Float[Array, "b h w d"], size: int) -> Float[Array, "b _h _w d"]:
-    """Bilinear to `size` each way, antialiased where it shrinks; unchanged if it has that size."""
-    if x.shape[1:3] == (size, size):
-        return x
-    return jax.image.resize(x, (x.shape[0], size, size, x.shape[3]), "bilinear")
-
-
-# Both
 
 
 class VisionEncoder(nnx.Module):
