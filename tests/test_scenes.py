@@ -12,9 +12,9 @@ from PIL import Image
 
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.scenes.drawings import read_drawings
+from r2sm_jax.synthetic.scenes.drawings import draw_category
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, Placed, Rules
-from r2sm_jax.synthetic.scenes.paint import COLOURS, PATTERNS, Sprite
+from r2sm_jax.synthetic.scenes.paint import COLOURS, PATTERNS, ROLES, Sprite
 from r2sm_jax.synthetic.scenes.source import (
     CATEGORIES,
     SMALLEST_SIDE,
@@ -186,52 +186,14 @@ def test_pictures_have_a_smallest_size() -> None:
             SceneSource("train", 1, size=size)
 
 
-def test_the_notation_of_drawings() -> None:
-    text = """# A comment.
-sign
-    w = 0.5..0.6, tall = chance 1, tint = detail 0 rose
-    main box -w,-1 w,1
-    if tall both tint polygon 0,0 w,0
-        w,1 flipped
-    unless tall ink ellipse 0,0 w
-"""
-    parts = read_drawings(text)["sign"](np.random.default_rng(0))
-    assert [role for role, _ in parts] == ["main", "rose", "rose"]
-    w = parts[0][1].max(0)[0]
-    assert 0.5 <= w <= 0.6
-    assert np.array_equal(parts[1][1], [(0, 0), (-w, 0), (-w, 1)])
-    assert np.array_equal(parts[2][1], [(0, 0), (w, 0), (w, 1)])
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("main elipse 0,0 w", "name 'elipse' is not defined"),
-        ("mian ellipse 0,0 w", "name 'mian' is not defined"),
-        ("w ellipse 0,0 w", "not a role"),
-        ("main w", "not a role and a shape"),
-        ("main ellipse 0,0 v", "name 'v' is not defined"),
-        ("main ellipse 0,0 w*", "invalid syntax"),
-        ("main ellipse 0,0 (w", "'(' was never closed"),
-        ("main ellipse 0,0 w color=3", "unexpected keyword argument 'color'"),
-        ("main ellipse 0,0 w truned=3", "unexpected keyword argument 'truned'"),
-        ("main ellipse 0,0", "missing 1 required positional argument: 'radii'"),
-        ("if tall main box -w,-1 w,1", "name 'tall' is not defined"),
-        ("if w>9 main elipse 0,0 w", "name 'elipse' is not defined"),
-        ("h = chance often", "name 'often' is not defined"),
-        ("h = __import__('os')", "name '__import__' is not defined"),
-        ("main", "expected"),
-    ],
-)
-def test_a_mistake_in_a_drawing_is_named_when_it_is_read(line: str, problem: str) -> None:
-    text = (
-        f"# A comment.\nsign\n    w = 0.5..0.6\n    main polygon 0,0\n        w,0 w,1\n    {line}\n"
-    )
-    with pytest.raises(InputError) as error:
-        read_drawings(text)
-    assert str(error.value).startswith("drawings.txt, line 6 (sign): ") and problem in str(
-        error.value
-    )
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_drawings_fill_the_unit_square_with_known_roles(category: str) -> None:
+    for seed in range(5):
+        parts = draw_category(category, np.random.default_rng(seed))
+        assert {role for role, _ in parts} <= set(ROLES)
+        assert all(shape.ndim == 2 and shape.shape[1] == 2 for _, shape in parts)
+        points = np.concatenate([shape for role, shape in parts if role != "hole"])
+        assert 0.9 < np.abs(points).max() < 1.35
 
 
 def test_a_layout_hides_a_region_that_was_there_before() -> None:

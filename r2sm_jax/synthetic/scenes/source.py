@@ -28,7 +28,7 @@ from r2sm_jax.synthetic.queries.write import (
     write_queries,
 )
 from r2sm_jax.synthetic.random_choice import pick
-from r2sm_jax.synthetic.scenes.drawings import CATEGORIES, DRAWINGS
+from r2sm_jax.synthetic.scenes.drawings import CATEGORIES, draw_category
 from r2sm_jax.synthetic.scenes.layout import Item, Layout, Placed, Rules, whole_mask
 from r2sm_jax.synthetic.scenes.paint import (
     COLOURS,
@@ -188,7 +188,7 @@ def draw_object(rng: np.random.Generator, item: Item, extent: float) -> Sprite:
     """A drawing of an item of one of the `CATEGORIES`, its longer side about `extent` units, at 1 pixel per unit."""
     extent = float(np.clip(extent * LONG.get(item.category, 1), 27, 56))
     tilt = TILT.get(item.category, 16)
-    drawing = DRAWINGS[item.category](rng)
+    drawing = draw_category(item.category, rng)
     degrees, mirror = float(rng.uniform(-tilt, tilt)), bool(rng.random() < 0.5)
     colour, pattern = item.attributes["colour"], item.attributes["pattern"]
     return paint_figure(make_figure(rng, drawing, colour, pattern, extent, degrees, mirror), extent)
