@@ -264,11 +264,6 @@ def cases(folder: Path) -> dict[str, Case]:
             f"convert r2sm FILE --over DIR/data.json {write}",
         ),
         "check": ("a.json", dataset, "check FILE --images DIR"),
-        "check --fix": (
-            "a.json",
-            dataset,
-            "check FILE --images DIR --fix DIR/converted.json --overwrite",
-        ),
         "stats": ("a.json", dataset, "stats FILE"),
         "template": ("a.json", dataset, f"queries template FILE {write}"),
         "predictions": (

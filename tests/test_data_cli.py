@@ -9,7 +9,7 @@ from test_cocoa import HEIGHT, WIDTH, annotation, save
 from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import read_json, read_records
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import cli_main
 from r2sm_jax.tools import convert as conversion, data as cli
 from r2sm_jax.tools.convert import write_json
@@ -207,31 +207,6 @@ def test_every_format_has_its_command(tmp_path, run):
         assert "1 images" in out and " 0 queries" not in out, (name, out)
         code, out, err = run("check", out_file)
         assert code == 0 and "nothing wrong" in out, (name, err)
-
-
-def test_check_reports_all_and_writes_a_repaired_copy(tmp_path, run):
-    save(tmp_path)
-    run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "good.json")
-    records = read_records(tmp_path / "good.json")
-    records["queries"][0]["text"] = ""
-    records["queries"][1]["mask_type"] = "all"
-    write(tmp_path / "bad.json", records)
-    code, _, err = run("check", tmp_path / "bad.json")
-    assert code == 2 and "query 1: text is ''" in err and "mask_type is 'all'" in err
-    assert err.splitlines()[-1].startswith("error: ") and "2 problems; --fix OUT" in err
-    code, out, err = run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json")
-    assert code == 0 and "2 repairs" in out and err.count("left out") == 2
-    assert run("check", tmp_path / "mended.json")[0] == 0
-    failed(run("check", tmp_path / "bad.json", "--fix", tmp_path / "mended.json"), "--overwrite")
-    code, _, err = run("check", tmp_path / "good.json", "--against", tmp_path / "mended.json")
-    assert code == 2 and "image id 3 is in both" in err and "images shared with" in err
-    fixed = (
-        tmp_path / "elsewhere" / "mended.json"
-    )  # its images are looked for beside the file that was mended
-    code, _, err = run(
-        "check", tmp_path / "bad.json", "--fix", fixed, "--against", tmp_path / "good.json"
-    )
-    assert code == 2 and "image id 3 is in both" in err and fixed.exists()
 
 
 def test_statistics_and_template_queries_of_a_file(tmp_path, run):

@@ -9,7 +9,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from os import PathLike
 from os.path import isfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -99,8 +98,7 @@ class Problem(NamedTuple):
     """One thing that is wrong with a dataset file.
 
     `records` is the list that the record is in, "" for the file itself, and `index` its place there, -1 for the list or
-    the file. `where` names the record for the user, such as "annotation 7". `mend` corrects it in place and returns
-    what was done; it is None where the record can only be left out.
+    the file. `where` names the record for the user, such as "annotation 7".
     """
 
     records: str
@@ -108,7 +106,6 @@ class Problem(NamedTuple):
     where: str
     what: str
     remedy: str
-    mend: Callable[[], str] | None = None
 
     def __str__(self) -> str:
         return (
@@ -166,10 +163,7 @@ def find_problems(records: Any) -> Iterator[Problem]:
         return
     missing = [key for key in LISTS if not isinstance(records.get(key), list)]
     for key in missing:
-        mend = partial(_without_queries, records) if key == "queries" else None
-        yield Problem(
-            "", -1, "", f"the list {key!r} is missing", "add it, [] where there are none", mend
-        )
+        yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none")
     if missing:
         return
     by_id: dict[str, dict[int, Record]] = {key: {} for key in LISTS}
@@ -201,11 +195,6 @@ def find_problems(records: Any) -> Iterator[Problem]:
                             f"{field} {what}",
                             f"give {wanted}",
                         )
-
-
-def _without_queries(records: dict[str, Any]) -> str:
-    records["queries"] = []
-    return "'queries' set to []"
 
 
 def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool, str]]:
