@@ -60,14 +60,14 @@ def batch_shapes(config: Config) -> dict[str, Any]:
     t, type_t = (min(tokens, text.max_tokens) for tokens in (QUERY_TOKENS, TYPE_TOKENS))
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "image": ((size, size, 3), jnp.uint8),
-        "valid": ((size, size), jnp.bool_),
+        "image_mask": ((size, size), jnp.bool_),
         "modal": ((m, mask, mask), jnp.uint8),
         "amodal": ((m, mask, mask), jnp.uint8),
         "has_amodal": ((m,), jnp.bool_),
         "boxes": ((m, 4), jnp.float32),
         "pixel_weight": ((mask, mask), jnp.uint8),
         "query_instances": ((k, m), jnp.bool_),
-        "slots": ((k, slots), jnp.int32),
+        "slot_targets": ((k, slots), jnp.int32),
         "is_amodal": ((k,), jnp.bool_),
         "query_mask": ((k,), jnp.bool_),
         "text": ((k, t, len(text.layers), text.dim), jnp.float16),

@@ -74,10 +74,10 @@ def test_image_and_masks_stay_on_each_other_in_the_letterbox():
     p = prepared()
     assert (
         p["image"].shape == (SIZE, SIZE, 3)
-        and p["valid"].sum() == SIZE * SIZE // 2
-        and not p["valid"][16:].any()
+        and p["image_mask"].sum() == SIZE * SIZE // 2
+        and not p["image_mask"][16:].any()
     )
-    bright = (p["image"][..., 0] > 200) & p["valid"]
+    bright = (p["image"][..., 0] > 200) & p["image_mask"]
     drawn = p["modal"][0].repeat(2, 0).repeat(2, 1) > 127
     assert np.count_nonzero(bright & drawn) / np.count_nonzero(bright | drawn) > 0.85
     assert (
@@ -134,14 +134,14 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
     e = assemble(prepared())
     wanted = {
         "image": ("u1", (SIZE, SIZE, 3)),
-        "valid": ("?", (SIZE, SIZE)),
+        "image_mask": ("?", (SIZE, SIZE)),
         "modal": ("u1", (3, CELLS, CELLS)),
         "amodal": ("u1", (3, CELLS, CELLS)),
         "has_amodal": ("?", (3,)),
         "boxes": ("f4", (3, 4)),
         "pixel_weight": ("u1", (CELLS, CELLS)),
         "query_instances": ("?", (4, 3)),
-        "slots": ("i4", (4, 2)),
+        "slot_targets": ("i4", (4, 2)),
         "is_amodal": ("?", (4,)),
         "query_mask": ("?", (4,)),
         "text": ("f2", (4, 3, 2, 4)),
@@ -207,10 +207,10 @@ def test_everything_beyond_the_sample_is_padding():
     assert (
         not e["query_instances"][4:].any()
         and not e["query_instances"][:, 2].any()
-        and (e["slots"][4:] == -1).all()
+        and (e["slot_targets"][4:] == -1).all()
     )
     assert e["labels"]["category"].tolist() == [0, 1, -1] and not e["modal"][2].any()
-    assert e["slots"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
+    assert e["slot_targets"].tolist()[:4] == [[0, -1], [0, -1], [0, 1], [-1, -1]]
     assert e["text"][:, 0, 0, 0].tolist() == [7, 25, 11, 12, 0, 0]
 
 
@@ -246,7 +246,7 @@ def test_a_query_whose_instances_do_not_all_fit_is_left_out():
 def test_mirroring_turns_everything_and_keeps_modal_within_amodal():
     p = prepared()
     e = flipped(p)
-    for name in ("image", "valid", "pixel_weight"):
+    for name in ("image", "image_mask", "pixel_weight"):
         np.testing.assert_array_equal(e[name], p[name][:, ::-1])
     for name in ("modal", "amodal"):
         np.testing.assert_array_equal(e[name][:2], p[name][:, :, ::-1])

@@ -127,10 +127,10 @@ def targets(**changes) -> Targets:
         "amodal": jnp.stack([FULL, RIGHT])[None],
         "has_amodal": jnp.ones((1, 2), bool),
         "query_instances": jnp.eye(2, dtype=bool)[None],
-        "slots": jnp.array([[[0, -1], [1, -1]]], jnp.int32),
+        "slot_targets": jnp.array([[[0, -1], [1, -1]]], jnp.int32),
         "is_amodal": jnp.array([[False, True]]),
         "query_mask": jnp.ones((1, 2), bool),
-        "valid": jnp.ones((1, SIDE, SIDE)),
+        "pixel_weight": jnp.ones((1, SIDE, SIDE)),
         "labels": {"category": jnp.array([[0, 1]], jnp.int32)},
         "boxes": jnp.array([[[0, 0, 1, 1], [0.5, 0, 1, 1]]], jnp.float32),
         "type_is_amodal": jnp.array([[False, True]]),
@@ -180,7 +180,7 @@ def test_padded_queries_and_cells_do_not_count():
     truth = targets(query_mask=jnp.array([[True, False]]))
     one, other = tokens([RIGHT_ANSWER[0], (EMPTY, FULL)]), tokens([RIGHT_ANSWER[0], (TOP, TOP)])
     assert losses(one, truth) == losses(other, truth)
-    half = targets(valid=LEFT[None])
+    half = targets(pixel_weight=LEFT[None])
     assert losses(tokens([(FULL, FULL), (EMPTY, EMPTY)]), half)["modal"] == pytest.approx(
         0, abs=1e-5
     )
@@ -324,7 +324,7 @@ def test_dense_losses_do_not_look_at_padding():
     other = dense(
         visible.at[:, 1].add(3), hidden.at[:, 1].add(3), box.at[:, 1].add(3)
     )  # the right half
-    truth, names = targets(valid=LEFT[None]), {"category": jnp.eye(2)}
+    truth, names = targets(pixel_weight=LEFT[None]), {"category": jnp.eye(2)}
     a, b = (
         pixel_losses(dense(visible, hidden, box), names, truth),
         pixel_losses(other, names, truth),

@@ -36,10 +36,10 @@ def batch() -> dict[str, Any]:
     modal = modal.repeat(4, 2).repeat(4, 3) & some(M)[..., None, None]
     amodal = modal | np.roll(modal, 2, axis=-1)
     query_instances = some(K, M) & (rng.random((B, K, M)) < 0.5)
-    slots = np.where(query_instances[..., :2], np.arange(2), -1).astype(np.int32)
+    slot_targets = np.where(query_instances[..., :2], np.arange(2), -1).astype(np.int32)
     return {
         "image": rng.integers(0, 256, (B, 32, 32, 3), dtype=np.uint8),
-        "valid": np.ones((B, 32, 32), bool),
+        "image_mask": np.ones((B, 32, 32), bool),
         "modal": modal.astype(np.uint8) * 255,
         "amodal": amodal.astype(np.uint8) * 255,
         "has_amodal": some(M),
@@ -47,7 +47,7 @@ def batch() -> dict[str, Any]:
         "boxes": rng.random((B, M, 4)).astype(np.float32),
         "pixel_weight": some(MASK, MASK).astype(np.uint8) * 255,
         "query_instances": query_instances,
-        "slots": slots,
+        "slot_targets": slot_targets,
         "is_amodal": rng.random((B, K)) < 0.5,
         "query_mask": some(K),
         "text": rng.normal(size=(B, K, 6, 1, 20)).astype(np.float16),

@@ -19,7 +19,7 @@ from r2sm_jax.training.losses import (
 
 MULTI = targets(
     query_instances=jnp.array([[[True, True], [False, True]]]),
-    slots=jnp.array([[[0, 1], [1, -1]]], jnp.int32),
+    slot_targets=jnp.array([[[0, 1], [1, -1]]], jnp.int32),
 )
 ONE, TWO = (LEFT, FULL), (RIGHT, RIGHT)
 
@@ -51,7 +51,7 @@ def test_slots_in_any_order_cost_the_same():
 
 
 def test_targets_in_any_order_cost_the_same():
-    turned = MULTI._replace(slots=jnp.array([[[1, 0], [-1, 1]]], jnp.int32))
+    turned = MULTI._replace(slot_targets=jnp.array([[[1, 0], [-1, 1]]], jnp.int32))
     answers = [[(TOP, FULL), (LEFT, LEFT)], [TWO, (TOP, TOP)]]
     one, other = slots(answers, MULTI), slots(answers, turned)
     assert (
@@ -70,7 +70,7 @@ def test_slots_without_a_target_learn_absence():
 
 
 def test_of_slots_that_draw_alike_the_one_that_claims_the_target_gets_it():
-    single = MULTI._replace(slots=jnp.array([[[0, -1], [1, -1]]], jnp.int32))
+    single = MULTI._replace(slot_targets=jnp.array([[[0, -1], [1, -1]]], jnp.int32))
     sure = jnp.array([[[0.0, -20.0, 20.0], [0.0, 20.0, -20.0]]])
     assert slots([[ONE, ONE], [TWO, TWO]], single, sure)["slot_presence"] == pytest.approx(
         0, abs=1e-5
@@ -78,7 +78,9 @@ def test_of_slots_that_draw_alike_the_one_that_claims_the_target_gets_it():
 
 
 def test_what_slots_draw_on_padding_changes_neither_matching_nor_losses():
-    padded = MULTI._replace(valid=LEFT[None], slots=jnp.array([[[0, -1], [0, -1]]], jnp.int32))
+    padded = MULTI._replace(
+        pixel_weight=LEFT[None], slot_targets=jnp.array([[[0, -1], [0, -1]]], jnp.int32)
+    )
     clean = [[(LEFT, LEFT), (EMPTY, EMPTY)], [(EMPTY, EMPTY), (LEFT, LEFT)]]
     spilled = [[(FULL, FULL), (RIGHT, RIGHT)], [(RIGHT, RIGHT), (FULL, FULL)]]
     one, other = slots(clean, padded), slots(spilled, padded)
@@ -93,7 +95,7 @@ REQUESTED = LossConfig(supervise="requested")
 
 def test_slots_learn_only_the_type_that_was_asked_for():
     """The first query asks for modal masks, the second for the amodal mask of instance 0."""
-    truth = MULTI._replace(slots=jnp.array([[[0, 1], [0, -1]]], jnp.int32))
+    truth = MULTI._replace(slot_targets=jnp.array([[[0, 1], [0, -1]]], jnp.int32))
     spilled = [[(LEFT, TOP), (RIGHT, TOP)], [(TOP, FULL), (EMPTY, EMPTY)]]
     assert slots(spilled, truth, config=REQUESTED, iou=1.0)["slots"] == pytest.approx(0, abs=1e-4)
     assert slots(spilled, truth, config=REQUESTED, iou=1.0)["slot_iou"] == pytest.approx(
@@ -103,7 +105,7 @@ def test_slots_learn_only_the_type_that_was_asked_for():
 
 
 def test_slots_without_a_head_draw_one_mask_of_the_type_that_was_asked_for():
-    truth = MULTI._replace(slots=jnp.array([[[0, 1], [0, -1]]], jnp.int32))
+    truth = MULTI._replace(slot_targets=jnp.array([[[0, 1], [0, -1]]], jnp.int32))
     one_mask = [[(LEFT, TOP), (RIGHT, TOP)], [(FULL, TOP), (EMPTY, EMPTY)]]
     found = slots(one_mask, truth, head="none", iou=1.0)
     assert found["slots"] == pytest.approx(0, abs=1e-4) and found["slot_iou"] == pytest.approx(

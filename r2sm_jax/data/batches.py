@@ -3,14 +3,14 @@
 A batch is a dict of numpy arrays (s = mask size, S = image size, m = instances, k = queries, q = slots):
 
     image         uint8 [b S S 3]     letterboxed
-    valid         bool  [b S S]       image, not padding
+    image_mask    bool  [b S S]       image, not padding
     modal, amodal uint8 [b m s s]     coverage of every mask cell, 0..255
     has_amodal  bool  [b m]
     labels        int   [b m] each    index into the source's vocabulary of an attribute; -1 = unknown
     boxes         f32   [b m 4]       amodal box x0 y0 x1 y1 in units of the padded side
     pixel_weight    uint8 [b s s]       share of the cell that counts, 0..255: no padding, no ignored region
     query_instances       bool  [b k m]       the instances that a query means
-    slots         int   [b k q]       the first q of them; -1 = none
+    slot_targets  int   [b k q]       the first q of them; -1 = none
     is_amodal  bool  [b k]
     query_mask   bool  [b k]         False on padding
     text          f16   [b k t l e]   frozen token states
@@ -93,7 +93,7 @@ def prepare(
     boxes = np.array([masks.box(i.complete) for i in instances], np.float32).reshape(-1, 4)
     return {
         "image": frame.image(sample.image),
-        "valid": frame.valid(),
+        "image_mask": frame.valid(),
         "modal": coverage([i.modal for i in instances]),
         "amodal": coverage([i.complete for i in instances]),
         "has_amodal": np.array([i.amodal is not None for i in instances], bool),
@@ -147,7 +147,9 @@ def jitter_colours(
 
 def mirror(p: Prepared) -> Prepared:
     """The sample with left and right exchanged. Sentences stay as they are."""
-    turned = {name: p[name][..., ::-1] for name in ("valid", "modal", "amodal", "pixel_weight")}
+    turned = {
+        name: p[name][..., ::-1] for name in ("image_mask", "modal", "amodal", "pixel_weight")
+    }
     x0, y0, x1, y1 = p["boxes"].T
     return (
         p
@@ -322,7 +324,7 @@ class Assemble:
         meant = np.argsort(~query_instances, kind="stable")[
             :, : self.slots
         ]  # the query_instances come first
-        slots = np.where(np.take_along_axis(query_instances, meant, axis=1), meant, -1)
+        slot_targets = np.where(np.take_along_axis(query_instances, meant, axis=1), meant, -1)
 
         def of_instances(values: np.ndarray, fill: float = 0) -> np.ndarray:
             return _pad(values[targets_first], self.instances, fill=fill)
@@ -331,7 +333,7 @@ class Assemble:
             "image": jitter_colours(p["image"], self.colour_jitter, rng)
             if self.colour_jitter
             else p["image"],
-            "valid": p["valid"],
+            "image_mask": p["image_mask"],
             "modal": of_instances(p["modal"]),
             "amodal": of_instances(p["amodal"]),
             "has_amodal": of_instances(p["has_amodal"], fill=True),
@@ -341,7 +343,7 @@ class Assemble:
             "boxes": of_instances(p["boxes"]),
             "pixel_weight": p["pixel_weight"],
             "query_instances": _pad(query_instances, self.queries, self.instances),
-            "slots": _pad(slots.astype(np.int32), self.queries, self.slots, fill=-1),
+            "slot_targets": _pad(slot_targets.astype(np.int32), self.queries, self.slots, fill=-1),
             "is_amodal": _pad(p["is_amodal"][chosen], self.queries),
             "query_mask": _pad(usable, self.queries),
             "text": text,

@@ -34,11 +34,11 @@ class Targets(NamedTuple):
     has_amodal: Bool[Array, "b m"]
     query_instances: Bool[Array, "b k m"]
     """Which instances a query means."""
-    slots: Int[Array, "b k q"]
+    slot_targets: Int[Array, "b k q"]
     """Index of the instance of each of the query's first q instances; -1 = none."""
     is_amodal: Bool[Array, "b k"]
     query_mask: Bool[Array, "b k"]
-    valid: Float[Array, "b h w"]
+    pixel_weight: Float[Array, "b h w"]
     """Share of the cell that is image, neither letterbox padding nor an ignored region."""
     labels: dict[str, Int[Array, "b m"]]
     """For each attribute (category, colour, ...): index into its names; -1 = unknown."""
@@ -89,11 +89,11 @@ def entry_weights(
     known = ~(targets.query_instances & ~targets.has_amodal[:, None]).any(-1)
     modal, amodal = _trained(valid, known, wants, config, head)
     in_slot = _has_instance(targets)
-    known_in_slot = _pick(targets.has_amodal, jnp.maximum(targets.slots, 0))
+    known_in_slot = _pick(targets.has_amodal, jnp.maximum(targets.slot_targets, 0))
     slot_modal, slot_amodal = _trained(in_slot, known_in_slot, wants[..., None], config, head)
     as_modal, as_amodal = _asked(targets, config, head)
     instance = targets.modal.any((-2, -1))
-    inside = pool_masks(targets.valid[:, None])[:, 0] > 0.5
+    inside = pool_masks(targets.pixel_weight[:, None])[:, 0] > 0.5
     coarse = pool_masks(targets.modal)
     index = coarse.argmax(1)
     on_object = (coarse.max(1) > 0.5) & inside & _pick(as_modal, index)
@@ -309,7 +309,10 @@ def query_losses(
     modal, amodal = query_targets(targets)
     if head == NO_HEAD:
         modal = jnp.where(targets.is_amodal[..., None, None], amodal, modal)
-    area, has_target = targets.valid[:, None], targets.query_instances.any(-1).astype(jnp.float32)
+    area, has_target = (
+        targets.pixel_weight[:, None],
+        targets.query_instances.any(-1).astype(jnp.float32),
+    )
     values = {
         **pair_losses("", drawn, (modal, amodal), area, config),
         "presence": optax.sigmoid_binary_cross_entropy(masks.presence[:, :, 0], has_target),
@@ -341,7 +344,7 @@ _pick_each = jax.vmap(_pick)
 
 
 def _has_instance(targets: Targets) -> Bool[Array, "b k q"]:
-    return (targets.slots >= 0) & targets.query_mask[..., None]
+    return (targets.slot_targets >= 0) & targets.query_mask[..., None]
 
 
 def slot_losses(
@@ -359,7 +362,7 @@ def slot_losses(
     drawn, answered = (
         draw_pair(kernels.of(SLOTS), coarse) for kernels in (masks.kernels, masks.answered)
     )
-    instance = jnp.maximum(targets.slots, 0)
+    instance = jnp.maximum(targets.slot_targets, 0)
     truth = _pick(pool_masks(targets.modal), instance), _pick(pool_masks(targets.amodal), instance)
     (_, matched), (_, wanted) = drawn, truth
     if _learns_one_type(config, head):
@@ -367,7 +370,7 @@ def slot_losses(
         wanted = jnp.where(asks_amodal, truth[1], truth[0])
         matched = drawn[0] if head == NO_HEAD else jnp.where(asks_amodal, drawn[1], drawn[0])
         truth = (wanted, wanted) if head == NO_HEAD else truth
-    area = pool_masks(targets.valid[:, None])[:, None]
+    area = pool_masks(targets.pixel_weight[:, None])[:, None]
     presence = masks.presence[:, :, 1:]
     slot = match_slots(jax.nn.sigmoid(matched) * area, wanted * area, presence, exists)
     drawn, answered = ([_pick_each(x, slot) for x in pair] for pair in (drawn, answered))
@@ -415,7 +418,7 @@ def instance_losses(
     """Masks of every instance from kernels [b 1 m] that were made from its own pixels."""
     drawn = [x[:, 0] for x in draw_pair(kernels, pixels)]
     return pair_losses(
-        "instance_", drawn, (targets.modal, targets.amodal), targets.valid[:, None], config
+        "instance_", drawn, (targets.modal, targets.amodal), targets.pixel_weight[:, None], config
     )
 
 

@@ -59,13 +59,13 @@ def make_targets(batch: Batch) -> Targets:
     unchanged = (
         "has_amodal",
         "query_instances",
-        "slots",
+        "slot_targets",
         "is_amodal",
         "query_mask",
         "labels",
         "boxes",
     )
-    coverages = {"modal": "modal", "amodal": "amodal", "valid": "pixel_weight"}
+    coverages = {"modal": "modal", "amodal": "amodal", "pixel_weight": "pixel_weight"}
     return Targets(
         type_is_amodal=batch.get("type_is_amodal", batch["is_amodal"]),
         type_valid=batch.get("type_valid", batch["query_mask"]),
@@ -78,7 +78,7 @@ def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b 
     """Everything that the losses compare with the truth. An instance's kernel is made of the image features in its
     region (`losses.instance_regions`)."""
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
-    tokens, pixels = model.encode_image(batch["image"], batch["valid"], frozen)
+    tokens, pixels = model.encode_image(batch["image"], batch["image_mask"], frozen)
     masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
     if model.head is not None:
         type_readings = heads.readings(
@@ -251,7 +251,7 @@ class FrozenImages:
         }
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
         self.keys = [
-            digest(p["image"], p["valid"])
+            digest(p["image"], p["image_mask"])
             for p in map(self.prepared.__getitem__, range(len(self.prepared)))
         ]
         # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
@@ -271,7 +271,7 @@ class FrozenImages:
                 padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
                 images = (
                     np.stack([p["image"] for p in padded]),
-                    np.stack([p["valid"] for p in padded]),
+                    np.stack([p["image_mask"] for p in padded]),
                 )
                 made = features(weights, *jax.device_put(images, sharding))
                 arrays = [np.asarray(x, np.float32) for x in made if x is not None]
@@ -280,7 +280,7 @@ class FrozenImages:
                 )
 
         one = self.prepared[0]
-        spec = jax.eval_shape(features, weights, one["image"][None], one["valid"][None])
+        spec = jax.eval_shape(features, weights, one["image"][None], one["image_mask"][None])
         self.names = [f"frozen_{name}" for name, x in spec._asdict().items() if x is not None]
         if new:
             self.cache.make_room(
