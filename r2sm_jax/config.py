@@ -86,9 +86,6 @@ class VisionConfig:
     """The weights of `name` are not trained."""
     name_grid: int = 0
     """Tokens each way of `name`, resized to the grid of this encoder; 0 = do not change its number."""
-    lora_rank: int = 0
-    """Rank of LoRA on the attention projections of `init` and `name`, whose own weights are then frozen; 0 = none."""
-    lora_alpha: float = 16.0
     plain: PlainViTConfig = field(default_factory=PlainViTConfig)
     """Sizes of `name`, from its config.json."""
     efficientnet: str | None = None
@@ -111,12 +108,12 @@ class VisionConfig:
     @property
     def trunk_is_frozen(self) -> bool:
         """Whether `init` is given and none of it is trained."""
-        return self.init is not None and self.frozen and not self.lora_rank
+        return self.init is not None and self.frozen
 
     @property
     def plain_is_frozen(self) -> bool:
         """Whether `name` is given and none of it is trained."""
-        return self.name is not None and self.name_frozen and not self.lora_rank
+        return self.name is not None and self.name_frozen
 
 
 @dataclass(frozen=True)
@@ -437,7 +434,7 @@ def check_config(config: Config) -> Config:
 def check_sizes(model: ModelConfig) -> None:
     """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
     vision, decoder = model.vision, model.decoder
-    sam, published = decoder.type == "sam", vision.init is not None or vision.name is not None
+    sam = decoder.type == "sam"
     flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"
     refuse(
         {
@@ -464,9 +461,6 @@ def check_sizes(model: ModelConfig) -> None:
             and vision.name is None,
             f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen
             and vision.init is None,
-            f"{flag}.lora-rank without published weights; give some as {flag}.init or .name": vision.lora_rank
-            > 0
-            and not published,
             f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}": sam
             and decoder.dim != vision.out_dim,
             f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads": sam

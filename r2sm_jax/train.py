@@ -47,13 +47,8 @@ from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.matmul import trim_memory, tune_malloc
 from r2sm_jax.models.published import load_published
-from r2sm_jax.training.calibration import (
-    NOT_FITTED,
-    fit_iou,
-    fit_presence,
-    fit_temperature,
-    with_constants,
-)
+from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -260,9 +255,9 @@ def _train(config: Config, locks: ExitStack) -> Path:
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     first_state = partial(init_state, optimizer=optimizer)
     shapes = jax.eval_shape(first_state, params)
-    checkpoints = Checkpoints(folder)
+    checkpoints, calibration = Checkpoints(folder), Calibration()
     if config.resume and checkpoints.steps:
-        state, constants = checkpoints.restore(shapes, constants, data.batches)
+        state, constants, calibration = checkpoints.restore(shapes, constants, data.batches)
         state = place(mesh, state)
         print(f"resumed at step {int(state.step)}", flush=True)
     else:
@@ -299,13 +294,14 @@ def _train(config: Config, locks: ExitStack) -> Path:
             trim_memory()
         giou = None
         if evaluates or saves:
-            constants = calibrate(predictor, state.params, constants)
+            predictor.weights = nnx.merge_state(state.params, constants)
+            calibration = calibrate_type(predictor, calibration)
         if evaluates:
-            giou, constants = quick_evaluation(
-                predictor, dev, constants, step, folder, logs, absent=absent
+            giou, calibration = quick_evaluation(
+                predictor, dev, calibration, step, folder, logs, absent=absent
             )
         if saves:
-            checkpoints.save(state, constants, data.batches, giou)
+            checkpoints.save(state, constants, data.batches, giou, calibration)
         if last:
             break
     stopping = stopping or any(gather(stop.asked))
@@ -321,8 +317,8 @@ def _train(config: Config, locks: ExitStack) -> Path:
     return folder
 
 
-def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> nnx.State:
-    """Sets the predictor's weights, with the temperature of the mask type that fits `params`. Returns its `constants`.
+def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibration:
+    """Fits the temperature of the mask type to the predictor's weights; returns `calibration` with it.
 
     The head answers validation queries in training wordings almost without error. A temperature fitted on those would
     make it overconfident on everything else. The list `calibration` of docs/intent.md is as new to it as what users
@@ -330,31 +326,32 @@ def calibrate(predictor: Predictor, params: nnx.State, constants: nnx.State) -> 
     """
     if predictor.config.head in LEARNED_HEADS:
         sentences = intent_sentences("calibration")
-        predictor.weights = nnx.merge_state(params, with_constants(constants, type_temperature=1.0))
+        predictor.calibration = calibration._replace(type_temperature=1.0)
         logits = predictor.amodal_logits(
             *predictor.texts([sentence.text for sentence in sentences])
         )
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
         temperature = of_first(lambda: fit_temperature(logits, amodal))
-        constants = with_constants(constants, type_temperature=temperature)
-    predictor.weights = nnx.merge_state(params, constants)
-    return constants
+        calibration = calibration._replace(type_temperature=temperature)
+    predictor.calibration = calibration
+    return calibration
 
 
 def quick_evaluation(
     predictor: Predictor,
     dev: Source,
-    constants: nnx.State,
+    calibration: Calibration,
     step: int,
     folder: Path,
     logs: Logs,
     *,
     absent: bool,
-) -> tuple[float, nnx.State]:
-    """gIoU on the split that selects checkpoints, logged, with a sheet of samples; and `constants` fitted to answers
-    there: how good they are, and below which presence nothing is there. `absent`: training asks for what is not there.
+) -> tuple[float, Calibration]:
+    """gIoU on the split that selects checkpoints, logged, with a sheet of samples; and `calibration` with the IoU fit
+    and the presence bias of the answers there. `absent`: training asks for what is not there.
     """
-    predictor.weights = nnx.merge_state(predictor.weights, with_constants(constants, **NOT_FITTED))
+    calibration = Calibration(type_temperature=calibration.type_temperature)
+    predictor.calibration = calibration
     scored = score_source(predictor, dev)
     figures = split_figures(scored.results, scored.instances)
     logs.evaluation(step, figures)
@@ -363,21 +360,23 @@ def quick_evaluation(
         save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
     present = [result for result in scored.results if result.answered.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
-    fitted: dict[str, Any] = {
-        "iou_fit": fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))
-    }
+    scale, shift = fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))
+    presence_bias = 0.0
     if absent:
         logits = np.array([result.presence for result in present], float)
-        fitted["presence_shift"] = fit_presence(logits, predictor.config.presence_threshold)
-    constants = with_constants(constants, **of_first(lambda: fitted))
-    predictor.weights = nnx.merge_state(predictor.weights, constants)
-    return float(np.float64(figures["all"]["giou"] or 0)), constants
+        presence_bias = fit_presence(logits, predictor.config.presence_threshold)
+    fitted = calibration._replace(iou_scale=scale, iou_shift=shift, presence_bias=presence_bias)
+    # Processes may round differently; the first one decides for all.
+    calibration = Calibration(*of_first(lambda: fitted))
+    predictor.calibration = calibration
+    return float(np.float64(figures["all"]["giou"] or 0)), calibration
 
 
 def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best, data, loop = runs.restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
+    predictor.calibration = best.calibration
     options = source_options(data, size=config.model.vision.image_size, count=loop.report_samples)
     sources = {
         name: open_source(data.source, name, **options)

@@ -192,7 +192,7 @@ def end_of(run: Path) -> dict[str, Any]:
     """Every array of the last checkpoint as bytes, and the losses of every step."""
     _, state, constants = abstract_state(read_config(run))
     checkpoints = Checkpoints(run)
-    restored = flatten(checkpoints.restore(state, constants, step=checkpoints.steps[-1]))
+    restored = flatten(checkpoints.restore(state, constants, step=checkpoints.steps[-1])[:2])
     lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
     losses = {
         f"loss of step {line['step']}": line["train/loss"] for line in lines if "train/loss" in line

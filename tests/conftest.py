@@ -129,7 +129,7 @@ def steps_alone(monkeypatch):
     from r2sm_jax import train
 
     monkeypatch.setattr(
-        train, "quick_evaluation", lambda predictor, dev, constants, *_, **__: (0.0, constants)
+        train, "quick_evaluation", lambda predictor, dev, calibration, *_, **__: (0.0, calibration)
     )
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)
 

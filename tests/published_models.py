@@ -9,7 +9,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import ModelConfig, VisionConfig
-from r2sm_jax.models.image_encoder import VisionEncoder, adapt_published
+from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.published import load_published, with_published_sizes
 from r2sm_jax.models.weights import Match
 
@@ -94,7 +94,7 @@ def write(config: transformers.PreTrainedConfig, folder: Path, seed: int = 0) ->
 def build_encoder(config: VisionConfig) -> VisionEncoder:
     """Ours, with fresh weights; published parts are frozen or adapted."""
     encoder = VisionEncoder(config, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
-    adapt_published(encoder, rngs=nnx.Rngs(0))
+    freeze_published(encoder)
     return encoder
 
 

@@ -32,7 +32,7 @@ from r2sm_jax.models.efficientnet import (
     fold,
     read_backbone,
 )
-from r2sm_jax.models.image_encoder import VisionEncoder, adapt_published
+from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.pickles import MAGIC, read_pickle
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.published import BACKBONE
@@ -241,7 +241,7 @@ def test_in_the_encoder(stride, levels):
     encoder = VisionEncoder(
         replace(VISION, efficientnet_frozen_to=stride), dtype=FLOAT32, rngs=nnx.Rngs(0)
     )
-    adapt_published(encoder, rngs=nnx.Rngs(0))
+    freeze_published(encoder)
     assert encoder.skip_dims == (6, 8)
     trained = nnx.state(encoder, nnx.Param).get("backbone", {})
     end = {32: None, 8: encoder.backbone.ends[2], 2: encoder.backbone.ends[0], 0: 0}[stride]
@@ -410,7 +410,6 @@ def test_a_compact_export_has_no_frozen_backbone(
         ),
         (["--model.vision.stem", "none"], "leave --model.vision.init and --model.vision.stem out"),
         (["--model.vision.patch-size", "4"], "patch-size 4: the published weights have 16"),
-        (["--model.vision.lora-rank", "2"], "--model.vision.lora-rank"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(extra, said, flags, tmp_path, refused):

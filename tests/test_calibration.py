@@ -1,16 +1,17 @@
 """The temperature of the mask-type probability, and which words drove a decision."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from hypothesis import given, strategies as st
 
+from r2sm_jax.config import Config
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.report import mask_type_scores
 from r2sm_jax.inference.prediction import BATCH, WordShare, explain_words
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.train import calibrate
+from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.train import calibrate_type
 from r2sm_jax.training.calibration import (
     FEWEST,
     MISSED,
@@ -18,7 +19,6 @@ from r2sm_jax.training.calibration import (
     fit_iou,
     fit_presence,
     fit_temperature,
-    with_constants,
 )
 from r2sm_jax.training.step import split_model
 
@@ -56,47 +56,43 @@ def test_so_many_of_what_is_there_are_missed_as_is_allowed():
     assert fit_presence(logits[: FEWEST - 1], -1.0) == 0
 
 
-def test_fitted_numbers_change_what_is_said_of_masks_and_empty_some(tiny_config):
-    text = tiny_config.model.text
+def make_predictor(config: Config) -> Predictor:
+    text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    graphdef, params, constants = split_model(tiny_config.model, 0)
-    predictor = Predictor(tiny_config.model, graphdef, nnx.merge_state(params, constants), texts)
-    image = np.full((40, 50, 3), 90, np.uint8)
+    graphdef, params, constants = split_model(config.model, 0)
+    return Predictor(config.model, graphdef, nnx.merge_state(params, constants), texts)
 
-    def ask(**values: object):
-        predictor.weights = nnx.merge_state(params, with_constants(constants, **values))
-        predictor.set_image(image)
+
+def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(tiny_config):
+    predictor = make_predictor(tiny_config)
+    predictor.set_image(np.full((40, 50, 3), 90, np.uint8))
+
+    def predict(calibration: Calibration):
+        predictor.calibration = calibration
         return predictor.predict(["the mug"])[0]
 
-    before, sure, gone = ask(), ask(iou_fit=(1.0, 2.0)), ask(presence_shift=-100.0)
+    before = predict(Calibration())
+    compiled = predictor._answer._cache_size()
+    shifted = predict(Calibration(iou_shift=2.0))
+    absent = predict(Calibration(presence_bias=-100.0))
     raw = np.log(before.score / (1 - before.score))
-    assert sure.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
-    np.testing.assert_array_equal(sure.mask, before.mask)
-    assert not gone.mask.any() and gone.presence < 1e-3
+    assert shifted.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
+    np.testing.assert_array_equal(shifted.mask, before.mask)
+    assert not absent.mask.any() and absent.presence < 1e-3
+    assert predictor._answer._cache_size() == compiled
 
 
 def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
-    text = tiny_config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    graphdef, params, constants = split_model(tiny_config.model, 0)
-    predictor = Predictor(tiny_config.model, graphdef, nnx.merge_state(params, constants), texts)
-    fitted = calibrate(predictor, params, constants)
-    changed = [
-        path
-        for (path, one), (_, other) in zip(
-            nnx.to_flat_state(constants), nnx.to_flat_state(fitted), strict=True
-        )
-        if not np.array_equal(one[...], other[...])
-    ]
-    assert changed == [("type_temperature",)]
-    states, mask = texts(["the whole mug", "the mug"])
-    raw = nnx.merge(graphdef, params, fitted).amodal_logit(
-        jnp.asarray(states)[None], jnp.asarray(mask)[None]
-    )[0]
-    temperature = float(fitted["type_temperature"][...])
+    predictor = make_predictor(tiny_config)
+    states, mask = predictor.texts(["the whole mug", "the mug"])
+    raw = predictor.amodal_logits(states, mask)
+    before = Calibration(type_temperature=7.0, iou_scale=0.5, iou_shift=0.1, presence_bias=0.2)
+    fitted = calibrate_type(predictor, before)
+    temperature = fitted.type_temperature
+    assert fitted == before._replace(type_temperature=temperature)
     assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
     np.testing.assert_allclose(predictor.amodal_logits(states, mask), raw / temperature, rtol=1e-5)
-    assert calibrate(predictor, params, fitted)["type_temperature"][...] == temperature
+    assert calibrate_type(predictor, fitted) == fitted
 
 
 def explained(query: str, logit) -> list[WordShare]:

@@ -28,7 +28,7 @@ from r2sm_jax.inference.exported import by_dotted_path, find_export, with_weight
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import open_run
 from r2sm_jax.inference.verify import verify
-from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.models.r2sm import R2SM, Calibration
 from r2sm_jax.models.weights import find_model
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
@@ -171,7 +171,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(R2SM, "answer", wrong)
         patch.setattr(export, "PLATFORMS", ("cpu",))  # lowering takes most of the time
-        spoilt = export.export_functions(run.config.model, weights, folder, tensors)
+        spoilt = export.export_functions(run.config.model, weights, Calibration(), folder, tensors)
     export.write_functions(copy / "model.stablehlo", spoilt)
     write_sums(copy)
     with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, .* differs from the run"):
@@ -199,7 +199,7 @@ def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     config = json.loads((exported / "config.json").read_text())
     assert config["format_version"] == 1 and config["architectures"] == ["R2SM"]
     weights = load_file(exported / "model.safetensors")
-    assert config["type_temperature"] == pytest.approx(float(weights["type_temperature"]))
+    assert config["calibration"] == run.predictor.calibration._asdict()
     assert (
         "decoder.blocks.0.mlp.layers.0.kernel" in weights and "decoder.positions" in weights
     )  # a constant
@@ -343,7 +343,9 @@ def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplac
     model = with_weights(
         run.config.model, {k: x.astype(np.float32) for k, x in weights.items()}, compact
     )
-    rounded, loaded = Predictor(run.config.model, *nnx.split(model), texts), r2sm_jax.load(compact)
+    calibration = run.predictor.calibration
+    rounded = Predictor(run.config.model, *nnx.split(model), texts, calibration)
+    loaded = r2sm_jax.load(compact)
     assert loaded.weights_sha256 == rounded.weights_sha256 != run.predictor.weights_sha256
     for one in (rounded, loaded):
         one.set_image(workplace / "photo.jpg")

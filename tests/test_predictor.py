@@ -191,7 +191,7 @@ def test_below_the_threshold_of_presence_the_answer_is_empty(above, predictor, i
     logit = np.log(before.presence / (1 - before.presence))
     config = replace(predictor.config, presence_threshold=float(logit + (-0.1 if above else 0.1)))
     model = with_weights(config, by_dotted_path(predictor.weights), Path("weights"))
-    other = Predictor(config, *nnx.split(model), predictor.texts)
+    other = Predictor(config, *nnx.split(model), predictor.texts, predictor.calibration)
     (found,) = other.predict(QUERIES[:1], image=other.encode(images[0]))
     assert found.presence == pytest.approx(before.presence, abs=1e-5) and 0 < found.presence < 1
     assert found.to_json()["presence"] == found.presence

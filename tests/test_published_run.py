@@ -27,10 +27,8 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     }
 
 
-def test_sam_and_dinov2_and_lora_and_sams_decoder(
-    published_flags, published_folders, tmp_path, command
-):
-    """Everything at once: frozen SAM with LoRA, frozen DINOv2 beside it, SAM's decoder trained."""
+def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp_path, command):
+    """Everything at once: frozen SAM, frozen DINOv2 beside it, SAM's decoder trained."""
     run, given = tmp_path / "run", {name: tmp_path / name for name in published_folders}
     for name, folder in given.items():
         shutil.copytree(published_folders[name], folder)
@@ -46,8 +44,6 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(
         "--model.vision.frozen",
         "--model.vision.name",
         given["dinov2"],
-        "--model.vision.lora-rank",
-        2,
         "--model.decoder.type",
         "sam",
     )
@@ -65,14 +61,12 @@ def test_sam_and_dinov2_and_lora_and_sams_decoder(
 
     one, two = arrays(run, 1), arrays(run, 2)
     moved = {name for name in one if not np.array_equal(one[name], two[name])}
-    frozen = {name for name in one if name.startswith("[1]") and "type_temperature" not in name}
+    frozen = {name for name in one if name.startswith("[1]")}
     assert not moved & frozen and any("attention" in name and "qkv" in name for name in frozen)
     optimized = {name for name in one if "opt_state" in name}
     assert not any("vision" in name and "qkv" in name and "kernel" in name for name in optimized)
     assert not any("patches" in name for name in optimized)
-    assert any("lora_out" in name for name in moved) and any(
-        "frequencies" in name for name in frozen
-    )
+    assert any("frequencies" in name for name in frozen)
     assert any("occluded" in name for name in moved) and any("join" in name for name in moved)
 
     for folder in given.values():  # the run stands on its own from here
@@ -134,7 +128,6 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
         ),
         (["--model.vision.init", "no/such/folder/here"], "--model.vision.init"),
         (["--model.vision.frozen"], "--model.vision.frozen"),
-        (["--model.vision.lora-rank", "2"], "--model.vision.lora-rank"),
         (["--model.vision.stem", "none"], "--model.vision.name"),
         (["--model.decoder.type", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
     ],

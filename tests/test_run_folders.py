@@ -87,14 +87,14 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
         InputError, match=r"checkpoint 4 is damaged .*; give another one, .* are 2, 4"
     ):
         checkpoints.restore(state(0, 0), constants, step=4, only=True)
-    found, _ = checkpoints.restore(state(0, 0), constants, batches)
+    found, *_ = checkpoints.restore(state(0, 0), constants, batches)
     assert (
         int(found.step) == 2 == batches.get_state()["next_index"]
         and "checkpoint 4 is" in capsys.readouterr().err
     )
     checkpoints.save(state(4, 5), constants, iterator(7), None)
     checkpoints.close()
-    found, _ = Checkpoints(tmp_path).restore(state(0, 0), constants, batches, step=4, only=True)
+    found, *_ = Checkpoints(tmp_path).restore(state(0, 0), constants, batches, step=4, only=True)
     assert found.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
 
 

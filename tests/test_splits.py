@@ -138,7 +138,7 @@ def test_report_and_card_name_the_split(tiny_run):
     assert report["meta"]["selected_on"] == "dev" and report["meta"]["trained_on"] == "scenes"
     written = {
         "language_model": {"embedded": False, "sha256": "0"},
-        "type_temperature": 1.0,
+        "calibration": {"type_temperature": 1.0},
         "r2sm_jax_version": "1",
     }
     written |= {"step": 4, "weights_sha256": "0"}

@@ -15,7 +15,7 @@ from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.published import match_published
-from r2sm_jax.models.r2sm import R2SM, abstract_model
+from r2sm_jax.models.r2sm import R2SM, Calibration, abstract_model
 from r2sm_jax.models.weights import (
     HUB,
     MODEL_FILES,
@@ -120,8 +120,10 @@ def check_export(folder: Path) -> None:
             raise InputError(f"{path}: {problem}; its sha256 must be {digest}; {REMEDY}")
 
 
-def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.State, int]:
-    """Configuration, graph, parameters, constants and step of an export. Raises InputError as `check_export`, or the
+def read_weights(
+    folder: Path,
+) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.State, Calibration, int]:
+    """Configuration, graph, parameters, constants, calibration and step of an export. Raises InputError as `check_export`, or the
     weights do not fit the configuration."""
     check_export(folder)
     written, path = read_config(folder), folder / WEIGHTS
@@ -133,7 +135,8 @@ def read_weights(folder: Path) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.Sta
         }
     model = with_weights(config.model, tensors, path)
     graphdef, params, constants = nnx.split(model, nnx.Param, ...)
-    return config, graphdef, params, constants, int(written["step"])
+    calibration = Calibration(**written["calibration"])
+    return config, graphdef, params, constants, calibration, int(written["step"])
 
 
 def check_texts(texts: TextStates, trained: Mapping[str, Any], who: str) -> None:

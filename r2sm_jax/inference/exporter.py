@@ -33,10 +33,9 @@ from r2sm_jax.inference.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, open_run
 from r2sm_jax.inference.verify import verify
-from r2sm_jax.models.layers import merge_lora
 from r2sm_jax.models.mask_decoder import PixelFeatures
 from r2sm_jax.models.matmul import products
-from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, input_spec
+from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, Calibration, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
 from r2sm_jax.models.weights import HUB, INDEX, TOKENIZER_FILES, Tensor, read_tensors, weight_files
 
@@ -129,7 +128,7 @@ def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> 
 
 
 def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
-    report, run = report_of(run), _without_adapters(run)
+    report = report_of(run)
     run, trained = _in_float16(run) if compact else (run, None)
     texts, config = run.predictor.texts, portable(run.config)
     weights = exported.by_dotted_path(run.predictor.weights)
@@ -145,7 +144,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
             "folder": LANGUAGE_MODEL if lm == "embed" else None,
         },
         "mask_threshold": run.config.model.mask_threshold,
-        "type_temperature": float(weights["type_temperature"]),
+        "calibration": run.predictor.calibration._asdict(),
         "compact": compact,
         "step": run.step,
         "weights_sha256": run.predictor.weights_sha256,
@@ -168,7 +167,11 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     if not compact:
         _copy(texts.folder, folder, TOKENIZER_FILES)
         functions = export_functions(
-            run.config.model, weights, texts.folder, read_tensors(texts.folder)
+            run.config.model,
+            weights,
+            run.predictor.calibration,
+            texts.folder,
+            read_tensors(texts.folder),
         )
         write_functions(folder / exported.FUNCTIONS, functions)
     (folder / exported.CARD).write_text(model_card(title, written, config, report), "utf-8")
@@ -205,17 +208,6 @@ def report_of(run: Run) -> dict[str, Any] | None:
         return None
 
 
-def _without_adapters(run: Run) -> Run:
-    """The run with its LoRA adapters merged into the weights."""
-    if not run.config.model.vision.lora_rank:
-        return run
-    weights = exported.by_dotted_path(run.predictor.weights)
-    adapted = exported.with_weights(run.config.model, weights, run.folder)
-    model, graphdef, weights = merge_lora(run.config.model, *nnx.split(adapted))
-    predictor = Predictor(model, graphdef, weights, run.predictor.texts)
-    return replace(run, config=replace(run.config, model=model), predictor=predictor)
-
-
 def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
     """The run with all weights rounded to float16 that are not as published, and these weights by dotted path."""
     published = exported.published_weights(run.config.model)
@@ -225,13 +217,13 @@ def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
     trained = {
         name: x.astype(np.float16)
         for name, x in weights.items()
-        if name not in published or not np.array_equal(x, published[name])  # merged adapters
+        if name not in published or not np.array_equal(x, published[name])
     }
     rounded = weights | {name: x.astype(np.float32) for name, x in trained.items()}
     graphdef, state = nnx.split(exported.with_weights(run.config.model, rounded, run.folder))
-    return replace(
-        run, predictor=Predictor(run.config.model, graphdef, state, run.predictor.texts)
-    ), trained
+    before = run.predictor
+    predictor = Predictor(run.config.model, graphdef, state, before.texts, before.calibration)
+    return replace(run, predictor=predictor), trained
 
 
 def portable(config: Config) -> Config:
@@ -335,12 +327,16 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def export_functions(
-    config: ModelConfig, weights: Tensors, language_model: Path, text_weights: Tensors
+    config: ModelConfig,
+    weights: Tensors,
+    calibration: Calibration,
+    language_model: Path,
+    text_weights: Tensors,
 ) -> dict[str, bytes]:
     """`model.stablehlo`: the segmenter as three functions that need only JAX, lowered for `PLATFORMS` and serialised.
 
     Their first argument is the content of a safetensors file, as `safetensors.numpy.load_file` returns it. Batch size,
-    number of queries and number of tokens are free. They multiply in float32, whatever JAX's default is.
+    number of queries and number of tokens are free. `calibration` is part of `answer`. They multiply in float32, whatever JAX's default is.
 
     encode_text(language model, ids [b t], mask [b t]) -> states [b t l e]
     encode_image(weights, image [b S S 3], valid [b S S]) -> features
@@ -369,7 +365,8 @@ def export_functions(
     ) -> dict[str, jax.Array]:
         pixels = PixelFeatures(**{name: features[name] for name in PixelFeatures._fields})
         model = exported.with_weights(config, tensors, Path(WEIGHTS))
-        return model.answer(features["tokens"], pixels, text, text_mask)._asdict()
+        out = model.answer(features["tokens"], pixels, text, text_mask, calibration)
+        return out._asdict()
 
     ours, theirs = jax.eval_shape(lambda *tensors: tensors, dict(weights), dict(text_weights))
     ids, mask = (jax.ShapeDtypeStruct((1, 1), dtype) for dtype in (jnp.int32, jnp.bool_))

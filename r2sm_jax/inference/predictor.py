@@ -23,7 +23,7 @@ from r2sm_jax.inference.prediction import InstanceMask, Prediction, WordShare, e
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_decoder import PixelFeatures
 from r2sm_jax.models.matmul import products
-from r2sm_jax.models.r2sm import R2SM, R2SMOutput
+from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, R2SMOutput
 from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import whole
 
@@ -91,10 +91,12 @@ class Predictor:
         graphdef: nnx.GraphDef,
         weights: nnx.State,
         texts: TextStates,
+        calibration: Calibration = NOT_CALIBRATED,
         kind: MatmulPrecision = "float32",
     ):
         """`kind`: how dense layers and convolutions multiply (cpu.py), but for the language model's."""
         self.config, self.texts, self.kind, self.weights = config, texts, kind, weights
+        self.calibration = calibration
         functions = (R2SM.encode_image, R2SM.answer, _calibrated)
         structure = jax.tree.structure(weights)
         self._encode, self._answer, self._type_logits = (
@@ -111,6 +113,11 @@ class Predictor:
     def weights(self, weights: nnx.State) -> None:
         self._weights = jax.tree.map(whole, weights)
         self._leaves = jax.device_put(jax.tree.leaves(self._weights), jax.local_devices()[0])
+
+    @property
+    def _calibration(self) -> Calibration:
+        """As arrays, so that no compiled function depends on the values."""
+        return Calibration(*(np.float32(value) for value in self.calibration))
 
     @property
     def weights_sha256(self) -> str:
@@ -182,7 +189,7 @@ class Predictor:
         self, states: Float[np.ndarray, "k t l e"], mask: Bool[np.ndarray, "k t"]
     ) -> Float[np.ndarray, " k"]:
         """The calibrated logits of a learned head that sentences ask for the complete shape."""
-        return np.asarray(self._type_logits(self._leaves, states, mask))
+        return np.asarray(self._type_logits(self._leaves, states, mask, self._calibration))
 
     def warm_up(self) -> None:
         """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
@@ -262,7 +269,9 @@ class Predictor:
         states, mask = (
             x.reshape(len(tokens), width, *x.shape[1:]) for x in texts(list(chain(*queries)))
         )
-        decoded = jax.device_get(self._answer(self._leaves, tokens, pixels, states, mask))
+        decoded = jax.device_get(
+            self._answer(self._leaves, tokens, pixels, states, mask, self._calibration)
+        )
         for b, (box, part) in enumerate(rows):
             for k, (key, text) in enumerate(part):
                 yield key, QueryOutputs(text, box, R2SMOutput(*(x[b, k] for x in decoded)))
@@ -347,8 +356,10 @@ def compiled(
     return call
 
 
-def _calibrated(model: R2SM, text: jax.Array, mask: jax.Array) -> jax.Array:
-    return model.amodal_logit(text[None], mask[None])[0] / model.type_temperature[...]
+def _calibrated(
+    model: R2SM, text: jax.Array, mask: jax.Array, calibration: Calibration
+) -> jax.Array:
+    return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
 
 
 def _padded(items: Sequence[T], count: int) -> list[T]:

@@ -28,7 +28,7 @@ from r2sm_jax.inference import exported
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.models.published import with_published_sizes
-from r2sm_jax.models.r2sm import abstract_model
+from r2sm_jax.models.r2sm import Calibration, abstract_model
 from r2sm_jax.models.weights import cache_dir
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
@@ -253,6 +253,7 @@ class Stored(NamedTuple):
     graphdef: nnx.GraphDef
     params: nnx.State
     constants: nnx.State
+    calibration: Calibration
     step: int
 
 
@@ -280,11 +281,11 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
             f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}"
         )
     graphdef, state, constants = abstract_state(config)
-    state, constants = checkpoints.restore(
+    state, constants, calibration = checkpoints.restore(
         state, constants, step=named[checkpoint], only=checkpoint.isdigit()
     )
     checkpoints.close()
-    return Stored(config, graphdef, state.params, constants, int(state.step))
+    return Stored(config, graphdef, state.params, constants, calibration, int(state.step))
 
 
 def open_run(folder: Path, *, checkpoint: str = "best", kind: MatmulPrecision = "float32") -> Run:
@@ -300,7 +301,9 @@ def open_run(folder: Path, *, checkpoint: str = "best", kind: MatmulPrecision = 
     texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
     exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
-    predictor = Predictor(stored.config.model, stored.graphdef, weights, texts, kind)
+    predictor = Predictor(
+        stored.config.model, stored.graphdef, weights, texts, stored.calibration, kind
+    )
     if of_export:
         exported.check_weights(folder, predictor)
     return Run(folder, stored.config, stored.step, predictor, of_export)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
-from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, add_lora, attend, freeze
+from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, attend, freeze
 from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
 
@@ -272,19 +272,12 @@ class VisionEncoder(nnx.Module):
         return VisionFeatures(self.neck1(x), skips)
 
 
-def adapt_published(encoder: VisionEncoder, *, rngs: nnx.Rngs) -> None:
-    """Freezes the published parts of a built encoder and adds LoRA to them, in place, as its configuration says."""
-    config, published = encoder.config, []
-    if config.init:
-        published.append(encoder.blocks)
-        if config.frozen or config.lora_rank:
-            freeze(encoder, but=("plain", "join"))
+def freeze_published(encoder: VisionEncoder) -> None:
+    """Turns the published weights of a built encoder into constants, in place, where its configuration says so."""
+    config = encoder.config
+    if config.init and config.frozen:
+        freeze(encoder, but=("plain", "join"))
     if encoder.backbone is not None and config.efficientnet_frozen_to:
         encoder.backbone.freeze_to(config.efficientnet_frozen_to)
-    if encoder.plain is not None:
-        published.append(encoder.plain)
-        if config.name_frozen or config.lora_rank:
-            freeze(encoder.plain)
-    if config.lora_rank:
-        for part in published:
-            add_lora(part, rank=config.lora_rank, alpha=config.lora_alpha, rngs=rngs)
+    if encoder.plain is not None and config.name_frozen:
+        freeze(encoder.plain)

@@ -1,7 +1,6 @@
-"""Layers that the models share: dense layers and convolutions, MLP, attention, constants among the weights, LoRA."""
+"""Layers that the models share: dense layers and convolutions, MLP, attention, constants among the weights."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -12,7 +11,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from r2sm_jax.config import ModelConfig
 from r2sm_jax.models.matmul import are_bfloat16, convolve, multiply, on_cuda
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -24,8 +22,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": nnx.silu,
 }
 """By the names that a published `config.json` uses; `gelu_tanh` is ours. `gelu` is the exact one."""
-ATTENTION_PROJECTIONS = ("qkv", "query", "key", "value", "out")
-"""Names of the dense layers of attention in the published image encoders, which LoRA adapts."""
 
 
 class Buffer(nnx.Variable):
@@ -45,16 +41,12 @@ def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
 
 
 class Linear(nnx.Linear):
-    """`nnx.Linear` that flattens the leading axes first, with a low-rank product beside its kernel after `add_lora`.
+    """`nnx.Linear` that flattens the leading axes first.
 
     XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower than with one
     (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it makes no difference.
     Float32 layers multiply in bfloat16 where cpu.py says so.
     """
-
-    lora_in: nnx.Param | None = None
-    lora_out: nnx.Param | None = None
-    lora_scale: float = 1.0
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
         flat = inputs.reshape(-1, inputs.shape[-1])
@@ -63,11 +55,6 @@ class Linear(nnx.Linear):
             out = out if self.bias is None else out + self.bias[...]
         else:
             out = super().__call__(flat)
-        if self.lora_in is not None and self.lora_out is not None:
-            x, down, up = self.promote_dtype(
-                (flat, self.lora_in[...], self.lora_out[...]), dtype=self.dtype
-            )
-            out = out + (x @ down) @ up * self.lora_scale
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
 
 
@@ -226,48 +213,3 @@ def _flash(
         *batch, bias=bias, mask=mask, implementation=implementation
     )
     return rearrange(attended, "b q h d -> b h q d").reshape(*leading, *query.shape[-3:])
-
-
-# Low-rank adaptation (LoRA, Hu et al., arXiv 2106.09685) of a built model, whose own weights keep their names
-
-
-def add_lora(module: nnx.Module, *, rank: int, alpha: float, rngs: nnx.Rngs) -> None:
-    """Adds to each of the `ATTENTION_PROJECTIONS` within a frozen module `alpha / rank` times a trained product of two
-    thin matrices, which is 0 at the start."""
-    for name, layer in _linears(module):
-        if name in ATTENTION_PROJECTIONS:
-            init = nnx.initializers.he_uniform()
-            layer.lora_in = nnx.Param(init(rngs.params(), (layer.in_features, rank)))
-            layer.lora_out = nnx.Param(jnp.zeros((rank, layer.out_features)))
-            layer.lora_scale = alpha / rank
-
-
-def merge_lora(
-    config: ModelConfig, graphdef: nnx.GraphDef, weights: nnx.State
-) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
-    """The same model without LoRA, for export: each low-rank product is added to its frozen kernel.
-
-    Returns a configuration, graph and weights that belong together; the ones that came in if there is no LoRA.
-    """
-    if not config.vision.lora_rank:
-        return config, graphdef, weights
-    model = nnx.merge(graphdef, weights, copy=True)
-    for _, layer in _linears(model):
-        if layer.lora_in is not None and layer.lora_out is not None:
-            layer.kernel[...] += layer.lora_in[...] @ layer.lora_out[...] * layer.lora_scale
-            del layer.lora_in, layer.lora_out, layer.lora_scale
-    vision = replace(
-        config.vision, lora_rank=0, frozen=config.vision.init is not None, name_frozen=True
-    )
-    return replace(config, vision=vision), *nnx.split(model)
-
-
-def _linears(module: nnx.Module) -> list[tuple[str, Linear]]:
-    """Every dense layer that is an attribute of a module, with its name there."""
-    parts = [part for _, part in nnx.iter_graph(module) if isinstance(part, nnx.Module)]
-    return [
-        (name, value)
-        for part in parts
-        for name, value in vars(part).items()
-        if isinstance(value, Linear)
-    ]

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, adapt_published
-from r2sm_jax.models.layers import MLP, Buffer, Linear
+from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
+from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
     Kernels,
     MaskDecoder,
@@ -28,6 +28,26 @@ from r2sm_jax.models.mask_decoder import (
 
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
+
+
+class Calibration(NamedTuple):
+    """Four numbers that are fitted to a trained model's answers (training/calibration.py). The defaults change nothing.
+
+    They are an argument of the model rather than a part of its weights: a checkpoint or an export stores them as
+    metadata, and refitting them neither copies weights nor compiles anything anew.
+    """
+
+    type_temperature: float | Float[Array, ""] = 1.0
+    """Divides the logit that a query asks for the amodal mask."""
+    iou_scale: float | Float[Array, ""] = 1.0
+    """Multiplies the logit of the predicted IoU."""
+    iou_shift: float | Float[Array, ""] = 0.0
+    """Is added to it then."""
+    presence_bias: float | Float[Array, ""] = 0.0
+    """Is added to the logit that a query has a target."""
+
+
+NOT_CALIBRATED = Calibration()
 
 
 class DenseOutput(NamedTuple):
@@ -82,10 +102,6 @@ class R2SM(nnx.Module):
         self.decoder_head = (
             heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
         )
-        # Fitted while the weights stand still (training/calibration.py).
-        self.type_temperature = Buffer(jnp.ones(()))
-        self.iou_fit = Buffer(jnp.array([1.0, 0.0]))
-        self.presence_shift = Buffer(jnp.zeros(()))
         self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
         channels = decoder.kernel_dim
         self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
@@ -187,9 +203,10 @@ class R2SM(nnx.Module):
         valid: Bool[Array, "b H W"],
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
+        calibration: Calibration = NOT_CALIBRATED,
     ) -> R2SMOutput:
         """Answers k queries about each of b images."""
-        return self.answer(*self.encode_image(image, valid), text, text_mask)
+        return self.answer(*self.encode_image(image, valid), text, text_mask, calibration)
 
     def answer(
         self,
@@ -197,6 +214,7 @@ class R2SM(nnx.Module):
         pixels: PixelFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
+        calibration: Calibration = NOT_CALIBRATED,
     ) -> R2SMOutput:
         """Answers k queries about each of b images, given what `encode_image` returns. Fused masks are empty where the
         logit of presence is not above `presence_threshold`. With the head `none` there is one mask, which is returned
@@ -207,7 +225,7 @@ class R2SM(nnx.Module):
             x - self.config.mask_threshold
             for x in draw_pair(masks.answered, masks.canvas(pixels.fine))
         )
-        presence = masks.presence[..., 0] + self.presence_shift[...]
+        presence = masks.presence[..., 0] + calibration.presence_bias
         limit = jnp.where(presence > self.config.presence_threshold, jnp.inf, ABSENT_LOGIT)[
             ..., None, None
         ]
@@ -216,12 +234,12 @@ class R2SM(nnx.Module):
             (x > 1).sum((-2, -1)) / jnp.maximum((x > -1).sum((-2, -1)), 1) for x in (modal, amodal)
         ]
         quality = jnp.clip(jnp.stack([masks.iou, jnp.stack(stable, axis=-1)]), 0.001, 0.999)
-        scale, shift = self.iou_fit[...]
-        iou = jax.nn.sigmoid(scale * jax.scipy.special.logit(quality).mean(0) + shift)
+        mean_logit = jax.scipy.special.logit(quality).mean(0)
+        iou = jax.nn.sigmoid(calibration.iou_scale * mean_logit + calibration.iou_shift)
         if self.config.head == NO_HEAD:
             amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
         return R2SMOutput(
-            amodal_logit / self.type_temperature[...],
+            amodal_logit / calibration.type_temperature,
             jnp.minimum(modal[:, :, 0], limit),
             jnp.minimum(amodal[:, :, 0], limit),
             presence,
@@ -234,12 +252,12 @@ class R2SM(nnx.Module):
 
 
 def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
-    """A freshly initialised model whose published parts are frozen or have LoRA, as `config.vision` says.
+    """A freshly initialised model whose published parts are frozen where `config.vision` says so.
 
     The weights of those parts are still random: `published.load_published` brings them.
     """
     model = R2SM(config, rngs=rngs)
-    adapt_published(model.vision, rngs=rngs)
+    freeze_published(model.vision)
     return model
 
 

@@ -6,9 +6,7 @@ anything is there, on the split that selects checkpoints. Nothing here changes a
 
 from typing import Any
 
-import jax
 import numpy as np
-from flax import nnx
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logit
@@ -19,8 +17,6 @@ FEWEST = 50
 """Answers from which something is fitted."""
 MISSED = 0.04
 """Share of the things that are there that the model may answer with nothing."""
-NOT_FITTED = {"iou_fit": (1.0, 0.0), "presence_shift": 0.0}
-"""Constants of the model -> values that change nothing."""
 
 
 def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
@@ -45,13 +41,13 @@ def fit_iou(
     """The scale and shift of the logits of predicted IoUs with which they are nearest to the true ones, by the mean
     absolute error; (1, 0) where there are few."""
     if len(true) < FEWEST:
-        return NOT_FITTED["iou_fit"]
+        return 1.0, 0.0
     logits = logit(np.clip(predicted, 0.001, 0.999))
 
     def error(fit: np.ndarray) -> float:
         return float(np.abs(expit(abs(fit[0]) * logits + fit[1]) - true).mean())
 
-    found: Any = minimize(error, NOT_FITTED["iou_fit"], method="Nelder-Mead")
+    found: Any = minimize(error, (1.0, 0.0), method="Nelder-Mead")
     return abs(float(found.x[0])), float(found.x[1])
 
 
@@ -59,14 +55,3 @@ def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
     """What to add to the logits of things that are there, so that `MISSED` of them are below the threshold; 0 where
     there are few."""
     return float(threshold - np.quantile(logits, MISSED)) if len(logits) >= FEWEST else 0.0
-
-
-def with_constants(constants: nnx.State, **values: Any) -> nnx.State:
-    """A copy of a model's constants with some values changed, on the same devices."""
-    changed = {}
-    for name, value in values.items():
-        before: Any = constants[name]
-        array = np.asarray(value, np.float32)
-        placed = jax.make_array_from_callback(array.shape, before[...].sharding, array.__getitem__)
-        changed[name] = before.replace(placed)
-    return nnx.merge_state(constants, nnx.State(changed))

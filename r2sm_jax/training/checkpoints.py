@@ -1,6 +1,7 @@
 """Checkpoints of a run: saved in the background, as a whole or not at all, and verified when they are read.
 
-A checkpoint holds the parameters, the optimizer state, the step, the model's constants, and the position in the data.
+A checkpoint holds the parameters, the optimizer state, the step, the model's constants, its calibration, and the
+position in the data.
 The latest two are kept, and the one with the highest gIoU. Arrays are stored by path, without library classes. A digest
 tells whether a file is damaged.
 """
@@ -20,6 +21,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.r2sm import NOT_CALIBRATED, Calibration
 from r2sm_jax.training.sharding import is_divided, whole
 from r2sm_jax.training.step import TrainState
 
@@ -74,6 +76,7 @@ class Checkpoints:
         constants: nnx.State,
         batches: grain.DatasetIterator,
         giou: float | None,
+        calibration: Calibration = NOT_CALIBRATED,
     ) -> None:
         """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
         One of the same step, from which the run did not go on, is replaced; others are not touched. A step is saved
@@ -86,7 +89,11 @@ class Checkpoints:
         }
         # The position is the same in all processes, and for any number of them.
         about, metrics = (
-            {"digest": total, "position": batches.get_state()},
+            {
+                "digest": total,
+                "position": batches.get_state(),
+                "calibration": calibration._asdict(),
+            },
             None if giou is None else {"giou": giou},
         )
         options: Any = {
@@ -128,7 +135,7 @@ class Checkpoints:
         *,
         step: int | None = None,
         only: bool = False,
-    ) -> tuple[TrainState, nnx.State]:
+    ) -> tuple[TrainState, nnx.State, Calibration]:
         """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and another one is taken.
 
         `state` and `constants` give structure and shapes; `batches` is set to the saved position. Raises InputError if
@@ -154,7 +161,8 @@ class Checkpoints:
                     batches.set_state(
                         metadata.get("position") or json.loads(older.read_text("utf-8"))
                     )
-                return restored["state"], restored["constants"]
+                calibration = Calibration(**metadata.get("calibration", {}))
+                return restored["state"], restored["constants"], calibration
             except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 problem = f"checkpoint {number} is damaged or does not fit ({reason})"
