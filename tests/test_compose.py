@@ -20,11 +20,11 @@ from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report, write_report
-from r2sm_jax.synthetic.compose import LEAST, MOST, ComposeSource
+from r2sm_jax.synthetic.compose import MAX_OCCLUSION, MIN_OCCLUSION, ComposeSource
 from r2sm_jax.synthetic.cutouts import CutoutSource
 from r2sm_jax.synthetic.photos import Photos, find_complete
 from r2sm_jax.synthetic.queries.nouns import lexicon
-from r2sm_jax.synthetic.scenes.source import describe_objects, unaskable
+from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 from r2sm_jax.tools.compose import compose, cutouts
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "photos_coco"
@@ -176,15 +176,21 @@ def test_masks_are_exact_and_hidden_shares_in_range(samples: list[Sample]) -> No
                 assert not (instance.modal & ~instance.amodal).any()
                 share = 1 - instance.modal.sum() / instance.amodal.sum()
                 shares += [share] if share and not instance.ignore else []
-    assert len(shares) > PICTURES / 2 and min(shares) >= LEAST and max(shares) <= MOST
-    assert min(np.histogram(shares, (LEAST, 0.25, 0.45, MOST))[0]) > 0.1 * len(shares)
+    assert (
+        len(shares) > PICTURES / 2 and min(shares) >= MIN_OCCLUSION and max(shares) <= MAX_OCCLUSION
+    )
+    assert min(np.histogram(shares, (MIN_OCCLUSION, 0.25, 0.45, MAX_OCCLUSION))[0]) > 0.1 * len(
+        shares
+    )
 
 
 def test_photos_stay_as_they_are_but_for_training(file: Path) -> None:
     """Some pictures are the photo itself; what the border cuts is modal only, the free ellipse has both masks."""
     plain, source = 0, ComposeSource(file, "dev", PICTURES, seed=3, size=SIZE)
     for index, sample in enumerate(map(source.__getitem__, range(PICTURES))):
-        photo = source.photos.read(source.below[index % len(source.below)], SIZE)
+        photo = source.photos.read_photo(
+            source.photo_indices[index % len(source.photo_indices)], SIZE
+        )
         if np.array_equal(sample.image, np.asarray(photo.image)):
             plain += 1
             whole = [i for i in sample.instances if i.amodal is not None]
@@ -218,13 +224,13 @@ def test_photos_and_cutouts_are_split(file: Path) -> None:
         split: open_source(f"compose:{file}", split, count=6, size=SIZE)
         for split in ("train", "dev", "val")
     }
-    photos = {split: set(source.below) for split, source in sources.items()}  # type: ignore[attr-defined]
+    photos = {split: set(source.photo_indices) for split, source in sources.items()}  # type: ignore[attr-defined]
     assert sum(map(len, photos.values())) == len(set.union(*photos.values())) == 90
     assert len(photos["train"]) > 50 and min(map(len, photos.values())) > 4
     for split, source in sources.items():
         assert {cutout.photo for cutout in source.cutouts} <= photos[split]  # type: ignore[attr-defined]
     hard = ComposeSource(file, "val_hard", 4, size=SIZE)
-    assert set(hard.below) == photos["val"]
+    assert set(hard.photo_indices) == photos["val"]
     assert all(
         query.kind["hard"] for sample in map(hard.__getitem__, range(4)) for query in sample.queries
     )
@@ -237,7 +243,7 @@ def test_photos_and_cutouts_are_split(file: Path) -> None:
 def test_all_queries_are_modal_where_no_complete_mask_is_known() -> None:
     mask = box_mask((20, 20), (2, 2, 9, 9))
     unknown, crowd = Instance(1, "dog", mask, None), Instance(2, "dog", ~mask, ~mask, ignore=True)
-    assert unaskable([unknown, crowd]) == {"modal": {2}, "amodal": {1, 2}}
+    assert forbidden_targets([unknown, crowd]) == {"modal": {2}, "amodal": {1, 2}}
     facts = describe_objects([unknown, crowd])
     assert np.isnan(facts[0].occlusion) and facts[0].box == (2, 2, 9, 9)
 
@@ -297,7 +303,7 @@ def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(
         return {instance.category for index in range(20) for instance in source[index].instances}
 
     source = open_split("train")
-    assert {cutout.item.category for cutout in source.extra} == {"abacus", "anchor", "dog"}
+    assert {cutout.item.category for cutout in source.folder_cutouts} == {"abacus", "anchor", "dog"}
     assert set(source.vocabulary["category"]) == {*NAMES, "abacus", "anchor"}
     assert classes(source) >= {"abacus", "anchor"}
     assert classes(open_split("val")) <= set(NAMES)
@@ -321,7 +327,7 @@ def test_half_of_the_training_pictures_are_mirrored_with_their_masks(samples: li
 
 def test_in_val_absent_nothing_that_is_asked_for_is_there(file: Path, tmp_path: Path) -> None:
     source = ComposeSource(file, "val_absent", 12, size=SIZE)
-    assert set(source.below) == set(ComposeSource(file, "val", 1, size=SIZE).below)
+    assert set(source.photo_indices) == set(ComposeSource(file, "val", 1, size=SIZE).photo_indices)
     asked = 0
     nouns = {name: meaning.nouns for name, meaning in lexicon().classes.items()} | {
         "wooden crate": ["wooden crate"]
@@ -420,13 +426,13 @@ def test_grey_cmyk_deep_and_turned_photos(file: Path, tmp_path: Path) -> None:
     forms += [(grey.transpose(Image.Transpose.ROTATE_90), "JPEG", {"exif": tags})]
     for image, form, options in forms:
         image.save(tmp_path / name, form, **options)
-        found = np.asarray(Photos(file, tmp_path).read(0, WIDTH).image).astype(int)
+        found = np.asarray(Photos(file, tmp_path).read_photo(0, WIDTH).image).astype(int)
         assert np.abs(found - np.asarray(grey)[..., None]).max() <= 8, form
     grey.transpose(Image.Transpose.ROTATE_90).save(tmp_path / name, "PNG")
     with pytest.raises(
         InputError, match=r"160 pixels high and 120 wide, but .* says 120 and 160; give the image"
     ):
-        Photos(file, tmp_path).read(0, WIDTH)
+        Photos(file, tmp_path).read_photo(0, WIDTH)
 
 
 def test_bad_files(file: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from test_compose import SIZE, write_photos
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.cutouts import read_index
+from r2sm_jax.synthetic.cutout_folder import read_index
 from r2sm_jax.tools.compose import compose, cutouts
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 from test_cutouts import fill_folder
 
-from r2sm_jax.synthetic.cutouts import CutoutSource, label_of
+from r2sm_jax.synthetic.cutout_folder import label_of
+from r2sm_jax.synthetic.cutouts import CutoutSource
 
 
 def test_tags_and_uses_make_queries_that_do_not_name_the_object(tmp_path):

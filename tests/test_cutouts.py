@@ -18,18 +18,18 @@ from test_scenes import check_hiding
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic import cutouts
+from r2sm_jax.synthetic.cutout_folder import label_of
 from r2sm_jax.synthetic.cutouts import (
-    LARGEST,
-    LEAST,
-    MOST,
+    MAX_EXTENT,
+    MAX_OCCLUSION,
+    MIN_OCCLUSION,
     CutoutSource,
-    arrange_cutouts,
-    blend,
-    label_of,
+    place_cutouts,
 )
+from r2sm_jax.synthetic.pictures import ImageCache, paste_sprites
 from r2sm_jax.synthetic.scenes.layout import Item
 from r2sm_jax.synthetic.scenes.paint import Sprite
-from r2sm_jax.synthetic.scenes.source import annotate
+from r2sm_jax.synthetic.scenes.scene import make_scene
 
 REAL = Path(os.environ.get("R2SM_REAL_DATA", "no-real-data")) / "cutouts_fluent3d"
 SCENES = 60
@@ -127,8 +127,8 @@ def test_the_mixture(samples: list[Sample]) -> None:
     rates = np.array([rate for sample in samples for rate in hidden(sample)])
     occluded = rates[rates > 0]
     assert 0.35 < (rates > 0).mean() < 0.65
-    assert occluded.min() >= LEAST and occluded.max() <= MOST
-    counts = np.histogram(occluded, (LEAST, 0.2, 0.4, 0.6, MOST))[0]
+    assert occluded.min() >= MIN_OCCLUSION and occluded.max() <= MAX_OCCLUSION
+    counts = np.histogram(occluded, (MIN_OCCLUSION, 0.2, 0.4, 0.6, MAX_OCCLUSION))[0]
     assert counts.min() > 0.1 * counts.sum()
     sizes = Counter(len(sample.instances) for sample in samples)
     assert min(sizes) == 3 and max(sizes) <= 8 and len(sizes) >= 4
@@ -156,8 +156,10 @@ def test_any_layout_is_sound(seed: int, size: int, shapes: list[str]) -> None:
         (Item(shape, {}, ("hidden", "free", "any")[k % 3]), picture(shape))
         for k, shape in enumerate(shapes)
     ]
-    placed = arrange_cutouts(rng, items, size)
-    scene = annotate(Image.new("RGB", (size, size)), placed, [p.in_place() for p in placed])
+    placed = place_cutouts(rng, items, size)
+    scene = make_scene(
+        Image.new("RGB", (size, size)), placed, [p.sprite_in_picture() for p in placed]
+    )
     assert len(scene.instances) == len(placed) <= len(items)
     assert [i.id for i in scene.instances] == list(range(1, len(placed) + 1))
     whole = sorted((p.item.category, int(p.sprite.mask.sum())) for p in placed)
@@ -165,10 +167,10 @@ def test_any_layout_is_sound(seed: int, size: int, shapes: list[str]) -> None:
         (i.category, int(i.amodal.sum())) for i in scene.instances
     )  # nothing is cut off
     for p in placed:
-        assert max(p.sprite.mask.shape) <= LARGEST * size + 1
+        assert max(p.sprite.mask.shape) <= MAX_EXTENT * size + 1
     for instance, facts in zip(scene.instances, scene.facts, strict=True):
         assert not (instance.modal & ~instance.amodal).any()
-        assert facts.occlusion == 0 or LEAST <= facts.occlusion <= MOST
+        assert facts.occlusion == 0 or MIN_OCCLUSION <= facts.occlusion <= MAX_OCCLUSION
     check_hiding(scene)
 
 
@@ -177,7 +179,7 @@ def test_painting_blends_by_alpha() -> None:
     pane = Sprite(half, np.ones((4, 4), bool), 4, 4, extent=4)
     for seed in range(5):
         canvas = Image.new("RGB", (12, 12), (0, 0, 0))
-        blend(np.random.default_rng(seed), canvas, [pane])
+        paste_sprites(np.random.default_rng(seed), canvas, [pane])
         inside = np.asarray(canvas)[4:8, 4:8].astype(int)
         assert np.abs(inside - (100, 50, 0)).max() <= 10  # a shadow may tint what lies behind
 
@@ -432,18 +434,22 @@ def test_other_bad_input(tmp_path: Path, folder: Path, monkeypatch) -> None:
     (tmp_path / "x.jpg").write_text("hello")
     with pytest.raises(InputError, match=r"x\.jpg: this is not an image"):
         CutoutSource(folder, "train", 1, backgrounds=tmp_path)[0]
-    monkeypatch.setattr(cutouts, "LAYOUTS", 0)
+    monkeypatch.setattr(cutouts, "MAX_LAYOUTS", 0)
     with pytest.raises(InputError, match="attempts gave no picture with 3 objects"):
         CutoutSource(folder, "train", 1)[0]
 
 
-def test_memory_is_bounded() -> None:
-    for side in (64, 72, 300):
-        for read in (cutouts.read_picture, cutouts.read_photo):
-            assert (
-                4 * side**2 * cutouts.remember(read, side).cache_info().maxsize
-                <= cutouts.CACHE_BYTES
-            )
+def test_a_cache_keeps_the_latest_images_within_its_bytes() -> None:
+    cache = ImageCache[int](max_bytes=6 * 10 * 16**2, image_side=16)
+    reads: list[int] = []
+
+    def read(k: int) -> int:
+        return cache.get(k, lambda: reads.append(k) or k)
+
+    for k in (*range(10), 0, 10, 0, 1):  # 0 is used again before 10 replaces the oldest, which is 1
+        assert read(k) == k
+    assert reads == [*range(11), 1]
+    assert pickle.loads(pickle.dumps(cache)).get(0, lambda: -1) == -1
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")
@@ -451,4 +457,4 @@ def test_rendered_objects() -> None:
     source = CutoutSource(REAL, "val_phrasing", 20)
     assert len(source.vocabulary["category"]) > 80 and "food-drink" in source.vocabulary["group"]
     rates = [rate for sample in map(source.__getitem__, range(20)) for rate in hidden(sample)]
-    assert 0.3 < np.mean(np.array(rates) > 0) < 0.7 and max(rates) <= MOST
+    assert 0.3 < np.mean(np.array(rates) > 0) < 0.7 and max(rates) <= MAX_OCCLUSION

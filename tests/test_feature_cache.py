@@ -25,8 +25,8 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
-from r2sm_jax.synthetic.scenes.source import ProceduralSource
 from r2sm_jax.train import main
 from r2sm_jax.training.step import frozen_images
 

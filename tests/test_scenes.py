@@ -12,13 +12,12 @@ from PIL import Image
 
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.scenes.drawings import draw_category
-from r2sm_jax.synthetic.scenes.layout import Item, Layout, Placed, Rules
+from r2sm_jax.synthetic.procedural import MIN_SIZE
+from r2sm_jax.synthetic.scenes.drawings import CATEGORIES, draw_category
+from r2sm_jax.synthetic.scenes.layout import Item, Layout, LayoutRules, PlacedItem
 from r2sm_jax.synthetic.scenes.paint import COLOURS, PATTERNS, ROLES, Sprite
+from r2sm_jax.synthetic.scenes.scene import Scene
 from r2sm_jax.synthetic.scenes.source import (
-    CATEGORIES,
-    SMALLEST_SIDE,
-    Scene,
     SceneSource,
     draw_scene,
 )
@@ -180,8 +179,8 @@ def test_layout_does_not_depend_on_size() -> None:
 
 
 def test_pictures_have_a_smallest_size() -> None:
-    assert len(SceneSource("train", 40, size=SMALLEST_SIDE)[39].instances) >= 3
-    for size in (1, 8, SMALLEST_SIDE - 1):
+    assert len(SceneSource("train", 40, size=MIN_SIZE)[39].instances) >= 3
+    for size in (1, 8, MIN_SIZE - 1):
         with pytest.raises(InputError, match=rf"{size} pixels are too small .*give 16 or more"):
             SceneSource("train", 1, size=size)
 
@@ -209,18 +208,25 @@ def test_a_layout_hides_a_region_that_was_there_before() -> None:
             side,
         )
 
-    rules = Rules((0.05, 0.7), 0.05, directions=6, whole=True, smallest_area=20, smallest_share=0.3)
+    rules = LayoutRules(
+        (0.05, 0.7),
+        0.05,
+        num_directions=6,
+        keep_inside=True,
+        min_visible_pixels=20,
+        min_visible_share=0.3,
+    )
     for seed in range(10):
         rng = np.random.default_rng(seed)
         layout = Layout((60, 120), rules)
-        layout.put(Placed(Item("sofa", {}, "hidden"), square(30), 40, 30))
-        layout.put(Placed(Item("lamp", {}, "free"), square(20), 80, 30))
-        share = rng.uniform(*rules.hidden)
-        place = layout.find_over(rng, square(24), 0, share)
+        layout.place_on_top(PlacedItem(Item("sofa", {}, "hidden"), square(30), 40, 30))
+        layout.place_on_top(PlacedItem(Item("lamp", {}, "free"), square(20), 80, 30))
+        share = rng.uniform(*rules.hidden_range)
+        place = layout.find_position_over(rng, square(24), 0, share)
         assert place is not None
-        layout.put(Placed(Item("box", {}), square(24), *place))
+        layout.place_on_top(PlacedItem(Item("box", {}), square(24), *place))
         assert (
-            abs(layout.hidden(0) - share) < 0.12
-            and layout.hidden(0) <= 0.7
-            and layout.hidden(1) == 0
+            abs(layout.hidden_share(0) - share) < 0.12
+            and layout.hidden_share(0) <= 0.7
+            and layout.hidden_share(1) == 0
         )

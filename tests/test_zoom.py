@@ -5,7 +5,7 @@ from PIL import Image
 from scipy import ndimage
 
 from r2sm_jax.data.masks import box
-from r2sm_jax.synthetic.photos import ZOOM, Photo, Seen, zoom
+from r2sm_jax.synthetic.photos import MAX_ZOOM, Photo, PhotoObject, random_zoom
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 WIDTH, HEIGHT, SIZE = 160, 120, 96
@@ -23,7 +23,7 @@ def painted() -> Photo:
         x0, y0, x1, y1 = box(mask)
         picture = Image.fromarray(image[y0:y1, x0:x1])
         objects.append(
-            Seen(
+            PhotoObject(
                 NAMES[channel],
                 Sprite(picture, mask[y0:y1, x0:x1], x0, y0, x1 - x0),
                 channel < 2,
@@ -33,7 +33,7 @@ def painted() -> Photo:
     return Photo(Image.fromarray(image), tuple(objects), image.mean((0, 1)))
 
 
-def in_place(photo: Photo, seen: Seen) -> np.ndarray:
+def in_place(photo: Photo, seen: PhotoObject) -> np.ndarray:
     """The mask of an object in its whole photo."""
     whole, (h, w) = np.zeros((photo.image.height, photo.image.width), bool), seen.sprite.mask.shape
     whole[seen.sprite.y : seen.sprite.y + h, seen.sprite.x : seen.sprite.x + w] = seen.sprite.mask
@@ -43,7 +43,7 @@ def in_place(photo: Photo, seen: Seen) -> np.ndarray:
 def test_masks_lie_on_the_objects_of_a_zoomed_photo() -> None:
     photo, largest, cut = painted(), 0.0, 0
     for seed in range(60):
-        part = zoom(np.random.default_rng(seed), photo, SIZE)
+        part = random_zoom(np.random.default_rng(seed), photo, SIZE)
         assert max(part.image.size) == SIZE and abs(part.image.height - SIZE * HEIGHT / WIDTH) <= 1
         found = {seen.category: seen for seen in part.objects}
         for channel, before in enumerate(photo.objects):
@@ -57,7 +57,7 @@ def test_masks_lie_on_the_objects_of_a_zoomed_photo() -> None:
                 assert np.array_equal(seen.sprite.image, part.image.crop(box(mask)))
             if seen and seen.complete:
                 scale = (mask.sum() / before.sprite.mask.sum()) ** 0.5 * WIDTH / SIZE
-                assert before.complete and 0.95 < scale < 1.05 * ZOOM
+                assert before.complete and 0.95 < scale < 1.05 * MAX_ZOOM
                 largest = max(largest, scale)
             cut += seen is not None and before.complete and not seen.complete
     assert largest > 1.3 and cut > 5
@@ -66,8 +66,10 @@ def test_masks_lie_on_the_objects_of_a_zoomed_photo() -> None:
 def test_a_photo_that_is_not_zoomed_keeps_all_but_its_size() -> None:
     photo = painted()
     for seed in (s for s in range(12) if np.random.default_rng(s).random() >= 0.5):
-        same = zoom(np.random.default_rng(seed), photo, WIDTH)
-        assert np.array_equal(same.image, photo.image) and np.array_equal(same.tone, photo.tone)
+        same = random_zoom(np.random.default_rng(seed), photo, WIDTH)
+        assert np.array_equal(same.image, photo.image) and np.array_equal(
+            same.mean_colour, photo.mean_colour
+        )
         for one, other in zip(same.objects, photo.objects, strict=True):
             assert (one.category, one.complete, one.ignored) == (
                 other.category,
@@ -75,7 +77,7 @@ def test_a_photo_that_is_not_zoomed_keeps_all_but_its_size() -> None:
                 other.ignored,
             )
             assert np.array_equal(in_place(same, one), in_place(photo, other))
-        small = zoom(np.random.default_rng(seed), photo, WIDTH // 2)
+        small = random_zoom(np.random.default_rng(seed), photo, WIDTH // 2)
         assert small.image.size == (WIDTH // 2, HEIGHT // 2)
         assert [seen.complete for seen in small.objects] == [
             seen.complete for seen in photo.objects

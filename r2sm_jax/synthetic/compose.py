@@ -1,8 +1,8 @@
-"""Photographs over which objects of other photographs are laid, so that the hidden part of what they cover is known.
+"""Photographs with objects of other photographs pasted over them, so that the hidden part of what they cover is known.
 
 Complete objects (photos.py) have amodal masks and are hidden on purpose; of all others only the modal mask is known.
-The objects laid over a photo are of other photos of the same split, about as large as they are there. In training
-some can be of a folder of cut-outs (cutouts.py), for names that the photos do not have.
+The pasted objects are of other photos of the same split, about as large as they are there. In training some can be of a
+folder of cut-outs (cutout_folder.py), for names that the photos do not have.
 """
 
 from collections import Counter
@@ -19,15 +19,17 @@ from r2sm_jax.data.batches import jitter_colours
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
-from r2sm_jax.synthetic.cutouts import (
-    Cutout as FolderCutout,
-    blend,
-    read_cutouts,
-    read_picture,
-    remember,
-    rescale,
+from r2sm_jax.synthetic.cutout_folder import CutoutFile, CutoutFolder
+from r2sm_jax.synthetic.photos import (
+    MAX_ZOOM,
+    Photo,
+    PhotoCutout,
+    PhotoObject,
+    Photos,
+    random_zoom,
 )
-from r2sm_jax.synthetic.photos import ZOOM, Cutout, Photo, Photos, Seen, zoom
+from r2sm_jax.synthetic.pictures import ImageCache, paste_sprites, random_flip, rescale
+from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.queries.nouns import display_name, lexicon
 from r2sm_jax.synthetic.queries.write import (
     ABSENT_SPLIT,
@@ -36,38 +38,42 @@ from r2sm_jax.synthetic.queries.write import (
     write_absent_queries,
     write_queries,
 )
-from r2sm_jax.synthetic.random_choice import pick
-from r2sm_jax.synthetic.scenes.layout import Item, Layout, Placed, Rules, whole_mask
-from r2sm_jax.synthetic.scenes.paint import Sprite, opaque
-from r2sm_jax.synthetic.scenes.source import (
-    ProceduralSource,
-    Scene,
-    choose,
-    describe_objects,
-    unaskable,
+from r2sm_jax.synthetic.random_choice import choose, pick
+from r2sm_jax.synthetic.scenes.layout import (
+    Item,
+    Layout,
+    LayoutRules,
+    PlacedItem,
+    mask_in_picture,
 )
+from r2sm_jax.synthetic.scenes.paint import centred_sprite
+from r2sm_jax.synthetic.scenes.scene import Scene, describe_objects, forbidden_targets
 
-LEAST, MOST = 0.05, 0.7  # hidden share of an object that is hidden on purpose
-PLAIN = 0.2  # share of the pictures that stay photographs
-COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 objects laid over them
-TRAIN_COUNT_SHARES = np.cumsum((0.2, 0.25, 0.25, 0.2, 0.1))  # the same in training
-ATTEMPTS = 8  # to lay one of them
-ASKED = 0.004  # least share of the picture that is seen of an object that a query means
-JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
-SMALLEST = 0.0015  # share of the picture from which an object is hidden on purpose
-TINY = 0.0006  # share of the picture below which what is visible of an object is ignored, as beyond `MOST`
-FEWEST = 10  # complete objects that a training split needs
-KEPT_BYTES = 256_000_000  # memory of a process for photos, and again for cut-outs
-STRETCH = 1.35  # by which a cut-out is scaled at most, up or down
-EXTRA = 0.3  # share of the objects laid over a photo that are of the folder of cut-outs, where one is given
-TONE = 0.35  # how far the colours of a cut-out move to those of the photo that it is laid over
+MIN_OCCLUSION, MAX_OCCLUSION = 0.05, 0.7  # hidden share of an object that is hidden on purpose
+PLAIN_PHOTO_SHARE = 0.2  # of the pictures
+COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 pasted objects
+TRAIN_COUNT_SHARES = np.cumsum((0.2, 0.25, 0.25, 0.2, 0.1))
+MAX_ATTEMPTS = 8  # to paste one object
+
+# Areas, in shares of the squared longer side of the picture.
+MIN_TARGET_AREA = 0.004  # visible, of an object that a query refers to
+MIN_AREA_TO_HIDE = 0.0015  # of an object that is hidden on purpose
+MIN_VISIBLE_AREA = 0.0006  # below it an object is ignored, as beyond `MAX_OCCLUSION`
+
+COLOUR_JITTER = 0.3  # largest relative change of brightness, contrast and saturation in training
+MIN_CUTOUTS = 10  # complete objects that a training split needs
+MAX_CACHE_BYTES = 256_000_000  # for photos, and again for cut-outs
+MAX_STRETCH = 1.35  # by which a cut-out is scaled up or down, from its size in its photo
+FOLDER_SHARE = 0.3  # of the pasted objects, from the folder of cut-outs where one is given
+TONE_SHARE = 0.35  # how far the colours of a cut-out move to those of the photo below it
+NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 
 
 class ComposeSource(ProceduralSource):
     """Composed photographs: any sample is rebuilt from (seed, split, index) and the content of file and photos.
 
-    Photo `index` modulo their number lies below. Train, dev and the other splits share neither photos nor cut-outs. In
-    training half of the pictures are mirrored, and half show a part of the photo only.
+    The photo below is number `index` modulo their number. Train, dev and the other splits share neither photos nor
+    cut-outs. In training half of the pictures are mirrored, and half show only a part of the photo.
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
@@ -82,218 +88,278 @@ class ComposeSource(ProceduralSource):
         cutouts: str | PathLike[str] | None = None,
         **options: int,
     ):
-        """`count` pictures whose longer side is `size`; photos are in the folder `images` or beside the file. `cutouts`
-        is a folder of more objects for training.
+        """`count` pictures whose longer side is `size`.
 
-        Raises InputError for an unknown split, a file without masks, photos that are missing, and fewer than ten
-        cut-outs to train on.
+        Photos are in the folder `images` or beside the file. `cutouts` is a folder of more objects for training.
+
+        Raises InputError for an unknown split, a file without masks, photos that are missing, and too few cut-outs.
         """
         super().__init__(split, count, **options)
+        self.is_training = split == "train"
         self.photos = Photos(path, images)
-        self.below = self.photos.split(split)
-        self.classes = tuple(map(display_name, self.photos.dataset.vocabulary["category"]))
-        self.extra: list[FolderCutout] = []
-        if cutouts is not None and split == "train":
-            self.extra = _other_things(read_cutouts(Path(cutouts), self.size), self.classes)
-        self.vocabulary = {
-            "category": tuple(
-                dict.fromkeys([*self.classes, *(c.item.category for c in self.extra)])
-            )
-        }
-        photos, extra = (
-            map(self.photos.dataset.image_path, self.below),
-            (cutout.path for cutout in self.extra),
-        )
-        self.files = (self.photos.path, *photos, *extra)
-        own = sorted(self.photos.cutouts(self.below), key=lambda cutout: cutout.side)
-        complete = [cutout for cutout in own if cutout.complete]
-        needed = FEWEST if split == "train" else 1
-        if len(complete) < needed:
-            raise InputError(
-                f"{path}: the split {split!r} has {len(complete)} complete objects to lay over photos (not small, "
-                f"with a gap to the border and to other masks), {needed} are needed; add photos with masks"
-            )
-        self.cutouts = own if split == "train" else complete
+        self.photo_indices = self.photos.photos_of_split(split)
+        self.photo_classes = [display_name(c) for c in self.photos.dataset.vocabulary["category"]]
+
+        self.cutouts = self._find_cutouts()
+        # Sorted by size; a class that is n times as frequent is chosen sqrt(n) times as often.
         self._sides = np.array([cutout.side for cutout in self.cutouts])
-        often = Counter(cutout.category for cutout in self.cutouts)
-        self._weights = np.cumsum(
-            [0.0, *(often[cutout.category] ** -0.5 for cutout in self.cutouts)]
-        )
-        self._rules = Rules(
-            hidden=(LEAST + 0.01, MOST - 0.01),
-            tolerance=0.03,
-            directions=6,
-            whole=True,
-            smallest_area=round(0.5 * SMALLEST * self.size**2),
-            smallest_share=1 - MOST,
-            least_hidden=LEAST,
-            loss_of_free=0.3,
+        frequency = Counter(cutout.category for cutout in self.cutouts)
+        weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]
+        self._cumulative_weights = np.cumsum([0.0, *weights])
+
+        self.folder_cutouts: list[CutoutFile] = []
+        if cutouts is not None and self.is_training:
+            self._folder = CutoutFolder(Path(cutouts), self.size)
+            self.folder_cutouts = choose_unambiguous(self._folder.cutouts, self.photo_classes)
+
+        folder_classes = [cutout.item.category for cutout in self.folder_cutouts]
+        classes = dict.fromkeys([*self.photo_classes, *folder_classes])
+        self.vocabulary = {"category": tuple(classes)}
+        self.files = (
+            self.photos.path,
+            *(self.photos.dataset.image_path(index) for index in self.photo_indices),
+            *(cutout.path for cutout in self.folder_cutouts),
         )
 
-    def scene(self, number: int) -> Scene:
+        self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
+        self._cutout_side = round(MAX_STRETCH * self.size)
+        self._photo_cache = ImageCache[Photo](MAX_CACHE_BYTES, self._photo_side)
+        self._cutout_cache = ImageCache[tuple[Image.Image, np.ndarray]](
+            MAX_CACHE_BYTES, self._cutout_side
+        )
+        self._rules = LayoutRules(
+            hidden_range=(MIN_OCCLUSION + 0.01, MAX_OCCLUSION - 0.01),
+            tolerance=0.03,
+            num_directions=6,
+            keep_inside=True,
+            min_visible_pixels=round(0.5 * MIN_AREA_TO_HIDE * self.size**2),
+            min_visible_share=1 - MAX_OCCLUSION,
+            min_hidden_share=MIN_OCCLUSION,
+            max_loss_of_free=0.3,
+        )
+
+    def _find_cutouts(self) -> list[PhotoCutout]:
+        """What can be pasted, by size. In training that includes objects that may not be complete."""
+        cutouts = self.photos.find_cutouts(self.photo_indices)
+        cutouts.sort(key=lambda cutout: cutout.side)
+        complete = [cutout for cutout in cutouts if cutout.complete]
+        min_cutouts = MIN_CUTOUTS if self.is_training else 1
+        if len(complete) < min_cutouts:
+            raise InputError(
+                f"{self.photos.path}: the split {self.split!r} has {len(complete)} complete objects to lay over photos "
+                f"(not small, with a gap to the border and to other masks), {min_cutouts} are needed; add photos with masks"
+            )
+        return cutouts if self.is_training else complete
+
+    def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
-        k = self.below[number % SPLIT_STRIDE % len(self.below)]
-        training = self.split == "train"
-        photo = remember(
-            self.photos.read, round(ZOOM * self.size) if training else self.size, KEPT_BYTES
-        )(k)
-        photo = zoom(rng, photo, self.size) if training else photo
-        layout = Layout((photo.image.height, photo.image.width), self._rules)
-        for seen in photo.objects:
-            if seen.complete and masks.area(seen.sprite.mask) >= SMALLEST * self.size**2:
-                layout.put(_put_back(seen))
-        start = len(layout.placed)
-        if rng.random() >= PLAIN:
-            shares = TRAIN_COUNT_SHARES if training else COUNT_SHARES
-            for _ in range(1 + choose(rng, shares) + (start == 0)):
-                for _ in range(ATTEMPTS):
-                    if self._lay(rng, layout, photo, k):
-                        break
-        over = [
-            Seen(
-                placed.item.category,
-                placed.in_place(),
-                complete=placed.item.wanted != "free",
-                ignored=False,
-            )
-            for placed in layout.placed[start:]
-        ]
-        canvas = photo.image.copy()
-        blend(rng, canvas, [seen.sprite for seen in over])
-        image, found = np.array(canvas), self._find(over, photo.objects, layout.shape)
-        if training:
-            image = jitter_colours(image, JITTER, rng)
-            if rng.random() < 0.5:
-                image, found = (
-                    image[:, ::-1],
-                    [i.convert(lambda mask: mask[:, ::-1]) for i in found],
-                )
-        # Numbered from left to right; those with nothing visible are left out.
-        ranked = sorted(
-            (i for i in found if i.modal.any()), key=lambda i: sum(masks.box(i.modal)[::2])
+        index = self.photo_indices[number % SPLIT_STRIDE % len(self.photo_indices)]
+        photo = self._photo_cache.get(
+            index, lambda: self.photos.read_photo(index, self._photo_side)
         )
-        instances = tuple(
-            replace(instance, id=rank) for rank, instance in enumerate(ranked, start=1)
-        )
-        return Scene(np.ascontiguousarray(image), instances, tuple(describe_objects(instances)))
+        if self.is_training:
+            photo = random_zoom(rng, photo, self.size)
 
-    def write(self, scene: Scene, rng: np.random.Generator, first_id: int) -> tuple[Query, ...]:
-        """As of all scenes; in training one of eight, and in the split `val_absent` every one, is for something that is
-        not in the picture."""
-        everything, split = self.split == ABSENT_SPLIT, SPLITS[self.split]
-        count = self.queries if everything else self.queries // 8 if self.split == "train" else 0
-        there = {display_name(instance.category) for instance in scene.instances}
-        absent = write_absent_queries(
+        pasted = self._paste_objects(rng, photo, index)
+        canvas = photo.image.copy()
+        paste_sprites(rng, canvas, [photo_object.sprite for photo_object in pasted])
+        image = np.array(canvas)
+        instances = self._make_instances(pasted, photo.objects, image.shape[:2])
+
+        if self.is_training:
+            image = jitter_colours(image, COLOUR_JITTER, rng)
+            if rng.random() < 0.5:
+                image = image[:, ::-1]
+                instances = [i.convert(lambda mask: mask[:, ::-1]) for i in instances]
+
+        # Ids run from left to right; what is not visible at all is left out.
+        visible = [instance for instance in instances if instance.modal.any()]
+        visible.sort(key=_horizontal_position)
+        numbered = [replace(instance, id=rank) for rank, instance in enumerate(visible, start=1)]
+        facts = tuple(describe_objects(numbered))
+        return Scene(np.ascontiguousarray(image), tuple(numbered), facts)
+
+    def write_queries(
+        self, scene: Scene, rng: np.random.Generator, first_id: int
+    ) -> tuple[Query, ...]:
+        """As for all scenes, and some without a target: one of eight in training, all in the split `val_absent`."""
+        num_absent = 0
+        if self.split == ABSENT_SPLIT:
+            num_absent = self.queries
+        elif self.is_training:
+            num_absent = self.queries // NUM_QUERIES_PER_ABSENT
+
+        present = {display_name(instance.category) for instance in scene.instances}
+        absent_queries = write_absent_queries(
             scene.facts,
-            [name for name in self.classes if name not in there],
+            [name for name in self.photo_classes if name not in present],
             rng=rng,
-            count=count,
-            split=split,
+            count=num_absent,
+            split=SPLITS[self.split],
             first_id=first_id,
         )
-        if everything:
-            return absent
-        small = [i.id for i in scene.instances if masks.area(i.modal) < ASKED * self.size**2]
-        of_scene = write_queries(
+        if self.split == ABSENT_SPLIT:
+            return absent_queries
+
+        min_area = MIN_TARGET_AREA * self.size**2
+        small = [i.id for i in scene.instances if masks.area(i.modal) < min_area]
+        queries = write_queries(
             scene.facts,
             rng=rng,
-            count=self.queries - len(absent),
-            split=split,
-            first_id=first_id + len(absent),
-            forbidden=unaskable(scene.instances, small),
+            count=self.queries - len(absent_queries),
+            split=SPLITS[self.split],
+            first_id=first_id + len(absent_queries),
+            forbidden=forbidden_targets(scene.instances, small),
         )
-        return absent + of_scene
+        return absent_queries + queries
 
-    def _lay(self, rng: np.random.Generator, layout: Layout, photo: Photo, k: int) -> bool:
-        """Lays a cut-out over an object that may be hidden, or beside all if there is none. False: it does not fit."""
-        below = layout.choose_below(rng)
-        share = rng.uniform(*self._rules.hidden)
+    def _paste_objects(
+        self, rng: np.random.Generator, photo: Photo, index: int
+    ) -> list[PhotoObject]:
+        """Random objects at positions over photo `index`, the rearmost first."""
+        layout = Layout((photo.image.height, photo.image.width), self._rules)
+        for photo_object in photo.objects:
+            area = masks.area(photo_object.sprite.mask)
+            if photo_object.complete and area >= MIN_AREA_TO_HIDE * self.size**2:
+                layout.place_on_top(as_placed_item(photo_object))
+        num_below = len(layout.placed)
+
+        if rng.random() >= PLAIN_PHOTO_SHARE:
+            count = 1 + choose(rng, TRAIN_COUNT_SHARES if self.is_training else COUNT_SHARES)
+            if num_below == 0:
+                count += (
+                    1  # nothing in the photo can be hidden, but one pasted object can hide another
+                )
+            for _ in range(count):
+                for _ in range(MAX_ATTEMPTS):
+                    if self._paste_object(rng, layout, photo, index):
+                        break
+
+        return [
+            PhotoObject(
+                placed.item.category,
+                placed.sprite_in_picture(),
+                complete=placed.item.occlusion != "free",
+                ignored=False,
+            )
+            for placed in layout.placed[num_below:]
+        ]
+
+    def _paste_object(
+        self, rng: np.random.Generator, layout: Layout, photo: Photo, index: int
+    ) -> bool:
+        """Places a cut-out over an object that may be hidden, or beside all if there is none.
+
+        Returns whether it fits.
+        """
+        target = layout.choose_object_to_hide(rng)
+        share = rng.uniform(*self._rules.hidden_range)
         extent = self.size * rng.uniform(0.15, 0.45)
-        if below is not None:
-            extent = (
-                layout.placed[below].sprite.extent * rng.uniform(0.75, 1.3) * (0.8 + 0.4 * share)
-            )
-        if self.extra and rng.random() < EXTRA:
-            other, tone = pick(rng, self.extra), photo.tone
-            item, picture = (
-                Item(other.item.category, {}),
-                remember(read_picture, self.size)(other.path),
-            )
-        else:
-            cutout = self._choose(rng, extent / self.size)
-            if cutout.photo == k:
-                return False
-            picture, tone = remember(self.photos.cut, round(STRETCH * self.size), KEPT_BYTES)(
-                cutout
-            )
-            natural = cutout.side * self.size
-            extent = float(np.clip(extent, natural / STRETCH, natural * STRETCH))
-            # What is not complete is not hidden on purpose.
-            item = Item(cutout.category, {}, "any" if cutout.complete else "free")
-        picture = rescale(picture, extent / max(picture.size))
-        gains = np.clip((photo.tone + 8) / (tone + 8), 0.5, 2) ** TONE
-        table = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()
-        picture = picture.point(table + list(range(256)))
-        if rng.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        extent = float(max(picture.size))
-        sprite = Sprite(
-            picture, opaque(picture), -(picture.width // 2), -(picture.height // 2), extent
-        )
-        fits = np.all(np.less(sprite.mask.shape, layout.shape))
-        if not fits or masks.area(sprite.mask) < self._rules.smallest_area:
-            return False
-        place = (
-            layout.find_free(rng, sprite)
-            if below is None
-            else layout.find_over(rng, sprite, below, share)
-        )
-        if place is not None:
-            layout.put(Placed(item, sprite, *place, on_top=below is not None))
-        return place is not None
+        if target is not None:
+            extent = layout.placed[target].sprite.extent * rng.uniform(0.75, 1.3)
+            extent *= 0.8 + 0.4 * share
 
-    def _choose(self, rng: np.random.Generator, side: float) -> Cutout:
+        if self.folder_cutouts and rng.random() < FOLDER_SHARE:
+            file = pick(rng, self.folder_cutouts)
+            item = Item(file.item.category, {})
+            picture = self._folder.picture(file)
+            mean_colour = photo.mean_colour  # a drawing has no light of its own to adapt
+        else:
+            cutout = self._choose_cutout(rng, extent / self.size)
+            if cutout.photo == index:
+                return False
+            picture, mean_colour = self._cutout_cache.get(
+                cutout, lambda: self.photos.read_cutout(cutout, self._cutout_side)
+            )
+            natural_extent = cutout.side * self.size
+            extent = np.clip(extent, natural_extent / MAX_STRETCH, natural_extent * MAX_STRETCH)
+            # What may be incomplete is not hidden on purpose: its amodal mask is unknown.
+            item = Item(cutout.category, {}, "any" if cutout.complete else "free")
+
+        picture = rescale(picture, float(extent) / max(picture.size))
+        picture = adapt_tone(picture, mean_colour, photo.mean_colour)
+        picture = random_flip(rng, picture)
+        sprite = centred_sprite(picture, float(max(picture.size)))
+        height, width = layout.shape
+        if picture.height >= height or picture.width >= width:
+            return False
+        if masks.area(sprite.mask) < self._rules.min_visible_pixels:
+            return False
+
+        if target is None:
+            position = layout.find_free_position(rng, sprite)
+        else:
+            position = layout.find_position_over(rng, sprite, target, share)
+        if position is None:
+            return False
+        layout.place_on_top(PlacedItem(item, sprite, *position, is_occluder=target is not None))
+        return True
+
+    def _choose_cutout(self, rng: np.random.Generator, side: float) -> PhotoCutout:
         """A cut-out of about this longer side, if there is one; frequent classes less often than they occur."""
         low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
-        low = max(0, min(low, len(self.cutouts) - FEWEST))
-        high = min(max(high, low + FEWEST), len(self.cutouts))
-        drawn = rng.uniform(self._weights[low], self._weights[high])
-        return self.cutouts[min(int(np.searchsorted(self._weights, drawn, "right")) - 1, high - 1)]
+        low = max(0, min(low, len(self.cutouts) - MIN_CUTOUTS))
+        high = min(max(high, low + MIN_CUTOUTS), len(self.cutouts))
+        draw = rng.uniform(self._cumulative_weights[low], self._cumulative_weights[high])
+        index = int(np.searchsorted(self._cumulative_weights, draw, "right")) - 1
+        return self.cutouts[min(index, high - 1)]
 
-    def _find(
-        self, over: Sequence[Seen], below: Sequence[Seen], shape: tuple[int, int]
+    def _make_instances(
+        self, pasted: Sequence[PhotoObject], below: Sequence[PhotoObject], shape: tuple[int, ...]
     ) -> list[Instance]:
-        """The objects of the picture: those laid over the photo, the rearmost first, and its own."""
-        covered, found = np.zeros(shape, bool), []
-        for number, seen in enumerate((*reversed(over), *below)):
-            whole = whole_mask(seen.sprite, shape)
-            modal = whole & ~covered
-            tiny = masks.area(modal) < max(TINY * self.size**2, (1 - MOST) * masks.area(whole))
-            amodal = whole if seen.complete else None
-            found.append(Instance(0, seen.category, modal, amodal, {}, seen.ignored or tiny))
-            if number < len(over):
-                covered |= whole
-        return found
+        """The objects of the picture: the pasted ones, the front one first, and those of the photo."""
+        height, width = shape
+        covered = np.zeros((height, width), bool)
+        instances = []
+        for number, photo_object in enumerate((*reversed(pasted), *below)):
+            mask = mask_in_picture(photo_object.sprite, (height, width))
+            modal = mask & ~covered
+            min_visible = max(
+                MIN_VISIBLE_AREA * self.size**2, (1 - MAX_OCCLUSION) * masks.area(mask)
+            )
+            ignore = photo_object.ignored or masks.area(modal) < min_visible
+            amodal = mask if photo_object.complete else None
+            instances.append(Instance(0, photo_object.category, modal, amodal, {}, ignore))
+            if number < len(pasted):  # masks of the photo are visible parts: they hide nothing
+                covered |= mask
+        return instances
 
 
-def _other_things(cutouts: Sequence[FolderCutout], classes: Sequence[str]) -> list[FolderCutout]:
+def _horizontal_position(instance: Instance) -> int:
+    x0, _, x1, _ = masks.box(instance.modal)
+    return x0 + x1
+
+
+def choose_unambiguous(cutouts: Sequence[CutoutFile], classes: Sequence[str]) -> list[CutoutFile]:
     """The cut-outs that are of one of the classes by label, or that no noun of another class could mean."""
-    known = lexicon().classes
-    nouns = [
-        noun for name in classes for noun in (name, *(known[name].nouns if name in known else ()))
-    ]
-    words = {frozenset(noun.split()) for noun in nouns}
+    known_classes = lexicon().classes
+    nouns = set(classes)
+    for name in classes:
+        if name in known_classes:
+            nouns.update(known_classes[name].nouns)
+    noun_words = {frozenset(noun.split()) for noun in nouns}
+
     return [
-        c
-        for c in cutouts
-        if c.item.category in classes or not any(noun <= c.words for noun in words)
+        cutout
+        for cutout in cutouts
+        if cutout.item.category in classes or not any(words <= cutout.words for words in noun_words)
     ]
 
 
-def _put_back(seen: Seen) -> Placed:
-    """An object of a photo in its place, as something that may be hidden."""
-    sprite = seen.sprite
-    x, y = sprite.x + sprite.mask.shape[1] // 2, sprite.y + sprite.mask.shape[0] // 2
-    moved = replace(sprite, x=sprite.x - x, y=sprite.y - y)
-    return Placed(Item(seen.category, {}, "hidden"), moved, x, y)
+def as_placed_item(photo_object: PhotoObject) -> PlacedItem:
+    """An object of a photo at its position, as something that should be hidden."""
+    sprite = photo_object.sprite
+    height, width = sprite.mask.shape
+    x, y = sprite.x + width // 2, sprite.y + height // 2
+    centred = replace(sprite, x=sprite.x - x, y=sprite.y - y)
+    return PlacedItem(Item(photo_object.category, {}, "hidden"), centred, x, y)
+
+
+def adapt_tone(
+    picture: Image.Image, mean_colour: np.ndarray, target_colour: np.ndarray
+) -> Image.Image:
+    """Moves the colours of an RGBA picture some way from one mean colour `[3]` to another."""
+    gains = np.clip((target_colour + 8) / (mean_colour + 8), 0.5, 2) ** TONE_SHARE
+    table = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int)
+    return picture.point(table.ravel().tolist() + list(range(256)))

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.synthetic.compose import FEWEST, ComposeSource
+from r2sm_jax.synthetic.compose import MIN_CUTOUTS, ComposeSource
 from r2sm_jax.synthetic.photos import Photos
 from r2sm_jax.tools.convert import Conversion, write_json
 from r2sm_jax.tools.entries import Entry
@@ -101,19 +101,19 @@ def cutouts(
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images)
     chosen = [
-        cutout for cutout in photos.cutouts(list(range(len(photos.dataset)))) if cutout.complete
+        cutout for cutout in photos.find_cutouts(range(len(photos.dataset))) if cutout.complete
     ]
-    if len(chosen) < FEWEST:
+    if len(chosen) < MIN_CUTOUTS:
         raise InputError(
-            f"{file}: {len(chosen)} complete objects can be cut out, {FEWEST} are needed; add photos"
+            f"{file}: {len(chosen)} complete objects can be cut out, {MIN_CUTOUTS} are needed; add photos"
         )
     index: dict[str, dict[str, str]] = {}
     for cutout in chosen:
         photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
-        name = f"{'_'.join(photo.parts)}_{cutout.number}.png"
+        name = f"{'_'.join(photo.parts)}_{cutout.annotation}.png"
         while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
             name = f"_{name}"
-        _save(photos.cut(cutout)[0], out / name, overwrite)
+        _save(photos.read_cutout(cutout)[0], out / name, overwrite)
         index[name] = {"file": name, "label": cutout.category}
     with writing(out / "index.json", overwrite) as part:
         part.write_text(json.dumps([*index.values()], ensure_ascii=False) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from r2sm_jax.data.sheet import Panel, save_sheet
 from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
-from r2sm_jax.synthetic.scenes.source import describe_objects, unaskable
+from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
 from r2sm_jax.tools import referring
 from r2sm_jax.tools.check import check, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
@@ -166,7 +166,7 @@ def add_template_queries(path: Path, records: Mapping[str, Any], count: int, see
     for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
         instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
         rng = np.random.default_rng((seed, image["id"] % 2**63))
-        forbidden = unaskable(instances, background_ids(annotations[image["id"]]))
+        forbidden = forbidden_targets(instances, background_ids(annotations[image["id"]]))
         for query in write_queries(
             describe_objects(instances), rng=rng, count=count, forbidden=forbidden
         ):

@@ -26,7 +26,7 @@ from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.evaluation.tables import PUBLISHED, TABLE_1, table
 from r2sm_jax.query import Query, keyword_mask_type
-from r2sm_jax.synthetic.scenes.source import ProceduralSource
+from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.tools.check import progress
 
 

@@ -1,7 +1,7 @@
-"""Places sprites in a picture so that some hide others by a chosen share.
+"""Places sprites in a picture so that some hide others by a random share.
 
-Only their masks count, so hidden shares are exact at the resolution of the layout. Coordinates are pixels of the
-layout; the place of an object is that of its centre.
+Only masks count, so hidden shares are exact at the resolution of the layout. Coordinates are pixels of the layout; the
+position of an object is that of its centre.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,220 +11,263 @@ from typing import Literal
 import numpy as np
 
 from r2sm_jax.synthetic.random_choice import pick
-from r2sm_jax.synthetic.scenes.paint import Sprite, paint_figure
+from r2sm_jax.synthetic.scenes.paint import Sprite, paint_drawing
 
-Wanted = Literal["hidden", "free", "any"]
-"""Whether an object is to be partly hidden (if possible), to stay free, or either."""
+Occlusion = Literal["hidden", "free", "any"]
+"""Whether an object should be partly hidden (if possible), stay free, or either."""
+
+OCCLUDER_SHARE = 0.92  # of the objects that are placed over another one, where there is one
+SIZE_RANGE = (0.78, 1.22)  # of an object that hides nothing, in extents asked for
+MAX_HIDDEN_OF_FREE = 0.04  # share up to which an object counts as free
+NUM_FREE_POSITIONS = 16
+MIN_INSIDE_FREE, MIN_INSIDE_OCCLUDER = 0.95, 0.93  # shares of a sprite inside the picture
+MAX_SHARE_ERROR = 0.12  # of the hidden share
+NUM_BISECTIONS = 6
+MAX_SIDE_LOSS = 0.3  # share that an object may lose to a sprite that hides another one
+
+Position = tuple[int, int]
 Slices = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What every layout has to keep to. Shares are of an object's own area."""
+class LayoutRules:
+    """What every layout keeps to. Shares are of an object's own area."""
 
-    hidden: tuple[
-        float, float
-    ]  # range of the share that is to be hidden of an object, evenly spread
-    tolerance: (
-        float  # the search for a place ends where the hidden share is this close to the wanted one
-    )
-    directions: int  # sides from which a sprite is moved over another, at most
-    whole: bool  # whether every object lies inside the picture; otherwise 7 % of it may lie outside
-    smallest_area: float  # pixels that stay visible of every object
-    smallest_share: float  # share that stays visible of every object
-    least_hidden: float = 0.0  # an object that is covered at all is hidden by this share
-    loss_of_free: float = (
-        0.0  # share that an object that is wanted free may lose to a sprite over another one
-    )
+    hidden_range: tuple[float, float]
+    """Range of the share that is to be hidden of an object, evenly spread."""
+    tolerance: float
+    """The search for a position ends when the hidden share is this close to the requested one."""
+    num_directions: int
+    """From at most so many sides, a sprite is moved over another one."""
+    keep_inside: bool
+    """Whether every object lies inside the picture; otherwise 7 % of it may lie outside."""
+    min_visible_pixels: float
+    min_visible_share: float
+    min_hidden_share: float = 0.0
+    """An object that is covered at all is hidden by at least this share."""
+    max_loss_of_free: float = 0.0
+    """Share that an object that should stay free may lose to a sprite over another one."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """An object for a picture: what queries may say of it (see `ObjectFacts`), and whether it is to be hidden."""
+    """An object for a picture: what queries may say about it (see `ObjectFacts`), and whether it should be hidden."""
 
     category: str
     attributes: Mapping[str, str]
-    wanted: Wanted = "any"
+    occlusion: Occlusion = "any"
     uses: tuple[str, ...] = ()
     ideas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An item with its centre at (x, y). `on_top`: it was put there to hide another."""
+class PlacedItem:
+    """An item with its centre at (x, y). `is_occluder`: it was placed there to hide another one."""
 
     item: Item
     sprite: Sprite
     x: int
     y: int
-    on_top: bool = False
+    is_occluder: bool = False
 
-    def in_place(self, scale: float = 1.0) -> Sprite:
-        """The sprite, its corner relative to the picture's, at `scale` pixels per pixel of the layout."""
+    def sprite_in_picture(self, scale: float = 1.0) -> Sprite:
+        """The sprite with its corner relative to the picture's, at `scale` pixels per pixel of the layout."""
         sprite = self.sprite
-        if scale == 1 or sprite.figure is None:
+        if scale == 1 or sprite.drawing is None:
             return replace(sprite, x=sprite.x + self.x, y=sprite.y + self.y)
-        return paint_figure(sprite.figure, sprite.extent, scale, self.x * scale, self.y * scale)
+        return paint_drawing(sprite.drawing, sprite.extent, scale, self.x * scale, self.y * scale)
 
 
-def overlap(
+def overlap_slices(
     sprite: Sprite, shape: tuple[int, int], x: int = 0, y: int = 0
 ) -> tuple[Slices, Slices]:
-    """Where the sprite, moved by (x, y), lies in a picture of a shape (H, W): slices into the picture and into it."""
+    """Where the sprite, moved by (x, y), lies in a picture `[H W]`: slices into the picture and into the sprite."""
     height, width = sprite.mask.shape
     x, y = x + sprite.x, y + sprite.y
     x0, y0 = max(x, 0), max(y, 0)
-    x1, y1 = max(x0, min(x + width, shape[1])), max(y0, min(y + height, shape[0]))
-    return (slice(y0, y1), slice(x0, x1)), (slice(y0 - y, y1 - y), slice(x0 - x, x1 - x))
+    x1 = max(x0, min(x + width, shape[1]))
+    y1 = max(y0, min(y + height, shape[0]))
+    in_picture = slice(y0, y1), slice(x0, x1)
+    in_sprite = slice(y0 - y, y1 - y), slice(x0 - x, x1 - x)
+    return in_picture, in_sprite
 
 
-def whole_mask(sprite: Sprite, shape: tuple[int, int]) -> np.ndarray:
-    """The mask of a sprite in a picture of a shape, `bool [H W]`."""
-    there, here = overlap(sprite, shape)
-    whole = np.zeros(shape, bool)
-    whole[there] = sprite.mask[here]
-    return whole
+def mask_in_picture(sprite: Sprite, shape: tuple[int, int]) -> np.ndarray:
+    """The complete mask of a sprite in a picture of this shape, `bool [H W]`."""
+    in_picture, in_sprite = overlap_slices(sprite, shape)
+    mask = np.zeros(shape, bool)
+    mask[in_picture] = sprite.mask[in_sprite]
+    return mask
 
 
 class Layout:
-    """The objects so far, the rearmost first: which one is visible at each pixel, and how much of each is left."""
+    """The placed objects, the rearmost first, the one that is visible at each pixel, and how much is left of each."""
 
-    def __init__(self, shape: tuple[int, int], rules: Rules) -> None:
-        self.shape, self.rules = shape, rules
-        self.placed: list[Placed] = []
+    def __init__(self, shape: tuple[int, int], rules: LayoutRules) -> None:
+        self.shape = shape
+        self.rules = rules
+        self.placed: list[PlacedItem] = []
         self.owner = np.zeros(shape, np.int64)  # 0 nothing, k + 1 object k
         self.area: list[int] = []
-        self.visible: list[int] = []
+        self.visible_area: list[int] = []
 
-    def put(self, placed: Placed) -> None:
-        """Adds an object in front of all others, wherever it is."""
-        there, here = overlap(placed.sprite, self.shape, placed.x, placed.y)
-        mask, owner = placed.sprite.mask[here], self.owner[there]
-        for k, lost in enumerate(self._covered(owner[mask])):
-            self.visible[k] -= lost
+    def place_on_top(self, placed: PlacedItem) -> None:
+        """Adds an object in front of all others, without asking the rules."""
+        in_picture, in_sprite = overlap_slices(placed.sprite, self.shape, placed.x, placed.y)
+        mask = placed.sprite.mask[in_sprite]
+        owner = self.owner[in_picture]
+        for k, num_covered in enumerate(self._count_covered(owner[mask])):
+            self.visible_area[k] -= num_covered
+
         self.placed.append(placed)
         owner[mask] = len(self.placed)
         self.area.append(int(np.count_nonzero(mask)))
-        self.visible.append(self.area[-1])
+        self.visible_area.append(self.area[-1])
 
-    def add(
+    def try_to_place(
         self,
         rng: np.random.Generator,
         item: Item,
         extent: float,
         make_sprite: Callable[[float], Sprite],
     ) -> None:
-        """Places an item over an object that may be hidden, else where it covers nothing, if there is such a place.
+        """Places an item over an object that may be hidden, else where it covers nothing, if there is such a position.
 
         Its longer side is about `extent`, or fits the object that it hides.
         """
-        below = self.choose_below(rng) if self.placed and rng.random() < 0.92 else None
-        share = rng.uniform(*self.rules.hidden)
-        extent *= rng.uniform(0.78, 1.22)
-        if below is not None:
-            extent = (
-                self.placed[below].sprite.extent * rng.uniform(0.75, 1.1) * (0.85 + 0.35 * share)
-            )
+        target = None
+        if self.placed and rng.random() < OCCLUDER_SHARE:
+            target = self.choose_object_to_hide(rng)
+        share = rng.uniform(*self.rules.hidden_range)
+        extent *= rng.uniform(*SIZE_RANGE)
+        if target is not None:
+            # An object that hides more is larger.
+            extent = self.placed[target].sprite.extent * rng.uniform(0.75, 1.1)
+            extent *= 0.85 + 0.35 * share
+
         sprite = make_sprite(extent)
-        if np.count_nonzero(sprite.mask) < self.rules.smallest_area:
+        if np.count_nonzero(sprite.mask) < self.rules.min_visible_pixels:
             return
-        over = None if below is None else self.find_over(rng, sprite, below, share)
-        place = over or self.find_free(rng, sprite)
-        if place:
-            self.put(Placed(item, sprite, *place, on_top=over is not None))
 
-    def hidden(self, k: int, lost: int = 0) -> float:
-        """The hidden share of object k, once `lost` more of its pixels are covered."""
-        return 1 - (self.visible[k] - lost) / self.area[k]
+        position = None
+        if target is not None:
+            position = self.find_position_over(rng, sprite, target, share)
+        is_occluder = position is not None
+        if position is None:
+            position = self.find_free_position(rng, sprite)
+        if position is not None:
+            self.place_on_top(PlacedItem(item, sprite, *position, is_occluder=is_occluder))
 
-    def choose_below(self, rng: np.random.Generator) -> int | None:
-        """A free object that may be hidden: one that is wanted hidden, else one that hides no other, else any."""
+    def hidden_share(self, k: int, num_covered: int = 0) -> float:
+        """The hidden share of object k, once `num_covered` more of its pixels are covered."""
+        return 1 - (self.visible_area[k] - num_covered) / self.area[k]
+
+    def choose_object_to_hide(self, rng: np.random.Generator) -> int | None:
+        """A free object: preferably one that should be hidden, else one that hides no other, else sometimes any."""
         free = [
             k
-            for k, p in enumerate(self.placed)
-            if p.item.wanted != "free" and self.hidden(k) < 0.04
+            for k, placed in enumerate(self.placed)
+            if placed.item.occlusion != "free" and self.hidden_share(k) < MAX_HIDDEN_OF_FREE
         ]
-        wanted = [k for k in free if self.placed[k].item.wanted == "hidden"]
-        alone = [k for k in free if not self.placed[k].on_top]
-        choice = wanted or alone or (free if rng.random() < 0.2 else [])
-        return pick(rng, choice) if choice else None
+        to_hide = [k for k in free if self.placed[k].item.occlusion == "hidden"]
+        if to_hide:
+            return pick(rng, to_hide)
 
-    def find_free(self, rng: np.random.Generator, sprite: Sprite) -> tuple[int, int] | None:
-        """Of 16 random places, the one farthest from all objects at which the sprite covers nothing."""
-        height, width = sprite.mask.shape
-        reach_x, reach_y = width / 2 - 1, height / 2 - 1
-        low, high = (reach_x, reach_y), (self.shape[1] - reach_x, self.shape[0] - reach_y)
-        places = [
-            self._inside(sprite, x, y)
-            for x, y in rng.uniform(low, high, (16, 2)).astype(int).tolist()
-        ]
-        distance = [
-            min((abs(x - p.x) + abs(y - p.y) for p in self.placed), default=0) for x, y in places
-        ]
-        area = np.count_nonzero(sprite.mask)
-        for k in sorted(range(len(places)), key=distance.__getitem__, reverse=True):
-            under = self._under(sprite, *places[k])
-            if under.size > 0.95 * area and not under.any():
-                return places[k]
+        no_occluders = [k for k in free if not self.placed[k].is_occluder]
+        if no_occluders:
+            return pick(rng, no_occluders)
+        if rng.random() < 0.2 and free:
+            return pick(rng, free)
         return None
 
-    def find_over(
-        self, rng: np.random.Generator, sprite: Sprite, below: int, share: float
-    ) -> tuple[int, int] | None:
-        """A place where the sprite hides about `share` of object number `below`, by bisecting their distance."""
+    def find_free_position(self, rng: np.random.Generator, sprite: Sprite) -> Position | None:
+        """Of some random positions, the one farthest from all objects at which the sprite covers nothing."""
+        height, width = sprite.mask.shape
+        margin_x, margin_y = width / 2 - 1, height / 2 - 1
+        low = (margin_x, margin_y)
+        high = (self.shape[1] - margin_x, self.shape[0] - margin_y)
+        centres = rng.uniform(low, high, (NUM_FREE_POSITIONS, 2)).astype(int).tolist()
+        positions = [self._keep_inside(sprite, x, y) for x, y in centres]
+
+        def distance(position: Position) -> int:
+            """City-block distance to the nearest object."""
+            x, y = position
+            return min((abs(x - p.x) + abs(y - p.y) for p in self.placed), default=0)
+
         area = np.count_nonzero(sprite.mask)
-        other = self.placed[below]
-        best, error = None, 0.12
-        for _ in range(self.rules.directions):
+        for position in sorted(positions, key=distance, reverse=True):
+            owners = self._owners_below(sprite, *position)
+            if owners.size > MIN_INSIDE_FREE * area and not owners.any():
+                return position
+        return None
+
+    def find_position_over(
+        self, rng: np.random.Generator, sprite: Sprite, target: int, share: float
+    ) -> Position | None:
+        """A position where the sprite hides about `share` of object `target`, by bisecting their distance."""
+        area = np.count_nonzero(sprite.mask)
+        below = self.placed[target]
+        best = None
+        best_error = MAX_SHARE_ERROR
+
+        for _ in range(self.rules.num_directions):
             angle = rng.uniform(0, 2 * np.pi)
             dx, dy = np.cos(angle), np.sin(angle)
-            near, far = 0.0, (sprite.extent + other.sprite.extent) * 0.62
-            for _ in range(6):
+            near = 0.0
+            far = (sprite.extent + below.sprite.extent) * 0.62
+            for _ in range(NUM_BISECTIONS):
                 distance = (near + far) / 2
-                place = self._inside(
-                    sprite, int(other.x + dx * distance), int(other.y + dy * distance)
-                )
-                under = self._under(sprite, *place)
-                covered = self._covered(under)
-                hidden = self.hidden(below, covered[below])
-                if (
-                    abs(hidden - share) < error
-                    and under.size > 0.93 * area
-                    and self._allows(covered, below)
-                ):
-                    best, error = place, abs(hidden - share)
+                x, y = int(below.x + dx * distance), int(below.y + dy * distance)
+                position = self._keep_inside(sprite, x, y)
+                owners = self._owners_below(sprite, *position)
+                covered = self._count_covered(owners)
+                hidden = self.hidden_share(target, covered[target])
+                error = abs(hidden - share)
+
+                is_inside = owners.size > MIN_INSIDE_OCCLUDER * area
+                if error < best_error and is_inside and self._rules_allow(covered, target):
+                    best, best_error = position, error
                     if error < self.rules.tolerance:
                         return best
-                near, far = (distance, far) if hidden > share else (near, distance)
+
+                if hidden > share:
+                    near = distance
+                else:
+                    far = distance
         return best
 
-    def _inside(self, sprite: Sprite, x: int, y: int) -> tuple[int, int]:
-        """The place, moved so that the sprite lies inside the picture if the rules want that."""
-        if not self.rules.whole:
+    def _keep_inside(self, sprite: Sprite, x: int, y: int) -> Position:
+        """The position, moved so that the sprite lies inside the picture if the rules require that."""
+        if not self.rules.keep_inside:
             return x, y
         height, width = sprite.mask.shape
         x = min(max(x, -sprite.x), self.shape[1] - width - sprite.x)
-        return x, min(max(y, -sprite.y), self.shape[0] - height - sprite.y)
+        y = min(max(y, -sprite.y), self.shape[0] - height - sprite.y)
+        return x, y
 
-    def _under(self, sprite: Sprite, x: int, y: int) -> np.ndarray:
-        """What a sprite would lie on, pixel by pixel of its mask inside the picture: 0 nothing, k + 1 object k."""
-        there, here = overlap(sprite, self.shape, x, y)
-        return self.owner[there][sprite.mask[here]]
+    def _owners_below(self, sprite: Sprite, x: int, y: int) -> np.ndarray:
+        """What a sprite would cover, for each pixel of its mask inside the picture: 0 nothing, k + 1 object k."""
+        in_picture, in_sprite = overlap_slices(sprite, self.shape, x, y)
+        return self.owner[in_picture][sprite.mask[in_sprite]]
 
-    def _covered(self, under: np.ndarray) -> list[int]:
-        """How many visible pixels of each object that is."""
-        return np.bincount(under, minlength=len(self.placed) + 1)[1:].tolist()
+    def _count_covered(self, owners: np.ndarray) -> list[int]:
+        """How many visible pixels of each object these are."""
+        return np.bincount(owners, minlength=len(self.placed) + 1)[1:].tolist()
 
-    def _allows(self, covered: Sequence[int], below: int) -> bool:
-        """Whether every object stays recognisable, and all but object number `below` much as they were."""
+    def _rules_allow(self, covered: Sequence[int], target: int) -> bool:
+        """Whether every object stays recognisable, and all but the target much as they were."""
         rules = self.rules
-        for k, lost in enumerate(covered):
-            if not lost:
+        for k, num_covered in enumerate(covered):
+            if num_covered == 0:
                 continue
-            least_visible = max(rules.smallest_area, rules.smallest_share * self.area[k])
-            if self.visible[k] - lost < least_visible or self.hidden(k, lost) < rules.least_hidden:
+            min_visible = max(rules.min_visible_pixels, rules.min_visible_share * self.area[k])
+            if self.visible_area[k] - num_covered < min_visible:
                 return False
-            limit = rules.loss_of_free if self.placed[k].item.wanted == "free" else 0.3
-            if k != below and lost > limit * self.area[k]:
+            if self.hidden_share(k, num_covered) < rules.min_hidden_share:
+                return False
+
+            should_stay_free = self.placed[k].item.occlusion == "free"
+            max_loss = rules.max_loss_of_free if should_stay_free else MAX_SIDE_LOSS
+            if k != target and num_covered > max_loss * self.area[k]:
                 return False
         return True

@@ -1,0 +1,106 @@
+"""The base of all sources whose pictures are made on request: any sample is rebuilt from (seed, split, index)."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+from r2sm_jax.data.cache import fingerprint
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.errors import InputError
+from r2sm_jax.query import Query
+from r2sm_jax.synthetic.queries.write import (
+    ABSENT_SPLIT,
+    QUERY_STRIDE,
+    SPLIT_STRIDE,
+    SPLITS,
+    TEST_SPLIT,
+    write_queries,
+)
+from r2sm_jax.synthetic.scenes.scene import Scene, forbidden_targets
+
+MIN_SIZE = 16  # pixels; at 8 a drawing can vanish
+
+
+class ProceduralSource(ABC):
+    """A source of made scenes. Subclasses make the scene of a number and may change how queries are written.
+
+    Attributes:
+        vocabulary: The values of every attribute.
+        files: The files that the samples are made of.
+        splits: The splits that the source has.
+    """
+
+    vocabulary: dict[str, tuple[str, ...]]
+    files: tuple[Path, ...] = ()
+    splits: tuple[str, ...] = tuple(
+        split for split in SPLITS if split not in (ABSENT_SPLIT, TEST_SPLIT)
+    )
+
+    def __init__(self, split: str, count: int, *, seed: int = 0, size: int = 96, queries: int = 8):
+        """`count` scenes of `size` by `size` pixels, each with up to `queries` queries.
+
+        Raises InputError for an unknown split, and for a size below `MIN_SIZE`.
+        """
+        if size < MIN_SIZE:
+            raise InputError(
+                f"pictures of {size} pixels are too small to hold objects; give {MIN_SIZE} or more"
+            )
+        if split not in self.splits:
+            raise InputError(
+                f"--split {split!r}: these data have the splits {', '.join(self.splits)}"
+            )
+        self.split = split
+        self.count = count
+        self.seed = seed
+        self.size = size
+        self.queries = queries
+
+    @abstractmethod
+    def make_scene(self, number: int) -> Scene:
+        """The scene of a number that no other scene of any split has."""
+
+    def write_queries(
+        self, scene: Scene, rng: np.random.Generator, first_id: int
+    ) -> tuple[Query, ...]:
+        """The queries about a scene, numbered from `first_id` + 1."""
+        return write_queries(
+            scene.facts,
+            rng=rng,
+            count=self.queries,
+            split=SPLITS[self.split],
+            first_id=first_id,
+            forbidden=forbidden_targets(scene.instances),
+        )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Sample:
+        """Scene `index` with its queries. Raises IndexError from `count` on."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+
+        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
+        scene = self.make_scene(number)
+        # Queries have a generator of their own, so that a change in the picture leaves them alone.
+        rng = np.random.default_rng((self.seed, number, 1))
+        queries = self.write_queries(scene, rng, first_id=QUERY_STRIDE * number)
+        file_name = f"{self.split}_{index:06d}.png"
+        return Sample(number, file_name, scene.image, scene.instances, queries)
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        """The queries of scene `index`."""
+        return self[index].queries
+
+    def fingerprint(self) -> str:
+        """Changes with all that the samples depend on, except their number."""
+        return fingerprint(
+            self.files,
+            type(self).__name__,
+            self.split,
+            self.seed,
+            self.size,
+            self.queries,
+            sorted(self.vocabulary.items()),
+        )
