@@ -21,4 +21,4 @@ def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
         raise InputError(
             f'load: matmul_precision is {matmul_precision!r}; give "float32" or "bfloat16"'
         )
-    return open_run(Path(path), kind=matmul_precision).predictor
+    return open_run(Path(path), matmul_precision=matmul_precision).predictor

@@ -27,13 +27,12 @@ from r2sm_jax.errors import InputError, cli_main, writing
 from r2sm_jax.evaluation import compare
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report, sentence_figures, write_report
-from r2sm_jax.evaluation.scorer import QueryTruth, Scored, score, truths_at
+from r2sm_jax.evaluation.scorer import QueryTruth, Scored, truths_at
 from r2sm_jax.evaluation.tables import markdown, page, render
-from r2sm_jax.inference.predictor import ROWS, Predictor
+from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.inference.run import enable_compilation_cache, open_run
 from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.matmul import tune_malloc
-from r2sm_jax.predict import to_answer
 from r2sm_jax.query import Sentence
 from r2sm_jax.training.sharding import gather, is_first, running
 
@@ -79,29 +78,35 @@ def score_source(predictor: Predictor, source: Source) -> Scored:
     """Answers every query of a source that can be scored, and scores the answers.
 
     The decision of the model selects the mask. Masks are compared at the images' own resolution. Several processes
-    divide the images, `ROWS` at a time, and each gets the scores of all: the same as one process would compute.
+    divide the images, `BATCH_ROWS` at a time, and each gets the scores of all: the same as one process would compute.
     """
     images = [index for index in range(len(source)) if source.queries_at(index)]
-    parts = [images[start : start + ROWS] for start in range(0, len(images), ROWS)]
+    parts = [images[start : start + BATCH_ROWS] for start in range(0, len(images), BATCH_ROWS)]
     process, processes = jax.process_index(), jax.process_count()
     mine = parts[process::processes]
-    predictor.texts.encode(
+    reads_truth = predictor.config.head == "oracle"
+    predictor.text_encoder.encode(
         query.text for part in mine for index in part for query in source.queries_at(index)
     )
 
-    def questions(part: list[int]) -> Iterator[tuple[np.ndarray, list[tuple[QueryTruth, str]]]]:
-        for index in part:
-            sample = source[index]
-            yield (
-                sample.image,
-                [(t, t.query.text) for t in truths_at(source, index, sample) if t.scored],
-            )
-
     def score_part(part: list[int]) -> Scored:
-        return score(
-            (truth, to_answer(predictor, of_query, requested=truth.query.mask_type, both=True))
-            for truth, of_query in predictor.answer_all(questions(part))
-        )
+        # The truth of an image is read when its request is made, and used when its predictions come.
+        truths: list[list[QueryTruth]] = []
+
+        def requests() -> Iterator[Request]:
+            for index in part:
+                sample = source[index]
+                truths.append([t for t in truths_at(source, index, sample) if t.scored])
+                queries = [truth.query for truth in truths[-1]]
+                mask_types = [query.mask_type for query in queries] if reads_truth else None
+                yield Request(sample.image, [query.text for query in queries], mask_types)
+
+        scored = Scored()
+        predictions = predictor.predict_batches(requests(), with_candidates=True)
+        for number, of_image in enumerate(predictions):
+            for truth, prediction in zip(truths[number], of_image, strict=True):
+                scored.add(truth, prediction)
+        return scored
 
     of_processes = gather([score_part(part) for part in mine])
     whole = Scored()
@@ -132,7 +137,7 @@ def evaluate(
         threshold=predictor.config.mask_threshold,
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
-        language_model_sha256=predictor.texts.sha256,
+        language_model_sha256=predictor.text_encoder.sha256,
         selected_on=trained.train.select_on if selected else None,
         trained_on=spec if same_data(spec, trained.data.source) else trained.data.source,
         **{
@@ -154,7 +159,7 @@ def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any
         return sentence_figures(sentences, np.array(said, float), calibrated=False)
     if head not in LEARNED_HEADS:
         return sentence_figures((), np.zeros(0), calibrated=False)
-    logits = predictor.amodal_logits(*predictor.texts([sentence.text for sentence in sentences]))
+    logits = predictor.amodal_logits([sentence.text for sentence in sentences])
     return sentence_figures(sentences, expit(logits), calibrated=True)
 
 

@@ -21,16 +21,12 @@ import tyro
 from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
-from scipy.special import expit
 
 from r2sm_jax.cli import parse_flags
-from r2sm_jax.config import NO_HEAD, ProcessConfig
-from r2sm_jax.data import masks
+from r2sm_jax.config import ProcessConfig
 from r2sm_jax.data.cache import stamp
 from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.errors import InputError, cli_main, refuse_overwrite, writing
-from r2sm_jax.evaluation.predictions import entries_of
-from r2sm_jax.evaluation.scorer import Answer
 from r2sm_jax.inference.journal import (
     Place,
     Task,
@@ -43,9 +39,8 @@ from r2sm_jax.inference.journal import (
     read_journals,
 )
 from r2sm_jax.inference.prediction import FILES
-from r2sm_jax.inference.predictor import CutQuery, Predictor, QueryOutputs, check_query
+from r2sm_jax.inference.predictor import Predictor, Request, TruncatedQuery, check_query
 from r2sm_jax.inference.run import enable_compilation_cache, open_run
-from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import gather, is_first, of_first, running
 
 PRODUCT = "predictions.json"
@@ -68,8 +63,6 @@ class PredictConfig:
     """auto: the sentence decides."""
     abstain: float = 0.0
     """If the probability is nearer to 0.5 than this (0 to 0.5), an answer is undecided: both masks count as answers."""
-    explain: bool = False
-    """Also give the influence of each word on the decision: in the JSON, and below the overlay."""
     out: str | None = None
     """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with --json."""
     json: bool = False
@@ -131,20 +124,19 @@ def _predict_one(args: PredictConfig, query: str) -> None:
             refuse_overwrite(out / name, args.overwrite)
     image = _read(Path(args.image))
     predictor = open_run(
-        Path(args.run), checkpoint=args.checkpoint, kind=args.matmul_precision
+        Path(args.run), checkpoint=args.checkpoint, matmul_precision=args.matmul_precision
     ).predictor
     predictor.set_image(image)
-    with warnings.catch_warnings(record=True, action="always", category=CutQuery) as cut:
+    with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as cut:
         (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
     for warning in cut:
         print(f"warning: {warning.message}", file=sys.stderr)
-    words = predictor.explain(query) if args.explain else []
     if out:
-        prediction.write(out, image, words)
+        prediction.write(out, image)
     if args.json:
-        print(json.dumps(prediction.to_json(words)))
+        print(json.dumps(prediction.to_json()))
     else:
-        print(f"{prediction.summary(words)}\nwrote {out}")
+        print(f"{prediction.summary()}\nwrote {out}")
 
 
 def _read(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
@@ -169,10 +161,8 @@ class Outcome(NamedTuple):
 
 
 def _predict_many(args: PredictConfig) -> None:
-    if args.json or args.explain or args.abstain:
-        raise InputError(
-            "--json, --explain and --abstain are for one query about one image; leave them out"
-        )
+    if args.json or args.abstain:
+        raise InputError("--json and --abstain are for one query about one image; leave them out")
     tasks = find_tasks(args.image, args.query, args.queries)
     name = (
         tasks.root.name
@@ -182,13 +172,13 @@ def _predict_many(args: PredictConfig) -> None:
     out = Path(args.out) if args.out else Path("predictions") / (name or "images")
     refuse_overwrite(out / PRODUCT, overwrite=True)  # finds that the folder cannot be one
     predictor = open_run(
-        Path(args.run), checkpoint=args.checkpoint, kind=args.matmul_precision
+        Path(args.run), checkpoint=args.checkpoint, matmul_precision=args.matmul_precision
     ).predictor
     outcome = predict_many(
         predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite
     )
-    if cut := predictor.texts.truncated:
-        limit = f"longer than {predictor.texts.max_tokens} tokens"
+    if cut := predictor.text_encoder.truncated:
+        limit = f"longer than {predictor.text_encoder.max_tokens} tokens"
         print(
             f"warning: {len(cut)} queries are {limit}, and their ends were not read",
             file=sys.stderr,
@@ -214,12 +204,16 @@ def predict_many(
     predictor.check((), mask_type)
     header = {
         "weights": predictor.weights_sha256,
-        "language_model": predictor.texts.sha256,
+        "language_model": predictor.text_encoder.sha256,
         "queries": tasks.sha256,
         "mask_type": mask_type,
         "images": str(tasks.root),
     }
-    header |= {} if predictor.kind == "float32" else {"matmul_precision": predictor.kind}
+    header |= (
+        {}
+        if predictor.matmul_precision == "float32"
+        else {"matmul_precision": predictor.matmul_precision}
+    )
     product = out / PRODUCT
 
     def start() -> dict[str, Place]:
@@ -262,7 +256,9 @@ def _answer(
     predictor: Predictor, waiting: Sequence[Task], journal: Path, mask_type: str, total: int
 ) -> dict[str, str]:
     """Answers the images that wait and appends them to the journal; returns a sentence for each that failed."""
-    predictor.texts.encode(dict.fromkeys(query.text for task in waiting for query in task.queries))
+    predictor.text_encoder.encode(
+        dict.fromkeys(query.text for task in waiting for query in task.queries)
+    )
     failed: dict[str, str] = {}
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
     with (
@@ -292,47 +288,14 @@ def _answer_part(
     predictor: Predictor, images: Mapping[Task, np.ndarray], mask_type: str
 ) -> dict[Task, list[list[dict[str, Any]]]]:
     """The entries of each query of each image. Parts are batched apart, so that a resumed run gives the same bytes."""
-    found: dict[Task, list[list[dict[str, Any]]]] = {task: [] for task in images}
-    asked = (
-        (image, [(task, query.text) for query in task.queries]) for task, image in images.items()
-    )
-    for task, outputs in predictor.answer_all(asked):
-        found[task].append(entries_of(to_answer(predictor, outputs, mask_type)))
-    return found
-
-
-def to_answer(
-    predictor: Predictor,
-    given: QueryOutputs,
-    mask_type: str = "auto",
-    *,
-    requested: MaskType | None = None,
-    both: bool = False,
-) -> Answer:
-    """The answer to one query as the scorer takes it, with all instances that have a mask of the chosen type.
-    `requested` is the true mask type, which the oracle head reads. `both`: with the mask of the other type, too."""
-    probability, decision = predictor.decide(given, mask_type, requested)
-    out, amodal = given.outputs, decision == "amodal"
-    modal = given.enlarge(out.modal)
-    whole = given.enlarge(out.modal, out.amodal) if amodal or both else modal
-    slots = given.enlarge(out.slot_modal, out.slot_amodal if amodal else None)
-    scores = expit(out.slot_presence) * out.slot_iou[:, int(amodal)]
-    found = [
-        (masks.encode(mask), float(score))
-        for mask, score in zip(slots, scores, strict=True)
-        if mask.any()
+    requests = [
+        Request(image, [query.text for query in task.queries]) for task, image in images.items()
     ]
-    decides = predictor.config.head != NO_HEAD
-    return Answer(
-        fused=masks.encode(whole if amodal else modal),
-        instances=[mask for mask, _ in found],
-        scores=[score for _, score in found],
-        mask_type=decision if decides else None,
-        probability=probability if decides else None,
-        score=float(out.iou[int(amodal)]),
-        presence=float(out.presence),
-        other=masks.encode(modal if amodal else whole) if both else None,
-    )
+    predictions = predictor.predict_batches(requests, mask_type, with_candidates=True)
+    found: dict[Task, list[list[dict[str, Any]]]] = {}
+    for task, of_image in zip(images, predictions, strict=True):
+        found[task] = [prediction.to_coco() for prediction in of_image]
+    return found
 
 
 def _write_product(

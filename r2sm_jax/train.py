@@ -327,9 +327,7 @@ def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibratio
     if predictor.config.head in LEARNED_HEADS:
         sentences = intent_sentences("calibration")
         predictor.calibration = calibration._replace(type_temperature=1.0)
-        logits = predictor.amodal_logits(
-            *predictor.texts([sentence.text for sentence in sentences])
-        )
+        logits = predictor.amodal_logits([sentence.text for sentence in sentences])
         amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
         temperature = of_first(lambda: fit_temperature(logits, amodal))
         calibration = calibration._replace(type_temperature=temperature)

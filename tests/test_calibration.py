@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, strategies as st
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.report import mask_type_scores
-from r2sm_jax.inference.prediction import BATCH, WordShare, explain_words
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.train import calibrate_type
@@ -84,58 +82,13 @@ def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(tiny_
 
 def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     predictor = make_predictor(tiny_config)
-    states, mask = predictor.texts(["the whole mug", "the mug"])
-    raw = predictor.amodal_logits(states, mask)
+    sentences = ["the whole mug", "the mug"]
+    raw = predictor.amodal_logits(sentences)
     before = Calibration(type_temperature=7.0, iou_scale=0.5, iou_shift=0.1, presence_bias=0.2)
     fitted = calibrate_type(predictor, before)
     temperature = fitted.type_temperature
     assert fitted == before._replace(type_temperature=temperature)
     assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
-    np.testing.assert_allclose(predictor.amodal_logits(states, mask), raw / temperature, rtol=1e-5)
+    logits = predictor.amodal_logits(sentences)
+    np.testing.assert_allclose(logits, raw / temperature, rtol=1e-5)
     assert calibrate_type(predictor, fitted) == fitted
-
-
-def explained(query: str, logit) -> list[WordShare]:
-    """The shares of words that are a token each, where `logit` of a sentence's words is the head's answer."""
-
-    def logits(sentences: list[str]) -> np.ndarray:
-        assert len(sentences) == BATCH
-        return np.array([logit(sentence.split()) for sentence in sentences], float)
-
-    return explain_words(query, lambda query, places: np.arange(len(places)), logits)
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))
-def test_shares_of_a_sum_are_its_terms(terms):
-    query = " ".join(map(str, range(len(terms))))
-    shares = [
-        share
-        for _, share in explained(
-            query, lambda words: 0.5 + sum(terms[int(word)] for word in words)
-        )
-    ]
-    assert shares == pytest.approx(terms, abs=1e-9)
-
-
-def test_words_that_say_the_same_divide_the_share_and_shares_add_up():
-    shares = explained(
-        "whole complete mug", lambda words: 2.0 * bool({"whole", "complete"} & set(words)) - 1.0
-    )
-    assert [share for _, share in shares] == pytest.approx([1.0, 1.0, 0.0])
-
-
-def test_words_keep_their_places_and_a_word_that_is_not_read_has_no_share():
-    places = []
-
-    def two_are_read(query: str, found: list[list[int]]) -> np.ndarray:
-        places.extend(found)
-        return np.array([-1, 0, 1, -1])
-
-    shares = explain_words(
-        " the  red mug.", two_are_read, lambda sentences: np.array([len(s) for s in sentences])
-    )
-    assert places == [[1, 4], [6, 9], [10, 14]]
-    assert [word for word, _ in shares] == ["the", "red", "mug."] and shares[
-        2
-    ].share == 0 != shares[0].share
-    assert explained("  ", len) == []

@@ -155,14 +155,6 @@ def test_a_long_sentence_is_answered_with_what_was_not_read(predictor, photo):
     assert "Too long" in shown and len(shown) < 20_000
 
 
-def test_the_words_are_explained(predictor, photo, answer):
-    assert [word for word, _ in answer.words] == answer.query.split()
-    assert [share for _, share in answer.words] == [
-        share for _, share in predictor.explain(answer.query)
-    ]
-    assert any(share != 0 for _, share in answer.words)
-
-
 def test_of_an_animation_the_first_frame_is_used_and_that_is_said(predictor, tmp_path):
     pictures = [Image.new("RGB", (40, 30), colour) for colour in ("white", "red", "blue")]
     pictures[0].save(tmp_path / "moving.gif", save_all=True, append_images=pictures[1:])

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from sample_records import to_records
 from r2sm_jax import evaluate
 from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluate import decide, main, score_source
@@ -111,8 +112,8 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
 def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, rows):
     source = open_source("scenes", "val", count=5, size=48)
     whole = score_source(predictor, source)
-    answer_all = predictor.answer_all
-    monkeypatch.setattr(predictor, "answer_all", lambda asked: answer_all(asked, rows=rows))
+    predict_batches = partial(predictor.predict_batches, batch_rows=rows)
+    monkeypatch.setattr(predictor, "predict_batches", predict_batches)
     parts = score_source(predictor, source)
     for one, other in zip(whole.results, parts.results, strict=True):
         assert replace(one, probability=None, predicted_iou=None) == replace(
@@ -129,7 +130,7 @@ def test_any_split_into_batches_gives_the_same_results(predictor, monkeypatch, r
 
 
 def programs(predictor) -> tuple[int, int]:
-    return predictor._encode._cache_size(), predictor._answer._cache_size()
+    return predictor._encode_image._cache_size(), predictor._decode._cache_size()
 
 
 def test_nothing_is_compiled_for_other_sizes_of_images(predictor, tiny_run, command, tmp_path):
@@ -142,21 +143,26 @@ def test_nothing_is_compiled_for_other_sizes_of_images(predictor, tiny_run, comm
     assert end.code == 0 and "programs compiled in" in end.out
 
 
-class Clairvoyant(Predictor):
-    """Draws the true masks as exactly as logits at the model's own resolution can."""
+class PerfectPredictor(Predictor):
+    """Predicts the true masks as exactly as logits at the model's own resolution can."""
 
-    def __init__(self, predictor: Predictor):
+    def __init__(self, predictor: Predictor, source: Source):
         vars(self).update(vars(predictor))
+        self.truths = iter([truth for i in range(len(source)) for truth in truths_at(source, i)])
 
-    def answer_all(self, asked):
+    def predict_logits(self, *inputs, **options):
         size = self.config.vision.image_size
-        for truth, given in super().answer_all(asked):
-            box = Letterbox(truth.height, truth.width, size)
-            modal, amodal = (
-                box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
-                for rle in (truth.modal, truth.amodal)
-            )
-            yield truth, given._replace(outputs=given.outputs._replace(modal=modal, amodal=amodal))
+        outputs = super().predict_logits(*inputs, **options)
+        for of_image in outputs:
+            for number, output in enumerate(of_image):
+                truth = next(self.truths)
+                box = Letterbox(truth.height, truth.width, size)
+                modal, amodal = (
+                    box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
+                    for rle in (truth.modal, truth.amodal)
+                )
+                of_image[number] = output._replace(modal=modal, amodal=amodal)
+        return outputs
 
 
 class Listed(list):
@@ -198,7 +204,7 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
     """The padding is cut off before masks are enlarged; the other way round costs about half of the IoU."""
 
     source = Listed(oblong(size, 3))
-    scored = score_source(Clairvoyant(predictor), source)
+    scored = score_source(PerfectPredictor(predictor, source), source)
     iou = [getattr(getattr(r, r.mask_type), r.mask_type) for r in scored.results]
     assert min(o.intersection / o.union for o in iou) > 0.93
     # The wrong order, on the same masks: enlarge the padded square to the image's size.

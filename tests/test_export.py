@@ -165,7 +165,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
         found = answer(*inputs)
         return found._replace(amodal=found.amodal + 0.01)
 
-    folder = run.predictor.texts.folder
+    folder = run.predictor.text_encoder.folder
     tensors = load_file(folder / "model.safetensors")
     weights = by_dotted_path(run.predictor.weights)
     with monkeypatch.context() as patch:
@@ -216,7 +216,7 @@ def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
     assert results["val_hard", "giou"] == report["splits"]["val_hard"]["all"]["giou"]
     for split, digest in report["meta"]["data_sha256"].items():
         assert f"| `{split}` |" in loaded.text and digest in loaded.text
-    assert run.predictor.texts.sha256 in loaded.text and "procedural scenes" in loaded.text
+    assert run.predictor.text_encoder.sha256 in loaded.text and "procedural scenes" in loaded.text
     written = json.loads((exported / "config.json").read_text())
     without = export.model_card("mugs", written, export.portable(run.config), None)
     assert "There is no report about these weights." in without and "model-index" not in without
@@ -313,10 +313,10 @@ def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
     found = []
     monkeypatch.setattr(
         "r2sm_jax.data.text_states.find_model",
-        lambda name, flag: found.append(name) or run.predictor.texts.folder,
+        lambda name, flag: found.append(name) or run.predictor.text_encoder.folder,
     )
-    assert r2sm_jax.load(copy).texts.sha256 == run.predictor.texts.sha256
-    assert found == [run.predictor.texts.folder.name]
+    assert r2sm_jax.load(copy).text_encoder.sha256 == run.predictor.text_encoder.sha256
+    assert found == [run.predictor.text_encoder.folder.name]
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def compact(run, tmp_path_factory) -> Path:
 
 
 def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplace, monkeypatch):
-    texts = run.predictor.texts
+    texts = run.predictor.text_encoder
     monkeypatch.setattr("r2sm_jax.data.text_states.find_model", lambda name, flag: texts.folder)
     weights = {
         k: np.asarray(x).astype(np.float16)
@@ -361,7 +361,7 @@ def test_another_published_encoder_of_a_compact_export_is_refused(
         export.exported.published_weights,
     )
     monkeypatch.setattr(
-        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.texts.folder
+        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.text_encoder.folder
     )
     stored = load_file(folder / "model.safetensors")
     name, value = stored.popitem()
@@ -402,7 +402,7 @@ def test_a_compact_export_is_small(compact, exported):
 def test_a_released_model_is_found_by_its_name(run, compact, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.texts.folder
+        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.text_encoder.folder
     )
     monkeypatch.setattr("r2sm_jax.inference.exported.RELEASED", compact.parent)
     assert (

@@ -39,7 +39,7 @@ def test_answers_of_products_that_were_rounded_do_not_mix_with_others(tmp_path):
         assert read_journal(path, before) == read_journal(path, before) == {}
         content = path.read_bytes()
         with pytest.raises(
-            InputError, match="these answers are of other products; pass another --out"
+            InputError, match="these answers are of other matmul precision; pass another --out"
         ):
             read_journal(path, now)
         assert path.read_bytes() == content

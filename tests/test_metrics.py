@@ -7,7 +7,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap
 from r2sm_jax.evaluation.report import mask_type_scores, split_figures
-from r2sm_jax.evaluation.scorer import Answer, QueryResult, QueryTruth, score
+from r2sm_jax.evaluation.scorer import QueryResult, QueryTruth, score
+from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.query import Query
 
 
@@ -24,14 +25,14 @@ def result_of(
     predicted, truth, *, wants="modal", probability=0.0, text="the mug", ignore=None, query=1
 ) -> QueryResult:
     """Scores one answer; pairs are (modal, amodal)."""
-    modal, amodal = map(masks.encode, predicted)
-    fused, other = (
-        (amodal, modal) if probability is not None and probability > 0.5 else (modal, amodal)
-    )
+    mask_type = None
+    if probability is not None:
+        mask_type = "amodal" if probability > 0.5 else "modal"
+    prediction = Prediction(text, mask_type, probability, None, *predicted)
     instance = Instance(1, "", masks.encode(truth[0]), masks.encode(truth[1]))
     ignored = None if ignore is None else masks.encode(ignore)
     asked = QueryTruth(Query(query, text, wants, (1,)), 0, 1, *truth[0].shape, (instance,), ignored)
-    (result,) = score([(asked, Answer(fused=fused, probability=probability, other=other))]).results
+    (result,) = score([(asked, prediction)]).results
     return result
 
 

@@ -39,7 +39,7 @@ def one_predictor(monkeypatch, predictor):
     """Opens the run once for this whole file."""
     opened = type("Opened", (), {"predictor": predictor})()
     monkeypatch.setattr(
-        many, "open_run", lambda folder, *, checkpoint="best", kind="float32": opened
+        many, "open_run", lambda folder, *, checkpoint="best", matmul_precision="float32": opened
     )
 
 

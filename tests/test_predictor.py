@@ -16,7 +16,7 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.exported import by_dotted_path, with_weights
 from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.predictor import CutQuery, Predictor
+from r2sm_jax.inference.predictor import Predictor, TruncatedQuery
 
 QUERIES = [
     "the red mug",
@@ -60,26 +60,13 @@ def same(one: Prediction, other: Prediction) -> None:
     assert np.mean(one.modal != other.modal) < 0.01 and np.mean(one.amodal != other.amodal) < 0.01
 
 
-def test_another_predictor_of_an_equal_model_compiles_nothing(
-    predictor, tiny_run, images, compiled
-):
-    predictor.predict(["the red mug"], image=predictor.encode(images[0]))
-    other = r2sm_jax.load(tiny_run)
-    compiled.clear()
-    other.predict(["the red mug"], image=other.encode(images[0]))
-    assert compiled == []
-
-
 def test_bfloat16_products_answer_alike_and_only_where_they_are_asked_for(
     predictor, tiny_run, images
 ):
     rounded = r2sm_jax.load(tiny_run, matmul_precision="bfloat16")
-    exact, other = (
-        p.answer_all([(images[0], list(enumerate(QUERIES)))]) for p in (predictor, rounded)
-    )
-    pairs = [
-        (a.outputs.modal, b.outputs.modal) for (_, a), (_, b) in zip(exact, other, strict=True)
-    ]
+    (exact,) = predictor.predict_logits(images[:1], [QUERIES])
+    (other,) = rounded.predict_logits(images[:1], [QUERIES])
+    pairs = [(a.modal, b.modal) for a, b in zip(exact, other, strict=True)]
     sizes = [(abs(a - b).max(), abs(a).max()) for a, b in pairs]
     assert all(0 < difference < 0.05 * size for difference, size in sizes), sizes
 
@@ -109,8 +96,10 @@ def test_an_image_may_be_a_file_its_bytes_pillow_or_an_array(predictor, images, 
 
 
 def test_the_image_is_encoded_once_whatever_is_asked(predictor, images, monkeypatch):
-    calls, encode = [], predictor._encode
-    monkeypatch.setattr(predictor, "_encode", lambda *inputs: calls.append(1) or encode(*inputs))
+    calls, encode = [], predictor._encode_image
+    monkeypatch.setattr(
+        predictor, "_encode_image", lambda *inputs: calls.append(1) or encode(*inputs)
+    )
     predictor.set_image(images[0])
     for count in (1, 2, 5):
         assert len(predictor.predict(QUERIES[:count])) == count
@@ -119,7 +108,7 @@ def test_the_image_is_encoded_once_whatever_is_asked(predictor, images, monkeypa
 
 
 @pytest.mark.filterwarnings(
-    "ignore::r2sm_jax.inference.predictor.CutQuery"
+    "ignore::r2sm_jax.inference.predictor.TruncatedQuery"
 )  # the longest of the queries are cut
 def test_nothing_is_compiled_once_it_is_warm(predictor, images, compiled):
     predictor.warm_up()
@@ -153,9 +142,9 @@ def test_threads_may_share_a_predictor(predictor, images):
     alone = [
         predictor.predict(asked, image=image) for asked, image in zip(queries, encoded, strict=True)
     ]
-    predictor.texts._states.clear()  # so that threads encode sentences, too
-    predictor.texts._requested.clear()
-    predictor.texts.truncated.clear()
+    predictor.text_encoder._states.clear()  # so that threads encode sentences, too
+    predictor.text_encoder._requested.clear()
+    predictor.text_encoder.truncated.clear()
     with ThreadPoolExecutor(8) as pool:
         shared = list(
             pool.map(
@@ -172,17 +161,20 @@ def test_threads_may_share_a_predictor(predictor, images):
 
 def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
     monkeypatch.setattr(text_states, "REQUEST_KEPT", 4)
-    predictor.texts.encode(["a sentence of training"])
+    predictor.text_encoder.encode(["a sentence of training"])
     known, cut = (
-        len(predictor.texts._states) - len(predictor.texts._requested),
-        set(predictor.texts.truncated),
+        len(predictor.text_encoder._states) - len(predictor.text_encoder._requested),
+        set(predictor.text_encoder.truncated),
     )
     predictor.set_image(images[0])
     for i in range(5):
         predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
-    assert len(predictor.texts._requested) == 4 and len(predictor.texts.truncated - cut) <= 4
-    assert len(predictor.texts._states) == known + 4
-    assert len(predictor.texts.states_of("a sentence of training")) > 2
+    assert (
+        len(predictor.text_encoder._requested) == 4
+        and len(predictor.text_encoder.truncated - cut) <= 4
+    )
+    assert len(predictor.text_encoder._states) == known + 4
+    assert len(predictor.text_encoder.states_of("a sentence of training")) > 2
 
 
 @pytest.mark.parametrize("above", [False, True])
@@ -191,7 +183,7 @@ def test_below_the_threshold_of_presence_the_answer_is_empty(above, predictor, i
     logit = np.log(before.presence / (1 - before.presence))
     config = replace(predictor.config, presence_threshold=float(logit + (-0.1 if above else 0.1)))
     model = with_weights(config, by_dotted_path(predictor.weights), Path("weights"))
-    other = Predictor(config, *nnx.split(model), predictor.texts, predictor.calibration)
+    other = Predictor(config, *nnx.split(model), predictor.text_encoder, predictor.calibration)
     (found,) = other.predict(QUERIES[:1], image=other.encode(images[0]))
     assert found.presence == pytest.approx(before.presence, abs=1e-5) and 0 < found.presence < 1
     assert found.to_json()["presence"] == found.presence
@@ -228,7 +220,7 @@ def test_masks_leave_as_rle_png_and_polygons():
     empty = np.zeros((4, 5), bool)
     assert Prediction("", "modal", 0.0, 0.0, empty, empty, ()).polygons() == []
     with pytest.raises(
-        InputError, match="there is no mask 'visible'; say mask, modal, amodal or occluded"
+        InputError, match="there is no mask 'visible'; use mask, modal, amodal or occluded"
     ):
         prediction.rle("visible")
 
@@ -297,7 +289,7 @@ def test_no_global_precision_changes_an_answer(tiny_run, images):
         predictor = r2sm_jax.load(tiny_run)
         (found,) = predictor.predict_batch(images[:1], [QUERIES])
         predictor.set_image(images[0])
-        return found + predictor.predict(QUERIES), predictor.explain(QUERIES[3])
+        return found + predictor.predict(QUERIES), list(predictor.amodal_logits(QUERIES))
 
     wanted, shares = answers()
     before = jax.config.jax_default_matmul_precision
@@ -330,7 +322,7 @@ def test_ten_thousand_words_are_cut_with_a_warning(predictor, images):
     predictor.set_image(images[0])
     words = "the red mug " * 3333 + "hidden parts included"
     with pytest.warns(
-        CutQuery, match=r"longer than 24 tokens; this was not read: 'red mug the .* \.\.\.$"
+        TruncatedQuery, match=r"longer than 24 tokens; this was not read: 'red mug the .* \.\.\.$"
     ):
         (prediction,) = predictor.predict([words])
     assert prediction.query == words and prediction.unread.endswith("hidden parts included")

@@ -11,6 +11,7 @@ Formats, by name:
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source, is_id
 from r2sm_jax.data.images import brightness, find_images
+from r2sm_jax.data.masks import RLE
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.evaluation.scorer import Answer, Scored, score, truths
+from r2sm_jax.evaluation.scorer import Scored, truths
+from r2sm_jax.inference.prediction import Candidate, Prediction
+from r2sm_jax.query import MaskType
 
 Sizes = Mapping[int, tuple[int, int]]
 """Height and width of the image of each query."""
@@ -29,14 +33,59 @@ ReadMasks = Callable[[Path, tuple[int, int]], np.ndarray]
 """Reads the masks `[n H W]` in a file, which must have the given size. Raises ValueError and what libraries raise."""
 
 
+@dataclass
+class Entries:
+    """What a file says about one query, with masks as RLEs, so that all of it fits in memory."""
+
+    fused: RLE | None = None
+    """None: the union of `instances`."""
+    instances: list[RLE] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    mask_type: MaskType | None = None
+    probability: float | None = None
+    score: float | None = None
+
+    @property
+    def decision(self) -> MaskType | None:
+        """The mask type, by the probability of amodal where none is named."""
+        if self.mask_type is None and self.probability is not None:
+            return "amodal" if self.probability > 0.5 else "modal"
+        return self.mask_type
+
+    def mask(self, height: int, width: int) -> RLE:
+        """The one mask of the query."""
+        return self.fused if self.fused is not None else masks.merge(self.instances, height, width)
+
+    def to_prediction(self, query: str, height: int, width: int) -> Prediction:
+        """The record that the scorer takes."""
+        mask = masks.decode(self.mask(height, width))
+        candidates = [Candidate(*pair) for pair in zip(self.instances, self.scores, strict=True)]
+        return Prediction(
+            query,
+            self.decision,
+            self.probability,
+            self.score,
+            mask,
+            mask,
+            candidates=tuple(candidates),
+            has_both_masks=False,
+        )
+
+
 def score_predictions(path: Path, source: Source, form: str = "auto") -> Scored:
     """Scores predictions for all queries of a source. Raises InputError like `read_predictions`."""
     wanted = list(truths(source))
     answers = read_predictions(path, {t.query.id: (t.height, t.width) for t in wanted}, form)
-    return score((truth, answers.get(truth.query.id)) for truth in wanted)
+    scored = Scored()
+    for truth in wanted:
+        if truth.scored:
+            entries = answers.get(truth.query.id)
+            size = truth.height, truth.width
+            scored.add(truth, entries and entries.to_prediction(truth.query.text, *size))
+    return scored
 
 
-def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, Answer]:
+def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, Entries]:
     """Reads predictions for the queries of `sizes`; those without any are not in the result. Raises InputError for a
     query that does not exist or is answered twice, a mask of the wrong size, an unreadable file; the message names the
     entry or the file."""
@@ -56,15 +105,6 @@ def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, 
     return _read_coco(path, sizes) if form == "coco" else _read_folder(path, sizes, *FOLDERS[form])
 
 
-def entries_of(answer: Answer) -> list[dict[str, Any]]:
-    """The entries of an answer in the format `coco`, without their `query_id`: the fused mask, then the instances."""
-    fused: dict[str, Any] = {"segmentation": answer.fused, "score": answer.score, "fused": True}
-    if answer.mask_type is not None:
-        fused |= {"mask_type": answer.mask_type, "amodal_probability": answer.probability}
-    instances = zip(answer.instances, answer.scores, strict=True)
-    return [fused, *({"segmentation": mask, "score": score} for mask, score in instances)]
-
-
 def _size_of(where: str, sizes: Sizes, number: Any) -> tuple[int, int]:
     if not is_id(number):
         raise InputError(
@@ -77,13 +117,13 @@ def _size_of(where: str, sizes: Sizes, number: Any) -> tuple[int, int]:
     return sizes[number]
 
 
-def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
+def _read_coco(path: Path, sizes: Sizes) -> dict[int, Entries]:
     entries = load_json(path, "a list of predictions")
     if not isinstance(entries, list):
         raise InputError(
             f"{path}: this is no list of predictions; give [{{'query_id', 'segmentation', 'score'}}, ..]"
         )
-    found: dict[int, Answer] = {}
+    found: dict[int, Entries] = {}
     for place, entry in enumerate(entries):
         where = f"{path}: entry {place}"
         if not isinstance(entry, dict):
@@ -92,7 +132,7 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
             )
         size = _size_of(where, sizes, entry.get("query_id"))
         try:
-            _add_entry(found.setdefault(entry["query_id"], Answer()), entry, size)
+            _add_entry(found.setdefault(entry["query_id"], Entries()), entry, size)
         except ValueError as error:
             raise InputError(f"{where}: {error}; see docs/metrics.md") from error
     undecided = [number for number, answer in found.items() if answer.decision is None]
@@ -105,7 +145,7 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, Answer]:
     return found
 
 
-def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
+def _add_entry(answer: Entries, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
     """Adds an entry of a `coco` file to the answer to its query. Raises ValueError for a bad value."""
     mask, score = masks.compressed(entry.get("segmentation"), *size), entry.get("score", 1.0)
     mask_type, probability = entry.get("mask_type"), entry.get("amodal_probability")
@@ -130,9 +170,9 @@ def _add_entry(answer: Answer, entry: Mapping[str, Any], size: tuple[int, int]) 
     answer.probability = answer.probability if probability is None else float(probability)
 
 
-def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict[int, Answer]:
+def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict[int, Entries]:
     """One file for each query, named after its id."""
-    found: dict[int, Answer] = {}
+    found: dict[int, Entries] = {}
     for file in find_images(path, (suffix,), "masks that are named after their query ids"):
         if not re.fullmatch(r"\d+", file.stem):
             raise InputError(f"{file}: its name is not a query id; name it <query id>{suffix}")
@@ -148,7 +188,7 @@ def _read_folder(path: Path, sizes: Sizes, suffix: str, read: ReadMasks) -> dict
             raise InputError(
                 f"{file}: no masks can be read from it ({error}); see docs/metrics.md"
             ) from error
-        found[number] = Answer(
+        found[number] = Entries(
             instances=[masks.encode(mask) for mask in drawn], scores=[1.0] * len(drawn)
         )
     return found

@@ -1,4 +1,4 @@
-"""The one scorer: the answers of our own segmenter or of any other system against the truth.
+"""The one scorer: the predictions of our own segmenter or of any other system against the truth.
 
 Everything is counted in run-length encoding. The two true masks of a query are nested (modal ⊆ amodal), so three counts
 of a predicted mask give its overlap with either of them and with the hidden part between.
@@ -9,44 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from scipy.special import logit
+
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample, Source
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.evaluation.instances import Unit, unit
 from r2sm_jax.evaluation.iou import Overlap, boundary_overlap
+from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
-
-
-@dataclass
-class Answer:
-    """A system's answer to one query."""
-
-    fused: RLE | None = None
-    """The mask of everything that was asked for; None: the union of `instances`."""
-    instances: list[RLE] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    """Confidence in each of `instances`."""
-    mask_type: MaskType | None = None
-    """The type that the system decided for; None: `probability` tells, or there was no decision."""
-    probability: float | None = None
-    """Probability of amodal."""
-    score: float | None = None
-    """Predicted IoU of `fused`."""
-    presence: float | None = None
-    """Logit that what was asked for is in the image."""
-    other: RLE | None = None
-    """The fused mask of the other type. Only our own segmenter gives it, and `presence`."""
-
-    @property
-    def decision(self) -> MaskType | None:
-        """The mask type that was decided for, if there was a decision."""
-        if self.mask_type is None and self.probability is not None:
-            return "amodal" if self.probability > 0.5 else "modal"
-        return self.mask_type
-
-    def mask(self, height: int, width: int) -> RLE:
-        """The one mask of the answer; empty where there is none."""
-        return self.fused if self.fused is not None else masks.merge(self.instances, height, width)
 
 
 class QueryTruth(NamedTuple):
@@ -221,12 +193,15 @@ class Scored:
         self.missing += other.missing
         self._hashed += other._hashed
 
-    def add(self, truth: QueryTruth, answer: Answer | None) -> None:
-        """Scores the answer to one query; None counts as an empty mask."""
+    def add(self, truth: QueryTruth, prediction: Prediction | None) -> None:
+        """Scores the prediction for one query; None counts as an empty mask."""
         query, modal, amodal = truth.query, truth.modal, truth.amodal
-        if answer is None:
+        if prediction is None:
             self.missing.append(query.id)
-            answer = Answer()
+            empty = np.zeros((truth.height, truth.width), bool)
+            prediction = Prediction(
+                query.text, None, None, None, empty, empty, has_both_masks=False
+            )
         ignored = None if truth.ignored is None else masks.expand(truth.ignored)
         counted = None if ignored is None else masks.encode(~ignored)
 
@@ -246,22 +221,22 @@ class Scored:
             ]
             return Overlaps(either[0], either[1] if truth.known else None)
 
-        fused = answer.mask(truth.height, truth.width)
-        either = [fused, fused if answer.other is None else answer.other]
-        if answer.decision == "amodal":
-            either.reverse()
+        fused = prediction.rle("mask")
+        either = [fused, fused]
+        if prediction.has_both_masks:
+            either = [prediction.rle("modal"), prediction.rle("amodal")]
         self.results.append(
             QueryResult(
                 query_id=query.id,
                 image_id=truth.image_id,
                 mask_type=query.mask_type,
                 chosen=overlaps(fused),
-                decision=answer.decision,
-                probability=answer.probability,
-                modal=None if answer.other is None else overlaps(either[0]),
-                amodal=None if answer.other is None else overlaps(either[1]),
-                predicted_iou=answer.score,
-                presence=answer.presence,
+                decision=prediction.mask_type,
+                probability=prediction.amodal_probability,
+                modal=overlaps(either[0]) if prediction.has_both_masks else None,
+                amodal=overlaps(either[1]) if prediction.has_both_masks else None,
+                predicted_iou=prediction.score,
+                presence=float(logit(prediction.presence)) if prediction.has_both_masks else None,
                 boundary=boundary_overlap(
                     fused, amodal if query.mask_type == "amodal" else modal, ignored
                 ),
@@ -272,7 +247,9 @@ class Scored:
         self.drawings[query.id] = Drawing(truth.index, *either)
         wanted = [i.complete if query.mask_type == "amodal" else i.modal for i in truth.instances]
         crowd = [] if truth.ignored is None else [truth.ignored]
-        self.instances[query.id] = unit(answer.instances, answer.scores, wanted, crowd)
+        candidates = [candidate.mask for candidate in prediction.candidates]
+        scores = [candidate.score for candidate in prediction.candidates]
+        self.instances[query.id] = unit(candidates, scores, wanted, crowd)
         runs = [
             r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])
         ]
@@ -281,10 +258,10 @@ class Scored:
         )
 
 
-def score(answered: Iterable[tuple[QueryTruth, Answer | None]]) -> Scored:
-    """Scores queries with their answers. Queries for a mask that is not annotated are left out."""
+def score(predicted: Iterable[tuple[QueryTruth, Prediction | None]]) -> Scored:
+    """Scores queries with their predictions. Queries for a mask that is not annotated are left out."""
     scored = Scored()
-    for truth, answer in answered:
+    for truth, prediction in predicted:
         if truth.scored:
-            scored.add(truth, answer)
+            scored.add(truth, prediction)
     return scored

@@ -130,7 +130,7 @@ def export(run: Run, out: Path, *, lm: str = "embed", compact: bool = False) -> 
 def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
     report = report_of(run)
     run, trained = _in_float16(run) if compact else (run, None)
-    texts, config = run.predictor.texts, portable(run.config)
+    texts, config = run.predictor.text_encoder, portable(run.config)
     weights = exported.by_dotted_path(run.predictor.weights)
     written = {
         "architectures": ["R2SM"],
@@ -222,7 +222,9 @@ def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
     rounded = weights | {name: x.astype(np.float32) for name, x in trained.items()}
     graphdef, state = nnx.split(exported.with_weights(run.config.model, rounded, run.folder))
     before = run.predictor
-    predictor = Predictor(run.config.model, graphdef, state, before.texts, before.calibration)
+    predictor = Predictor(
+        run.config.model, graphdef, state, before.text_encoder, before.calibration
+    )
     return replace(run, predictor=predictor), trained
 
 

@@ -1,204 +1,185 @@
-"""The answer to one query at the image's own resolution, and the words of the query that drove its mask type."""
+"""The prediction for one query: its masks at the image's own resolution, and how they are written to files."""
 
 import json
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
-from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
+from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
-"""Names of a prediction's masks; `mask` is the one that was asked for."""
+"""Names of a prediction's masks; `mask` is the one that the query asks for."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
-SENTENCES = 192
-"""Sentences asked about a query, roughly: the more words, the fewer orders, but at least one and its reverse."""
-BATCH = 64
-"""Sentences encoded at once; the last batch is padded."""
-
-
-class WordShare(NamedTuple):
-    """A word as it was written, and the logits that it adds: above 0 for amodal, below for modal."""
-
-    word: str
-    share: float
 
 
 @dataclass(frozen=True)
 class InstanceMask:
-    """One of the instances that a query means. `mask` is of the predicted type."""
+    """One instance that the query means. `mask` is of the predicted type."""
 
     score: float
-    mask: Bool[np.ndarray, "H W"]
-    modal: Bool[np.ndarray, "H W"]
-    amodal: Bool[np.ndarray, "H W"]
+    """Probability that the instance is there."""
+    mask: Mask
+    modal: Mask
+    amodal: Mask
+
+
+class Candidate(NamedTuple):
+    """The mask of one instance slot, present or not, with the confidence that ranks it for average precision."""
+
+    mask: RLE
+    score: float
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer to one query, at the image's own resolution. `amodal = modal ∪ occluded`."""
+    """What a system predicts for one query, at the image's own resolution. `amodal = modal ∪ occluded`.
+
+    The predictor fills in every field. Other systems, read from a file, may decide nothing and give one mask.
+    """
 
     query: str
-    mask_type: MaskType
-    amodal_probability: float
-    score: float
+    mask_type: MaskType | None
+    """The decision; None where the system makes none (the mask-type head `none`)."""
+    amodal_probability: float | None
+    score: float | None
     """Predicted IoU of `mask`."""
-    modal: Bool[np.ndarray, "H W"]
-    amodal: Bool[np.ndarray, "H W"]
-    instances: tuple[InstanceMask, ...]
+    modal: Mask
+    amodal: Mask
+    instances: tuple[InstanceMask, ...] = ()
+    """Instances that are probably present, the surest first."""
+    candidates: tuple[Candidate, ...] = ()
+    """All slots with a mask of the decided type, for average precision. Filled in only on request."""
     presence: float = 1.0
     """Probability that the image has what the query means. Below the run's threshold the masks are empty."""
     undecided: bool = False
-    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may be the answer."""
+    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may be right."""
     unread: str = ""
-    """The end of the query, where it is longer than the language model's limit: it had no influence on the answer."""
+    """The end of the query, where it is longer than the language model's limit."""
+    has_both_masks: bool = True
+    """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
 
     @cached_property
-    def occluded(self) -> Bool[np.ndarray, "H W"]:
+    def occluded(self) -> Mask:
         """The hidden part."""
         return self.amodal & ~self.modal
 
     @property
-    def mask(self) -> Bool[np.ndarray, "H W"]:
-        """The mask that was asked for."""
+    def mask(self) -> Mask:
+        """The mask that the query asks for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
-        """COCO's run-length encoding of one of the masks, ready for JSON: `{"size": [H, W], "counts": "..."}`."""
-        return masks.encode(self._named(name))
+        """Returns one of the masks in COCO's run-length encoding: `{"size": [H, W], "counts": "..."}`."""
+        return masks.encode(self._mask_named(name))
 
     def polygons(self, name: str = "mask") -> list[list[float]]:
-        """Outlines of the parts of one of the masks, largest first, as COCO has them: `[x1, y1, x2, y2, ...]` in
-        pixels, true to half a pixel. A polygon cannot have holes; `rle` is exact."""
-        return masks.polygons(self._named(name))
+        """Returns the outlines of one of the masks, largest part first, as COCO polygons `[x1, y1, x2, y2, ...]`.
+
+        They are in pixels and true to half a pixel. Polygons cannot have holes; `rle` is exact.
+        """
+        return masks.polygons(self._mask_named(name))
 
     def png(self, name: str = "mask") -> bytes:
-        """A PNG file of one of the masks: 0 or 255, one channel."""
+        """Returns one of the masks as the content of a PNG file with one channel of 0 or 255."""
+        pixels = np.where(self._mask_named(name), 255, 0).astype(np.uint8)
         file = BytesIO()
-        Image.fromarray(np.where(self._named(name), 255, 0).astype(np.uint8)).save(file, "PNG")
+        Image.fromarray(pixels).save(file, "PNG")
         return file.getvalue()
 
     def overlay(self, image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
-        """The image with the visible part blue, the occluded part orange, and the mask that was asked for outlined.
-        Raises InputError if this is not the image that was asked about, since its size differs."""
-        from r2sm_jax.data.sheet import overlay  # matplotlib's fonts, which an answer does not need
+        """Paints the visible part blue and the hidden part orange, and outlines `mask`.
+
+        Raises InputError if the image has another size than the masks.
+        """
+        # Imported here: it loads matplotlib's fonts, which predicting does not need.
+        from r2sm_jax.data.sheet import overlay
 
         array = open_image(image)
-        if array.shape[:2] != self.modal.shape:
-            sizes = (
-                " x ".join(map(str, array.shape[1::-1])),
-                " x ".join(map(str, self.modal.shape[::-1])),
-            )
+        height, width = self.modal.shape
+        if array.shape[:2] != (height, width):
             raise InputError(
-                f"the image is {sizes[0]}, the masks are {sizes[1]} pixels; give the image asked about"
+                f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x {height} "
+                "pixels; give the image that was predicted"
             )
-        return overlay(array, self.modal, self.occluded, self.mask_type)
+        return overlay(array, self.modal, self.occluded, self.mask_type or "modal")
 
-    def _named(self, name: str) -> Bool[np.ndarray, "H W"]:
-        if name not in MASKS:
-            raise InputError(
-                f"there is no mask {name!r}; say {', '.join(MASKS[:-1])} or {MASKS[-1]}"
-            )
-        return getattr(self, name)
-
-    def to_json(self, words: Sequence[WordShare] = ()) -> dict[str, Any]:
-        """The answer, and what `Predictor.explain` gave, as JSON values; masks are as `rle` gives them."""
-        return {
+    def to_json(self) -> dict[str, Any]:
+        """Returns the prediction as JSON values; masks are RLEs."""
+        values: dict[str, Any] = {
             "query": self.query,
             "mask_type": self.mask_type,
             "amodal_probability": self.amodal_probability,
-            **({"undecided": True} if self.undecided else {}),
-            **(
-                {"words": [{"word": word, "share": round(share, 4)} for word, share in words]}
-                if words
-                else {}
-            ),
-            "score": self.score,
-            "presence": self.presence,
-            **{name: self.rle(name) for name in MASKS},
-            "instances": [
-                {"score": i.score, **{name: masks.encode(getattr(i, name)) for name in MASKS[:3]}}
-                for i in self.instances
-            ],
-            "size": list(self.mask.shape),
         }
+        if self.undecided:
+            values["undecided"] = True
+        values["score"] = self.score
+        values["presence"] = self.presence
+        for name in MASKS:
+            values[name] = self.rle(name)
 
-    def write(self, folder: Path, image: np.ndarray, words: Sequence[WordShare] = ()) -> None:
-        """Writes `FILES` into `folder`; masks are 0 or 255 at the image's own resolution. `words` go below the overlay.
-        Raises InputError if the folder cannot be written, or as `overlay`."""
-        from r2sm_jax.data.sheet import with_words
+        instances = []
+        for instance in self.instances:
+            entry: dict[str, Any] = {"score": instance.score}
+            entry["mask"] = masks.encode(instance.mask)
+            entry["modal"] = masks.encode(instance.modal)
+            entry["amodal"] = masks.encode(instance.amodal)
+            instances.append(entry)
+        values["instances"] = instances
+        values["size"] = list(self.mask.shape)
+        return values
 
+    def to_coco(self) -> list[dict[str, Any]]:
+        """Returns the entries of a predictions file (docs/metrics.md): the fused mask, then the candidates."""
+        fused: dict[str, Any] = {"segmentation": self.rle(), "score": self.score, "fused": True}
+        if self.mask_type is not None:
+            fused["mask_type"] = self.mask_type
+            fused["amodal_probability"] = self.amodal_probability
+        candidates = [{"segmentation": c.mask, "score": c.score} for c in self.candidates]
+        return [fused, *candidates]
+
+    def write(self, folder: Path, image: np.ndarray) -> None:
+        """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as `overlay`."""
         overlay = self.overlay(image)
         with writing(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
-            Image.fromarray(with_words(overlay, words) if words else overlay).save(
-                folder / "overlay.png"
-            )
-            part.write_text(json.dumps(self.to_json(words)) + "\n", "utf-8")
+            Image.fromarray(overlay).save(folder / "overlay.png")
+            part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
-    def summary(self, words: Sequence[WordShare] = ()) -> str:
-        """The answer in two lines; a third one lists the words of most influence, with their logits for amodal."""
-        count = len(self.instances)
-        strongest = sorted(words, key=lambda word: -abs(word.share))[:5]
-        influence = (
-            "\nwords: " + ", ".join(f"{word} {share:+.1f}" for word, share in strongest)
-            if words
-            else ""
-        )
+    def summary(self) -> str:
+        """Returns the prediction in two lines of text."""
         if self.presence < 0.5 and not (self.amodal.any() or self.instances):
-            return f"{self.query}\nnothing of the kind is seen in the image (probability {self.presence:.3f})"
+            return (
+                f"{self.query}\n"
+                f"nothing of the kind is seen in the image (probability {self.presence:.3f})"
+            )
+
+        if self.mask_type is None:
+            decision = "no decision on the mask type"
+        else:
+            decision = f"{self.mask_type} (probability of amodal {self.amodal_probability:.3f})"
+        if self.undecided:
+            decision = f"undecided, rather {decision}"
+
+        count = len(self.instances)
+        plural = "" if count == 1 else "s"
         return (
-            f"{self.query}\n{'undecided, rather ' * self.undecided}{self.mask_type} "
-            f"(probability of amodal {self.amodal_probability:.3f}), {self.mask.mean():.1%} of the image, "
-            f"{count} instance{'' if count == 1 else 's'}, predicted IoU {self.score:.2f}{influence}"
+            f"{self.query}\n"
+            f"{decision}, {self.mask.mean():.1%} of the image, "
+            f"{count} instance{plural}, predicted IoU {self.score:.2f}"
         )
 
-
-def explain_words(
-    query: str,
-    word_of_tokens: Callable[[str, list[list[int]]], np.ndarray],
-    logits: Callable[[list[str]], Float[np.ndarray, " n"]],
-) -> list[WordShare]:
-    """The share of every word of a query, its Shapley value (1953), in the logit of amodal.
-
-    That is the mean change of the logit when the word is added, over random orders of the words and their reverses
-    (sampled as in Castro et al. 2009, "Polynomial calculation of the Shapley value based on sampling"). Shares add up
-    to what all words together change; words of the same meaning divide it. Every sentence goes through the language
-    model anew: the states of the other tokens would still carry a word that is only hidden from the head.
-
-    Args:
-        word_of_tokens: the word of each token that is read, from the query and the places of its words. Words beyond
-            the language model's limit have no share.
-        logits: the calibrated logits of amodal of `BATCH` sentences.
-    """
-    found = list(re.finditer(r"\S+", query))  # punctuation stays with its word
-    words = [match.group() for match in found]
-    read = int(word_of_tokens(query, [list(match.span()) for match in found]).max(initial=-1)) + 1
-    rng = np.random.default_rng(0)
-    orders = [rng.permutation(read) for _ in range(max(1, SENTENCES // (2 * (read + 1))))]
-    orders += [order[::-1] for order in orders]
-    present = [np.argsort(order) < count for order in orders for count in range(read + 1)]
-    sentences = [" ".join(compress(words, row)) for row in present]
-    unique = list(dict.fromkeys(sentences))
-    unique += [""] * (-len(unique) % BATCH)
-    known: dict[str, float] = {}
-    for start in range(0, len(unique), BATCH):
-        batch = unique[start : start + BATCH]
-        known |= zip(batch, logits(batch).tolist(), strict=True)
-    values = np.array([known[sentence] for sentence in sentences]).reshape(len(orders), read + 1)
-    shares = np.zeros(len(words))
-    for order, steps in zip(orders, np.diff(values, axis=1), strict=True):
-        shares[order] += steps / len(orders)
-    return [WordShare(word, float(share)) for word, share in zip(words, shares, strict=True)]
+    def _mask_named(self, name: str) -> Mask:
+        if name not in MASKS:
+            raise InputError(f"there is no mask {name!r}; use mask, modal, amodal or occluded")
+        return getattr(self, name)

@@ -4,71 +4,68 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from scipy.special import expit
 
-from r2sm_jax.config import MatmulPrecision, ModelConfig
+from r2sm_jax.config import NO_HEAD, MatmulPrecision, ModelConfig
+from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import is_text
 from r2sm_jax.data.images import ImageLike, Letterbox, open_image
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.prediction import InstanceMask, Prediction, WordShare, explain_words
-from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.mask_decoder import PixelFeatures
+from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, R2SMOutput
 from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import whole
 
 T = TypeVar("T")
-CHOICES = ("auto", "modal", "amodal")
+EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+"""Returns the token states [k t l e] of k sentences, and which tokens are real [k t]."""
+
+MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """Values of `mask_type`; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
-"""Queries about an image are padded to one of these numbers, so that nothing recompiles; more than the last are
-answered in several rows."""
-ROWS = 8
-"""Rows of a batch of images; the last batch is padded."""
-PRESENT = 0.5
+"""The queries about an image are padded to one of these numbers, so that nothing is compiled anew. More
+than the last take several rows."""
+BATCH_ROWS = 8
+"""Rows in a batch of images, each with up to 8 queries about one image; the last batch is padded."""
+MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
-TextEncoding = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
-"""Token states [k t l e] of sentences, and which tokens are real [k t]."""
 
 
 class EncodedImage(NamedTuple):
-    """The features of an image. Nothing changes them: any number of threads may ask about it."""
+    """The features of one image, computed by `Predictor.encode`. Threads may share it."""
 
-    box: Letterbox
+    letterbox: Letterbox
     tokens: Float[jax.Array, "1 h w d"]
     pixels: PixelFeatures
 
 
-class QueryOutputs(NamedTuple):
-    """The model's outputs for one query, as numpy arrays without the axes b and k, and the letterbox that brings its
-    masks back to the image's own resolution."""
+class Request(NamedTuple):
+    """An image and the queries about it."""
 
-    query: str
-    box: Letterbox
-    outputs: R2SMOutput
-
-    def enlarge(self, modal: Any, amodal: Any = None) -> Bool[np.ndarray, "*n H W"]:
-        """Masks at the image's own size, of logits [*n h w] in `outputs`: modal ones alone, or both: complete masks."""
-        mask = self.box.undo(modal) > 0
-        return mask if amodal is None else mask | (self.box.undo(amodal) > 0)
+    image: ImageLike
+    queries: Sequence[str]
+    mask_types: Sequence[str] | None = None
+    """One for each query: auto, modal or amodal. None: as the call says."""
 
 
-class CutQuery(UserWarning):
+class TruncatedQuery(UserWarning):
     """A query is longer than the language model's limit; its end was not read."""
 
 
 def check_query(query: str) -> None:
-    """Raises InputError for a query without words, and for one that no file in UTF-8 could hold."""
+    """Raises InputError for a query without words, or with characters that UTF-8 cannot encode."""
     if not isinstance(query, str) or not re.search(r"\w", query):
         raise InputError(
             "the query is empty or has no words; say what to segment, such as 'the red mug'"
@@ -78,11 +75,13 @@ def check_query(query: str) -> None:
 
 
 class Predictor:
-    """Answers queries about images. An image of `set_image` or `encode` is encoded once; `answer_all` and
-    `predict_batch` encode an image once for every 8 queries.
+    """Segments images by queries.
 
-    Any number of threads may share a predictor; but `set_image` sets one image for all of them, so that servers
-    `encode` theirs and pass it to `predict`.
+    `set_image` and `encode` compute the features of an image once, and `predict` decodes queries with them.
+    `predict_batch` and `predict_batches` compute several images at once.
+
+    Threads may share a predictor. But `set_image` sets one image for all of them, so a server should `encode`
+    each image and pass it to `predict`.
     """
 
     def __init__(
@@ -90,34 +89,40 @@ class Predictor:
         config: ModelConfig,
         graphdef: nnx.GraphDef,
         weights: nnx.State,
-        texts: TextStates,
+        text_encoder: TextStates,
         calibration: Calibration = NOT_CALIBRATED,
-        kind: MatmulPrecision = "float32",
+        matmul_precision: MatmulPrecision = "float32",
     ):
-        """`kind`: how dense layers and convolutions multiply (cpu.py), but for the language model's."""
-        self.config, self.texts, self.kind, self.weights = config, texts, kind, weights
+        """Takes a split model. `matmul_precision` holds for dense layers and convolutions (models/matmul.py)."""
+        self.config = config
+        self.text_encoder = text_encoder
         self.calibration = calibration
-        functions = (R2SM.encode_image, R2SM.answer, _calibrated)
-        structure = jax.tree.structure(weights)
-        self._encode, self._answer, self._type_logits = (
-            compiled(f, graphdef, structure, kind) for f in functions
-        )
+        self.matmul_precision = matmul_precision
+        self.weights = weights
         self._image: EncodedImage | None = None
+
+        def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(weights: nnx.State, *inputs: Any) -> Any:
+                # A compiled function does not see the precision change, so it is set inside.
+                with products(matmul_precision):
+                    return method(nnx.merge(graphdef, weights), *inputs)
+
+            return jax.jit(call)
+
+        self._encode_image = compiled(R2SM.encode_image)
+        self._decode = compiled(R2SM.answer)
+        self._amodal_logit = compiled(_calibrated_amodal_logit)
 
     @property
     def weights(self) -> nnx.State:
-        """All weights but the language model's."""
+        """All weights but the language model's, on one device."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
-        self._weights = jax.tree.map(whole, weights)
-        self._leaves = jax.device_put(jax.tree.leaves(self._weights), jax.local_devices()[0])
-
-    @property
-    def _calibration(self) -> Calibration:
-        """As arrays, so that no compiled function depends on the values."""
-        return Calibration(*(np.float32(value) for value in self.calibration))
+        # Training may have divided them among devices and processes.
+        weights = jax.tree.map(whole, weights)
+        self._weights = jax.device_put(weights, jax.local_devices()[0])
 
     @property
     def weights_sha256(self) -> str:
@@ -125,23 +130,27 @@ class Predictor:
         digest = hashlib.sha256()
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.weights):
             array = np.ascontiguousarray(leaf)
-            digest.update(
-                f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode()
-                + array.tobytes()
-            )
+            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+            digest.update(array.tobytes())
         return digest.hexdigest()
 
     def set_image(self, image: ImageLike) -> None:
-        """Takes the image that the next queries are about: a file, its bytes, a Pillow image or an RGB array
-        `uint8 [H W 3]`. Raises InputError if it is not an image that can be read, or too large; see `open_image`."""
+        """Sets the image for the next calls of `predict`.
+
+        Args:
+            image: a file, its bytes, a Pillow image, or an RGB array `uint8 [H W 3]`.
+
+        Raises InputError if it cannot be read as an image, or is too large (see `open_image`).
+        """
         self._image = self.encode(image)
 
     def encode(self, image: ImageLike) -> EncodedImage:
-        """The features of an image, for `predict(..., image=...)`. Raises InputError as `set_image`."""
+        """Computes the features of an image, for `predict(..., image=...)`. Raises InputError as `set_image`."""
         array = open_image(image)
-        box = self._box(array)
-        tokens, pixels = self._encode(self._leaves, box.image(array)[None], box.valid()[None])
-        return EncodedImage(box, tokens, pixels)
+        letterbox = self._letterbox(array)
+        frame = letterbox.image(array)
+        tokens, pixels = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
+        return EncodedImage(letterbox, tokens, pixels)
 
     def predict(
         self,
@@ -150,222 +159,296 @@ class Predictor:
         image: EncodedImage | ImageLike | None = None,
         abstain: float = 0.0,
     ) -> list[Prediction]:
-        """One prediction for each query, about the image that was set or that is given.
+        """Returns one prediction for each query about one image.
 
-        `mask_type` forces the decision. A probability that is nearer than `abstain` to one half is undecided. Raises
-        InputError if there is no image, a query is empty, the mask type is unknown, or the run has an oracle head and
-        no type is forced.
+        Args:
+            queries: sentences; a single one may be given as a string.
+            mask_type: modal or amodal forces the mask type; auto lets the query decide.
+            image: default: the one of `set_image`.
+            abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
+
+        Raises InputError if there is no image, a query is empty, the mask type is unknown, or the run has an
+        oracle head and no type is forced.
         """
         queries = [queries] if isinstance(queries, str) else list(queries)
         self.check(queries, mask_type)
-        image = self._image if image is None else image
+        if image is None:
+            image = self._image
         if image is None:
             raise InputError("no image to look at; call set_image first")
-        image = image if isinstance(image, EncodedImage) else self.encode(image)
-        found: list[Prediction] = []
-        for part in _parts([(None, query) for query in queries], QUERY_BUCKETS[-1]):
-            decoded = self._decode(
-                image.tokens, image.pixels, [(image.box, part)], self.texts.for_request
+        if not isinstance(image, EncodedImage):
+            image = self.encode(image)
+
+        predictions = []
+        for part in _split(queries, QUERY_BUCKETS[-1]):
+            (outputs,) = self._decode_rows(
+                image.tokens, image.pixels, [part], self.text_encoder.for_request
             )
-            found += [self.to_prediction(outputs, mask_type, abstain) for _, outputs in decoded]
-        return found
-
-    def explain(self, query: str) -> list[WordShare]:
-        """Which words of a query drove the decision: the calibrated logits that each of them adds for the complete
-        shape, see prediction.py. Raises InputError if the query is empty, or the run's head does not decide from the
-        words alone."""
-        check_query(query)
-        if self.config.head not in heads.LEARNED:
-            raise InputError(
-                f"this run's head, {self.config.head}, does not decide from the words: no explanation"
-            )
-
-        def logits(sentences: list[str]) -> np.ndarray:
-            return self.amodal_logits(*self.texts.for_request(sentences))
-
-        return explain_words(query, self.texts.word_of_tokens, logits)
-
-    def amodal_logits(
-        self, states: Float[np.ndarray, "k t l e"], mask: Bool[np.ndarray, "k t"]
-    ) -> Float[np.ndarray, " k"]:
-        """The calibrated logits of a learned head that sentences ask for the complete shape."""
-        return np.asarray(self._type_logits(self._leaves, states, mask, self._calibration))
-
-    def warm_up(self) -> None:
-        """Compiles all that `predict` needs, so that no answer takes longer than others: before a server opens."""
-        self.texts.warm_up()
-        size = self.config.vision.image_size
-        image = self.encode(np.zeros((size, size, 3), np.uint8))
-        for count in QUERY_BUCKETS:
-            self.predict(["anything"] * count, "modal", image)
+            for query, output in zip(part, outputs, strict=True):
+                prediction = self._to_prediction(
+                    query, image.letterbox, output, mask_type, abstain=abstain
+                )
+                predictions.append(prediction)
+        self._warn_of_truncated(predictions)
+        return predictions
 
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"
     ) -> list[list[Prediction]]:
-        """The predictions for the queries `queries[i]` about `images[i]`; several images are computed at once. Raises
-        InputError as `set_image` and `predict`, or if there is not one list of queries for each image."""
+        """Returns the predictions for the queries `queries[i]` about `images[i]`.
+
+        Raises InputError as `set_image` and `predict`, or if there is not one list of queries for each image.
+        """
         if len(images) != len(queries):
             raise InputError(
                 f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image"
             )
-        queries = [[of_image] if isinstance(of_image, str) else of_image for of_image in queries]
-        for of_image in queries:
-            self.check(of_image, mask_type)
-        found: list[list[Prediction]] = [[] for _ in images]
-        asked = (
-            (open_image(image), [(i, query) for query in queries[i]])
-            for i, image in enumerate(images)
+        requests = []
+        for image, sentences in zip(images, queries, strict=True):
+            sentences = [sentences] if isinstance(sentences, str) else list(sentences)
+            self.check(sentences, mask_type)
+            requests.append(Request(image, sentences))
+        predictions = self.predict_batches(
+            requests,
+            mask_type,
+            batch_rows=BATCH_ROWS if len(requests) > 1 else 1,
+            encode_text=self.text_encoder.for_request,
         )
-        for i, outputs in self.answer_all(
-            asked, self.texts.for_request, ROWS if len(images) > 1 else 1
-        ):
-            found[i].append(self.to_prediction(outputs, mask_type))
-        return found
+        batch = list(predictions)
+        for of_image in batch:
+            self._warn_of_truncated(of_image)
+        return batch
 
-    def answer_all(
+    def predict_batches(
         self,
-        asked: Iterable[tuple[UInt8[np.ndarray, "H W 3"], Sequence[tuple[T, str]]]],
-        texts: TextEncoding | None = None,
-        rows: int = ROWS,
-    ) -> Iterator[tuple[T, QueryOutputs]]:
-        """The one loop that letterboxes images, batches them and answers queries. Gives the outputs in order.
+        requests: Iterable[Request],
+        mask_type: str = "auto",
+        *,
+        with_candidates: bool = False,
+        batch_rows: int = BATCH_ROWS,
+        encode_text: EncodeText | None = None,
+    ) -> Iterator[list[Prediction]]:
+        """Yields the predictions for each request, in order. Images are opened a batch at a time.
 
         Args:
-            asked: images, each with its queries: any key of yours, which is returned with the outputs, and the text.
-            texts: encodes the texts; default: `self.texts`, to which they should be added beforehand.
-            rows: rows in every batch, each of up to 8 queries about one image; the last batch is padded.
+            requests: may be a generator, so that not all images are in memory.
+            mask_type: for requests without `mask_types`.
+            with_candidates: fill in `Prediction.candidates`.
+            batch_rows: number of images in a batch; the last batch is padded.
+            encode_text: default: `text_encoder`, which keeps the states of all sentences.
         """
-        waiting = (
-            (box, box.image(image), part)
-            for image, queries in asked
-            for box in [self._box(image)]
-            for part in _parts(queries, QUERY_BUCKETS[-1])
-        )
-        while batch := list(islice(waiting, rows)):
-            padded = _padded(batch, rows)
-            frames, valid = (
-                np.stack([frame for _, frame, _ in padded]),
-                np.stack([box.valid() for box, *_ in padded]),
-            )
-            tokens, pixels = self._encode(self._leaves, frames, valid)
-            yield from self._decode(
-                tokens, pixels, [(box, part) for box, _, part in batch], texts or self.texts
-            )
+        requests = iter(requests)
+        batch = list(islice(requests, batch_rows))
+        while batch:
+            images = [open_image(request.image) for request in batch]
+            queries = [request.queries for request in batch]
+            outputs = self.predict_logits(images, queries, batch_rows, encode_text)
 
-    def _decode(
+            for request, image, outputs_of_image in zip(batch, images, outputs, strict=True):
+                letterbox = self._letterbox(image)
+                mask_types = request.mask_types or [mask_type] * len(request.queries)
+                predictions = []
+                for query, output, choice in zip(
+                    request.queries, outputs_of_image, mask_types, strict=True
+                ):
+                    prediction = self._to_prediction(
+                        query, letterbox, output, choice, with_candidates=with_candidates
+                    )
+                    predictions.append(prediction)
+                yield predictions
+            batch = list(islice(requests, batch_rows))
+
+    def predict_logits(
         self,
-        tokens: jax.Array,
-        pixels: PixelFeatures,
-        rows: Sequence[tuple[Letterbox, Sequence[tuple[T, str]]]],
-        texts: TextEncoding,
-    ) -> Iterator[tuple[T, QueryOutputs]]:
-        """The outputs for the queries of every row, about the image of that row; images beyond these are padding."""
-        width = next(
-            count for count in QUERY_BUCKETS if count >= max(len(part) for _, part in rows)
-        )
-        queries = _padded(
-            [_padded([text for _, text in part], width) for _, part in rows], len(tokens)
-        )
-        states, mask = (
-            x.reshape(len(tokens), width, *x.shape[1:]) for x in texts(list(chain(*queries)))
-        )
-        decoded = jax.device_get(
-            self._answer(self._leaves, tokens, pixels, states, mask, self._calibration)
-        )
-        for b, (box, part) in enumerate(rows):
-            for k, (key, text) in enumerate(part):
-                yield key, QueryOutputs(text, box, R2SMOutput(*(x[b, k] for x in decoded)))
+        images: Sequence[UInt8[np.ndarray, "_H _W 3"]],
+        queries: Sequence[Sequence[str]],
+        batch_rows: int = BATCH_ROWS,
+        encode_text: EncodeText | None = None,
+    ) -> list[list[R2SMOutput]]:
+        """Returns the model's outputs for `queries[i]` about `images[i]`, as numpy arrays without the axes b and k.
 
-    def to_prediction(
-        self, given: QueryOutputs, mask_type: str = "auto", abstain: float = 0.0
-    ) -> Prediction:
-        """The answer to one query as arrays, with the instances that are probably present, the surest first."""
-        probability, decision = self.decide(given, mask_type)
-        out, amodal = given.outputs, decision == "amodal"
-        presence, instances = expit(out.slot_presence), []
-        for q in np.argsort(-presence)[: int((presence >= PRESENT).sum())]:
-            modal, whole = (
-                given.enlarge(out.slot_modal[q]),
-                given.enlarge(out.slot_modal[q], out.slot_amodal[q]),
-            )
-            if (chosen := whole if amodal else modal).any():
-                instances.append(InstanceMask(float(presence[q]), chosen, modal, whole))
-        return Prediction(
-            query=given.query,
-            mask_type=decision,
-            amodal_probability=probability,
-            score=float(out.iou[int(amodal)]),
-            modal=given.enlarge(out.modal),
-            amodal=given.enlarge(out.modal, out.amodal),
-            instances=tuple(instances) if out.presence > self.config.presence_threshold else (),
-            presence=float(expit(out.presence)),
-            undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
-            unread=self._unread(given.query),
-        )
+        Mask logits are in the letterbox frame, at the model's own resolution.
+        """
+        # One row holds up to 8 queries about one image, so an image may take several rows, or none.
+        rows = []
+        for index, image in enumerate(images):
+            letterbox = self._letterbox(image)
+            frame = letterbox.image(image)
+            for part in _split(queries[index], QUERY_BUCKETS[-1]):
+                rows.append((index, frame, letterbox.valid(), part))
 
-    def decide(
-        self, given: QueryOutputs, mask_type: str = "auto", requested: MaskType | None = None
-    ) -> tuple[float, MaskType]:
-        """Probability of amodal, and the mask type that follows unless `mask_type` forces one. The oracle head reads
-        the `requested` type."""
-        reference = heads.REFERENCES.get(self.config.head)
-        decided = (
-            expit(given.outputs.amodal_logit)
-            if reference is None
-            else reference(given.query, requested) == "amodal"
-        )
-        amodal = decided > 0.5 if mask_type == "auto" else mask_type == "amodal"
-        return float(decided), "amodal" if amodal else "modal"
+        outputs: list[list[R2SMOutput]] = [[] for _ in images]
+        for batch in _split(rows, batch_rows):
+            padded = _pad(batch, batch_rows)
+            frames = np.stack([frame for _, frame, _, _ in padded])
+            valid = np.stack([valid for _, _, valid, _ in padded])
+            tokens, pixels = self._encode_image(self.weights, frames, valid)
 
-    def _unread(self, query: str) -> str:
-        """The end of a query that is longer than the language model's limit, with a warning."""
-        unread = self.texts.cut_off(query) if query in self.texts.truncated else ""
-        if unread:
-            shown = f"{unread[:200]!r}{' ...' if len(unread) > 200 else ''}"
-            limit = f"the query is longer than {self.texts.max_tokens} tokens"
-            warnings.warn(f"{limit}; this was not read: {shown}", CutQuery, stacklevel=4)
-        return unread
+            parts = [part for _, _, _, part in batch]
+            decoded = self._decode_rows(tokens, pixels, parts, encode_text or self.text_encoder)
+            for (index, _, _, _), outputs_of_row in zip(batch, decoded, strict=True):
+                outputs[index] += outputs_of_row
+        return outputs
 
-    def _box(self, array: np.ndarray) -> Letterbox:
-        return Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
+    def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
+        """Returns the calibrated logits of a learned head that sentences ask for the complete shape."""
+        states, mask = self.text_encoder(list(sentences))
+        calibration = self._calibration_arrays()
+        return np.asarray(self._amodal_logit(self.weights, states, mask, calibration))
+
+    def warm_up(self) -> None:
+        """Compiles everything that `predict` needs, so that a server's first request is as fast as others."""
+        self.text_encoder.warm_up()
+        size = self.config.vision.image_size
+        image = self.encode(np.zeros((size, size, 3), np.uint8))
+        for num_queries in QUERY_BUCKETS:
+            self.predict(["anything"] * num_queries, "modal", image)
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
         """Raises InputError for an empty query, an unknown mask type, or `auto` where the head needs the truth."""
         for query in queries:
             check_query(query)
-        if mask_type not in CHOICES:
+        if mask_type not in MASK_TYPE_CHOICES:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError(
                 "this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal"
             )
 
+    def _decode_rows(
+        self,
+        tokens: Float[jax.Array, "b h w d"],
+        pixels: PixelFeatures,
+        queries: Sequence[Sequence[str]],
+        encode_text: EncodeText,
+    ) -> list[list[R2SMOutput]]:
+        """Decodes the queries of each row about the image of that row; images beyond these are padding."""
+        num_rows = len(tokens)
+        longest = max(len(row) for row in queries)
+        num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
 
-@lru_cache(maxsize=24)
-def compiled(
-    function: Callable[..., Any], graphdef: nnx.GraphDef, structure: Any, kind: MatmulPrecision
-) -> Callable[..., Any]:
-    """A function of a model that takes the leaves of the weights in the model's place. Predictors of equal models share
-    it. Its products are of one `kind`, which is set inside: compiled functions do not see JAX's default change."""
+        texts = []
+        for row in _pad(queries, num_rows):
+            texts += _pad(row, num_queries)
+        states, text_mask = encode_text(texts)
+        states = states.reshape(num_rows, num_queries, *states.shape[1:])
+        text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
-    @jax.jit
-    def call(leaves, *inputs):
-        with products(kind):
-            return function(nnx.merge(graphdef, jax.tree.unflatten(structure, leaves)), *inputs)
+        calibration = self._calibration_arrays()
+        outputs = self._decode(self.weights, tokens, pixels, states, text_mask, calibration)
+        outputs = jax.device_get(outputs)
+        decoded = []
+        for b, row in enumerate(queries):
+            decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
+        return decoded
 
-    return call
+    def _to_prediction(
+        self,
+        query: str,
+        letterbox: Letterbox,
+        output: R2SMOutput,
+        mask_type: str = "auto",
+        *,
+        abstain: float = 0.0,
+        with_candidates: bool = False,
+    ) -> Prediction:
+        """Brings the masks of one query to the image's own resolution and picks the one that it asks for."""
+
+        def enlarge(logits: Float[np.ndarray, "h w"]) -> Mask:
+            return letterbox.undo(logits) > 0
+
+        probability = self._amodal_probability(query, output, mask_type)
+        decision: MaskType
+        if mask_type == "auto":
+            decision = "amodal" if probability > 0.5 else "modal"
+        else:
+            decision = "amodal" if mask_type == "amodal" else "modal"
+        is_amodal = decision == "amodal"
+        has_decision = self.config.head != NO_HEAD
+        is_truncated = query in self.text_encoder.truncated
+
+        # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
+        modal = enlarge(output.modal)
+        amodal = enlarge(output.amodal) | modal
+
+        has_target = output.presence > self.config.presence_threshold
+        slot_presence = expit(output.slot_presence)
+        instances = []
+        candidates = []
+        for slot, presence in enumerate(slot_presence):
+            is_instance = has_target and presence >= MIN_INSTANCE_PRESENCE
+            if not is_instance and not with_candidates:
+                continue
+            slot_modal = enlarge(output.slot_modal[slot])
+            slot_amodal = enlarge(output.slot_amodal[slot]) | slot_modal
+            mask = slot_amodal if is_amodal else slot_modal
+            if not mask.any():
+                continue
+
+            if is_instance:
+                instances.append(InstanceMask(float(presence), mask, slot_modal, slot_amodal))
+            if with_candidates:
+                confidence = presence * output.slot_iou[slot, int(is_amodal)]
+                candidates.append(Candidate(masks.encode(mask), float(confidence)))
+        instances.sort(key=lambda instance: -instance.score)
+
+        return Prediction(
+            query=query,
+            mask_type=decision if has_decision else None,
+            amodal_probability=probability if has_decision else None,
+            score=float(output.iou[int(is_amodal)]),
+            modal=modal,
+            amodal=amodal,
+            instances=tuple(instances),
+            candidates=tuple(candidates),
+            # In double precision, so that the logit can be had back from it.
+            presence=float(expit(np.float64(output.presence))),
+            undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
+            unread=self.text_encoder.cut_off(query) if is_truncated else "",
+        )
+
+    def _amodal_probability(self, query: str, output: R2SMOutput, mask_type: str) -> float:
+        """Probability that a query asks for the complete shape. The oracle head is told by `mask_type`."""
+        reference = REFERENCES.get(self.config.head)
+        if reference is None:
+            return float(expit(output.amodal_logit))
+        requested: MaskType = "amodal" if mask_type == "amodal" else "modal"
+        return float(reference(query, requested) == "amodal")
+
+    def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
+        for prediction in predictions:
+            if prediction.unread:
+                quoted = repr(prediction.unread[:200])
+                if len(prediction.unread) > 200:
+                    quoted += " ..."
+                limit = self.text_encoder.max_tokens
+                warnings.warn(
+                    f"the query is longer than {limit} tokens; this was not read: {quoted}",
+                    TruncatedQuery,
+                    stacklevel=3,
+                )
+
+    def _calibration_arrays(self) -> Calibration:
+        """The calibration as arrays, so that no compiled function depends on its values."""
+        return Calibration(*(np.float32(value) for value in self.calibration))
+
+    def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:
+        return Letterbox(image.shape[0], image.shape[1], self.config.vision.image_size)
 
 
-def _calibrated(
+def _calibrated_amodal_logit(
     model: R2SM, text: jax.Array, mask: jax.Array, calibration: Calibration
-) -> jax.Array:
+) -> Float[jax.Array, " k"]:
+    """Logits of the mask-type head, without an image."""
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
 
 
-def _padded(items: Sequence[T], count: int) -> list[T]:
-    return [*items, *[items[0]] * (count - len(items))]
+def _pad(items: Sequence[T], length: int) -> list[T]:
+    """Repeats the first item at the end until there are `length`."""
+    return [*items, *[items[0]] * (length - len(items))]
 
 
-def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def _split(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields consecutive parts of up to `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

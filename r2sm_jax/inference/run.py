@@ -288,8 +288,10 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     return Stored(config, graphdef, state.params, constants, calibration, int(state.step))
 
 
-def open_run(folder: Path, *, checkpoint: str = "best", kind: MatmulPrecision = "float32") -> Run:
-    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference, which multiplies as `kind` says
+def open_run(
+    folder: Path, *, checkpoint: str = "best", matmul_precision: MatmulPrecision = "float32"
+) -> Run:
+    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference, which multiplies as `matmul_precision` says
     (cpu.py). Raises InputError as `restore_weights`, or if the language model or the hub's export cannot be had, or the
     language model or the image encoder of a compact export is not the one of training."""
     folder = exported.find_export(folder)
@@ -302,7 +304,12 @@ def open_run(folder: Path, *, checkpoint: str = "best", kind: MatmulPrecision = 
     exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
     weights = nnx.merge_state(stored.params, stored.constants)
     predictor = Predictor(
-        stored.config.model, stored.graphdef, weights, texts, stored.calibration, kind
+        stored.config.model,
+        stored.graphdef,
+        weights,
+        texts,
+        stored.calibration,
+        matmul_precision,
     )
     if of_export:
         exported.check_weights(folder, predictor)

@@ -59,8 +59,7 @@ def verify(run: "Run", folder: Path) -> str:
     sentences = [[query.text for query in sample.queries[:QUERIES]] for sample in samples]
 
     def answer(predictor: "Predictor") -> dict[str, np.ndarray]:
-        asked = zip(images, [[(None, text) for text in texts] for texts in sentences], strict=True)
-        outputs = [of_query.outputs for _, of_query in predictor.answer_all(asked)]
+        outputs = list(chain(*predictor.predict_logits(images, sentences)))
         return {
             field: np.stack([getattr(o, field) for o in outputs])
             for field in (*LOGITS, "amodal_logit")
@@ -84,10 +83,10 @@ def verify(run: "Run", folder: Path) -> str:
     lines = [f"verified on {IMAGES} images x {QUERIES} queries; largest differences from the run:"]
     lines.append(compare("safetensors", answer(loaded), TOLERANCE))
     all_sentences = list(chain(*sentences))
-    ids, mask = loaded.texts.tokens(all_sentences)
-    states = np.ascontiguousarray(loaded.texts(all_sentences)[0][:, : ids.shape[1]])
+    ids, mask = loaded.text_encoder.tokens(all_sentences)
+    states = np.ascontiguousarray(loaded.text_encoder(all_sentences)[0][:, : ids.shape[1]])
     given = {"image": frames, "valid": valid, "ids": ids, "mask": mask, "states": states}
-    found = _run_stablehlo(folder, weight_files(loaded.texts.folder), given)
+    found = _run_stablehlo(folder, weight_files(loaded.text_encoder.folder), given)
     for name, title, tolerance in (("given", "the run's", TOLERANCE), ("own", "its own", np.inf)):
         title = f"StableHLO without r2sm_jax, {title} token states"
         answers = {

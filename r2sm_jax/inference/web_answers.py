@@ -27,7 +27,6 @@ from r2sm_jax.data.sheet import overlay
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import MASKS
 from r2sm_jax.inference.predictor import EncodedImage, Predictor
-from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.query import MaskType
 from r2sm_jax.synthetic.scenes.source import SceneSource
 
@@ -142,8 +141,7 @@ def ask(predictor: Predictor, photo: Photo, query: str) -> Answer:
     )
     seconds = time.perf_counter() - started
     read = query.removesuffix(modal.unread)
-    explained = predictor.config.head in heads.LEARNED and read.strip()
-    words = predictor.explain(read) if explained else [(word, 0.0) for word in read.split()]
+    words = [(word, 0.0) for word in read.split()]
     return Answer(
         query, {"modal": modal.to_json(), "amodal": amodal.to_json()}, words, modal.unread, seconds
     )

@@ -22,7 +22,7 @@ from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import web_answers as answers
-from r2sm_jax.inference.predictor import CutQuery, Predictor
+from r2sm_jax.inference.predictor import Predictor, TruncatedQuery
 from r2sm_jax.inference.run import enable_compilation_cache, open_run
 from r2sm_jax.inference.web_answers import Answer, Photo, View, message_html
 
@@ -293,7 +293,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         raise InputError(
             f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides"
         )
-    warnings.simplefilter("ignore", CutQuery)  # the page shows what was not read
+    warnings.simplefilter("ignore", TruncatedQuery)  # the page shows what was not read
     predictor.warm_up()
     page = Page(predictor, folder)
     answers.ask(
