@@ -24,6 +24,7 @@ def get_config() -> Config:
                 image_size=448,
                 patch_size=16,
                 depth=2,
+                encoder="efficientnet",
                 efficientnet="efficientnet-lite2",
                 efficientnet_frozen_to=8,
             ),

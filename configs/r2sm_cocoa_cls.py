@@ -12,8 +12,7 @@ The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. 
 *training* images, which is held out, so that val is only reported. To select on val, as the paper does, give
 `--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
-The image encoder starts from SAM; give `--model.vision.init FOLDER` for a local copy. SAM's sizes are written here, so
-that estimate.py needs no download. `--model.decoder.type sam` also takes SAM's decoder.
+The image encoder starts from SAM; give `--model.vision.sam FOLDER` for a local copy.
 
 Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to
 zero. Everything except the language model is trained. Memory, by
@@ -37,18 +36,9 @@ def get_config() -> Config:
     vision = VisionConfig(
         image_size=1024,
         patch_size=16,
-        stem="patch",
-        dim=768,
-        depth=12,
-        heads=12,
-        mlp_dim=3072,
-        window_size=14,
-        global_blocks=(2, 5, 8, 11),
-        relative_positions=True,
-        out_dim=256,
+        encoder="sam",
+        sam="hf:facebook/sam-vit-base",
         remat=True,
-        activation="gelu",
-        init="hf:facebook/sam-vit-base",
     )
     return Config(
         model=ModelConfig(

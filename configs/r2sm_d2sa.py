@@ -12,7 +12,7 @@ The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. 
 *training* images, which is held out, so that val is only reported. To select on val, as the paper does, give
 `--train.select-on val`: the run then trains on all training images, and its report says on what it was selected.
 
-The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give `--model.vision.init FOLDER`
+The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give `--model.vision.sam FOLDER`
 for a local copy. `--model.decoder.type sam` also takes SAM's decoder.
 
 Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which falls linearly to

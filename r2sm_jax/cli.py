@@ -85,10 +85,6 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
     """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version, or has none
     of its few possible values."""
     kinds, values = typing.get_type_hints(cls), dict(values)
-    if (
-        frozen := values.pop("backbone_frozen", None)
-    ) is not None:  # which runs before 2026-11-25 have
-        values["efficientnet_frozen_to"] = 32 * frozen
     if unknown := sorted(set(values) - set(kinds)):
         raise InputError(
             f"{where}: unknown field {unknown[0]!r}; it was written by another version of r2sm_jax"

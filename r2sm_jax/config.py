@@ -8,7 +8,6 @@ from typing import Literal
 from r2sm_jax.errors import InputError, refuse
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-Family = Literal["none", "dinov2", "clip", "siglip"]
 MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (cpu.py)."""
@@ -31,35 +30,20 @@ def is_procedural(spec: str) -> bool:
 
 
 @dataclass(frozen=True)
-class PlainViTConfig:
-    """Sizes of a published plain ViT. They are read from its config.json; do not give them."""
-
-    family: Family = "none"
-    dim: int = 0
-    depth: int = 0
-    heads: int = 0
-    mlp_dim: int = 0
-    patch_size: int = 0
-    activation: str = "gelu"
-    norm_epsilon: float = 1e-6
-    registers: int = 0
-    """Extra tokens inside the blocks (DINOv2 with registers)."""
-
-
-@dataclass(frozen=True)
 class VisionConfig:
-    """Sizes of the vision encoder; the defaults are `tiny`."""
+    """Sizes of the image encoder; the defaults are `tiny`."""
 
     image_size: int = 96
     """Pixels of the square input."""
     patch_size: int = 8
-    """Pixels a token, each way."""
-    stem: Literal["conv", "patch", "none"] = "conv"
-    """`conv`: strided convolutions, better from scratch; `patch`: SAM's patch embedding; `none`: no encoder of this
-    layout, only the one that `name` gives."""
+    """Pixels a token, each way. SAM's weights and EfficientNet have 16."""
+    encoder: Literal["conv", "sam", "vit", "efficientnet"] = "conv"
+    """`conv`: strided convolutions and transformer blocks, best from scratch; `sam`: SAM's ViT; `vit`: a published plain
+    ViT alone; `efficientnet`: a published EfficientNet-Lite and transformer blocks."""
     stem_depth: int = 1
-    """Residual convolutions at each stride of the `conv` stem."""
+    """Residual convolutions at each stride of the `conv` encoder."""
     dim: int = 192
+    """Channels of the transformer blocks. SAM's weights bring their own sizes: leave out this and the next eight."""
     depth: int = 3
     heads: int = 3
     mlp_dim: int = 576
@@ -71,29 +55,25 @@ class VisionConfig:
     """SAM's decomposed relative positions."""
     out_dim: int = 128
     """Channels after the neck."""
-    remat: bool = False
-    """Compute every block again in the backward pass: less memory, a third more time."""
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     """`gelu` is the exact function, which published weights use."""
-    init: str | None = None
-    """Published SAM weights: a folder or a hub name such as hf:facebook/sam-vit-base; None = from scratch. All sizes
-    above except `image_size` are then read from its config.json; it is an error to give others."""
-    frozen: bool = False
-    """The weights of `init` are not trained."""
-    name: str | None = None
-    """A plain ViT (DINOv2, CLIP, SigLIP) beside this encoder, or alone with stem `none`: a folder or hf:owner/name."""
-    name_frozen: bool = True
-    """The weights of `name` are not trained."""
-    name_grid: int = 0
-    """Tokens each way of `name`, resized to the grid of this encoder; 0 = do not change its number."""
-    plain: PlainViTConfig = field(default_factory=PlainViTConfig)
-    """Sizes of `name`, from its config.json."""
+    remat: bool = False
+    """Compute every block again in the backward pass: less memory, a third more time."""
+    sam: str | None = None
+    """Published weights of the `sam` encoder: a folder, a file or a hub name such as hf:facebook/sam-vit-base; None = from
+    scratch."""
+    sam_frozen: bool = False
+    """The weights of `sam` are not trained."""
+    vit: str | None = None
+    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one. A folder or hf:owner/name."""
+    vit_frozen: bool = True
+    """The weights of `vit` are not trained."""
+    vit_grid: int = 0
+    """Tokens each way of `vit`, resized to the grid of this encoder; 0 = do not change its number."""
     efficientnet: str | None = None
-    """A published EfficientNet-Lite in place of the stem: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
+    """Published weights of the `efficientnet` encoder: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
     efficientnet_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
     """Stride up to which `efficientnet` is not trained: 32 = all of it is frozen, 8 = four stages are trained, 0 = all."""
-    efficientnet_dims: tuple[int, ...] = ()
-    """Channels after each block of `efficientnet`, from its weights; do not give them."""
 
     @property
     def grid(self) -> int:
@@ -101,19 +81,10 @@ class VisionConfig:
         return self.image_size // self.patch_size
 
     @property
-    def published(self) -> tuple[str | None, ...]:
-        """The published weights that it starts from: `init`, `name`, `efficientnet`."""
-        return self.init, self.name, self.efficientnet
-
-    @property
-    def trunk_is_frozen(self) -> bool:
-        """Whether `init` is given and none of it is trained."""
-        return self.init is not None and self.frozen
-
-    @property
-    def plain_is_frozen(self) -> bool:
-        """Whether `name` is given and none of it is trained."""
-        return self.name is not None and self.name_frozen
+    def pretrained(self) -> list[str]:
+        """Names of the published weights that it starts from."""
+        names = (self.sam, self.vit, self.efficientnet)
+        return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True)
@@ -122,7 +93,7 @@ class DecoderConfig:
 
     type: Literal["shared", "sam"] = "shared"
     """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
-    (decoder.py), with sizes and weights from `--model.vision.init` if that is given."""
+    with sizes and weights from `--model.vision.sam` if that is given."""
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3
@@ -404,8 +375,8 @@ def check_config(config: Config) -> Config:
             f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"
         ] = value < least
     refuse(problems)
-    if not any(config.model.vision.published):
-        check_sizes(config.model)  # published sizes are known, and checked, when training starts
+    check_pretrained(config.model)
+    check_sizes(config.model)
     data, instance, smoothing = config.data, config.loss.instance, config.loss.type_smoothing
     refuse(
         {
@@ -431,6 +402,26 @@ def check_config(config: Config) -> Config:
     return config
 
 
+def check_pretrained(model: ModelConfig) -> None:
+    """Refuses flags of published weights that do not fit together. Raises InputError, which names the flag."""
+    vision, flag = model.vision, "--model.vision"
+    if vision.sam and vision.encoder != "sam":
+        raise InputError(f"{flag}.sam is for the encoder of SAM; give {flag}.encoder sam")
+    if vision.sam_frozen and not vision.sam:
+        raise InputError(f"{flag}.sam-frozen without weights of SAM; give some as {flag}.sam")
+    if vision.encoder == "vit" and not vision.vit:
+        raise InputError(f"{flag}.encoder vit needs a published plain ViT; give one as {flag}.vit")
+    if (vision.encoder == "efficientnet") != bool(vision.efficientnet):
+        raise InputError(
+            f"{flag}.encoder efficientnet and {flag}.efficientnet go together; give both or neither"
+        )
+    if (vision.sam or vision.efficientnet) and vision.patch_size != 16:
+        raise InputError(
+            f"{flag}.patch-size {vision.patch_size}: SAM's weights and EfficientNet have tokens of 16 "
+            f"pixels; give {flag}.patch-size 16"
+        )
+
+
 def check_sizes(model: ModelConfig) -> None:
     """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
     vision, decoder = model.vision, model.decoder
@@ -441,7 +432,7 @@ def check_sizes(model: ModelConfig) -> None:
             f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}": vision.image_size
             % vision.patch_size
             > 0,
-            f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16": vision.stem
+            f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16": vision.encoder
             == "conv"
             and vision.patch_size not in (8, 16),
             f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim
@@ -453,14 +444,6 @@ def check_sizes(model: ModelConfig) -> None:
             f"{dim} is odd; half of the channels of a place are sines, the other half cosines": decoder.dim
             % 2
             > 0,
-            f"{flag}.backbone takes the place of the stem; leave {flag}.init and {flag}.stem out": vision.efficientnet
-            is not None
-            and (vision.init is not None or vision.stem != "conv"),
-            f"{flag}.stem none leaves no image encoder; give a plain ViT as {flag}.name": vision.stem
-            == "none"
-            and vision.name is None,
-            f"{flag}.frozen without published weights; give some as {flag}.init": vision.frozen
-            and vision.init is None,
             f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}": sam
             and decoder.dim != vision.out_dim,
             f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads": sam

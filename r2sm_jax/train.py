@@ -45,8 +45,9 @@ from r2sm_jax.evaluation.report import collect, split_figures, write_report
 from r2sm_jax.evaluation.tables import first_of_images, markdown, panels
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matmul import trim_memory, tune_malloc
-from r2sm_jax.models.published import load_published
+from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
@@ -181,7 +182,7 @@ def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates)
 
 
 def load_initial(
-    config: Config, params: nnx.State, constants: nnx.State, folder: Path
+    config: Config, sizes: EncoderSizes, params: nnx.State, constants: nnx.State, folder: Path
 ) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
@@ -189,7 +190,7 @@ def load_initial(
     if the run has another architecture, or the published weights do not fit.
     """
     if config.init is None:
-        params, constants, matches = load_published(config.model, params, constants)
+        params, constants, matches = load_pretrained(config.model, sizes, params, constants)
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
         lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
@@ -238,19 +239,20 @@ def _train(config: Config, locks: ExitStack) -> Path:
         print(f"{message}, {time.monotonic() - started:.0f} s", flush=True)
 
     config = runs.resolve(config)
+    sizes = runs.find_encoder_sizes(config)
     agree(flatten_dict(to_json(config), sep="."))
     mesh = make_mesh(config.train, config.distributed.fsdp)
     folder = of_first(lambda: runs.start_folder(config, locks))
     print(f"run folder {folder}", flush=True)
 
     data = prepare_data(config, say)
-    of_first(lambda: runs.check_inputs(folder, config, data.texts, data.sha256))
+    of_first(lambda: runs.check_inputs(folder, config, sizes, data.texts, data.sha256))
     dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
     split_names(
         config.data.source, REPORTED
     )  # finds that there is nothing to report now, not when training ends
 
-    graphdef, params, constants = split_model(config.model, config.train.seed)
+    graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
     print_parameters(params, constants, data.texts)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     first_state = partial(init_state, optimizer=optimizer)
@@ -261,7 +263,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
         state = place(mesh, state)
         print(f"resumed at step {int(state.step)}", flush=True)
     else:
-        params, constants = load_initial(config, params, constants, folder)
+        params, constants = load_initial(config, sizes, params, constants, folder)
         make = jax.jit(first_state, donate_argnums=0, out_shardings=shardings(mesh, shapes))
         state = make(place(mesh, params))
     del params  # so that no device holds a second copy

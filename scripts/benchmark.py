@@ -25,6 +25,7 @@ from r2sm_jax.errors import cli_main
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import resolve
 from r2sm_jax.models.matmul import trim_memory, tune_malloc
+from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.train import prepare_data
@@ -74,7 +75,7 @@ def measure(config: Config) -> Iterator[tuple[str, str]]:
 
     yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
 
-    graphdef, params, constants = split_model(config.model, 0)
+    graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     batch, names = jax.device_put((next(data.batches), data.names))

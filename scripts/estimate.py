@@ -23,8 +23,9 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.batches import TYPE_SENTENCES
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.inference.run import abstract_state, resolve, resolve_loop
+from r2sm_jax.inference.run import abstract_state, resolve
 from r2sm_jax.models.mask_type_heads import LEARNED
+from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.text_encoder import abstract_text_encoder
 from r2sm_jax.models.weights import find_model
 from r2sm_jax.training.optimizer import make_optimizer
@@ -96,13 +97,10 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: the batch does not divide by the devices and parts.
     """
-    try:
-        config = resolve(config)
-    except InputError as error:
-        yield "sizes of published weights", f"as configured, not checked: {error}"
-        config = resolve_loop(config)
+    config = resolve(config)
+    sizes = read_encoder_sizes(config.model, use_table=True)
     mesh = make_mesh(config.train, config.distributed.fsdp)
-    graphdef, state, constants = abstract_state(config)
+    graphdef, state, constants = abstract_state(config, sizes)
     yield "trainable parameters", f"{count(state.params):,}"
     try:
         language_model = abstract_text_encoder(

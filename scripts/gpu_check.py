@@ -32,6 +32,7 @@ from r2sm_jax.cli import load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
 from r2sm_jax.errors import InputError, cli_main, writing
 from r2sm_jax.inference.run import resolve
+from r2sm_jax.models.encoder_sizes import EncoderSizes, SamSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
@@ -155,7 +156,9 @@ def figures(
 
 def vision_config(args: CheckConfig) -> VisionConfig:
     """SAM ViT-B without published weights, or a small one of the same layout."""
-    config = replace(load_config_file(SAM_CONFIG).model.vision, init=None, remat=False)
+    vision = load_config_file(SAM_CONFIG).model.vision
+    config = with_sizes(ModelConfig(vision), EncoderSizes(sam=SamSizes())).vision
+    config = replace(config, sam=None, remat=False)
     if args.dry_run:
         config = replace(
             config,
@@ -207,7 +210,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     config = resolve(
         Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1))
     )
-    graphdef, params, constants = split_model(config.model, 0)
+    graphdef, params, constants = split_model(config.model, EncoderSizes(), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch_shapes(config))
     names = {

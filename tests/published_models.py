@@ -6,11 +6,11 @@ import numpy as np
 import torch
 import transformers
 from flax import nnx
+from r2sm_jax.models.published import load_published, with_published_sizes
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import ModelConfig, VisionConfig
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
-from r2sm_jax.models.published import load_published, with_published_sizes
 from r2sm_jax.models.weights import Match
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -14,7 +14,8 @@ from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.published import match_published
+from r2sm_jax.models.encoder_sizes import EncoderSizes
+from r2sm_jax.models.pretrained import match_pretrained
 from r2sm_jax.models.r2sm import R2SM, Calibration, abstract_model
 from r2sm_jax.models.weights import (
     HUB,
@@ -122,21 +123,22 @@ def check_export(folder: Path) -> None:
 
 def read_weights(
     folder: Path,
-) -> tuple[Config, nnx.GraphDef, nnx.State, nnx.State, Calibration, int]:
-    """Configuration, graph, parameters, constants, calibration and step of an export. Raises InputError as `check_export`, or the
+) -> tuple[Config, EncoderSizes, nnx.GraphDef, nnx.State, nnx.State, Calibration, int]:
+    """Configuration, encoder sizes, graph, parameters, constants, calibration and step of an export. Raises InputError as `check_export`, or the
     weights do not fit the configuration."""
     check_export(folder)
     written, path = read_config(folder), folder / WEIGHTS
     config = from_json(Config, written["config"], str(folder / CONFIG))
+    sizes = EncoderSizes.from_json(written["image_encoder"])
     tensors = read_tensors(path)
     if written.get("compact"):
-        tensors = published_weights(config.model) | {
+        tensors = published_weights(config.model, sizes) | {
             k: np.asarray(x, np.float32) for k, x in tensors.items()
         }
-    model = with_weights(config.model, tensors, path)
+    model = with_weights(config.model, sizes, tensors, path)
     graphdef, params, constants = nnx.split(model, nnx.Param, ...)
     calibration = Calibration(**written["calibration"])
-    return config, graphdef, params, constants, calibration, int(written["step"])
+    return config, sizes, graphdef, params, constants, calibration, int(written["step"])
 
 
 def check_texts(texts: TextStates, trained: Mapping[str, Any], who: str) -> None:
@@ -162,21 +164,23 @@ def check_weights(folder: Path, predictor: Predictor) -> None:
         )
 
 
-def published_weights(config: ModelConfig) -> dict[str, Tensor]:
+def published_weights(config: ModelConfig, sizes: EncoderSizes) -> dict[str, Tensor]:
     """The published weights that training does not change, by dotted path. Raises InputError if they cannot be had."""
-    state = nnx.state(abstract_model(config))
+    state = nnx.state(abstract_model(config, sizes))
     constants = nnx.filter_state(state, nnx.Not(nnx.Param))
     frozen = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(constants)}
-    found = match_published(config, state)
+    found = match_pretrained(config, sizes, state)
     return {
         path: x for match in found.values() for path, x in match.values.items() if path in frozen
     }
 
 
-def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], path: Path) -> R2SM:
+def with_weights(
+    config: ModelConfig, sizes: EncoderSizes, weights: Mapping[str, Tensor], path: Path
+) -> R2SM:
     """A segmenter with weights by dotted path; nothing is computed but for them. `path` is their file, for messages.
     Raises InputError if a weight is missing, unknown or of another shape."""
-    graphdef, state = nnx.split(abstract_model(config))
+    graphdef, state = nnx.split(abstract_model(config, sizes))
     return nnx.merge(graphdef, fill(state, weights, SAME_NAMES, source=path))
 
 

@@ -33,6 +33,7 @@ from r2sm_jax.inference.exported import CONFIG, LANGUAGE_MODEL, SUMS, WEIGHTS
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, open_run
 from r2sm_jax.inference.verify import verify
+from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.mask_decoder import PixelFeatures
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD, Calibration, input_spec
@@ -99,7 +100,7 @@ def main() -> None:
             f"{flag}: the language model {name} is a folder of this machine; use --lm embed alone"
         )
     if args.compact and (
-        local := [name for name in vision.published if name and Path(name).expanduser().exists()]
+        local := [name for name in vision.pretrained if Path(name).expanduser().exists()]
     ):
         raise InputError(
             f"--compact: the image encoder {local[0]} is on this machine alone; leave --compact out"
@@ -143,6 +144,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
             "embedded": lm == "embed",
             "folder": LANGUAGE_MODEL if lm == "embed" else None,
         },
+        "image_encoder": to_json(run.sizes),
         "mask_threshold": run.config.model.mask_threshold,
         "calibration": run.predictor.calibration._asdict(),
         "compact": compact,
@@ -168,6 +170,7 @@ def _write(run: Run, folder: Path, title: str, lm: str, compact: bool) -> None:
         _copy(texts.folder, folder, TOKENIZER_FILES)
         functions = export_functions(
             run.config.model,
+            run.sizes,
             weights,
             run.predictor.calibration,
             texts.folder,
@@ -210,7 +213,7 @@ def report_of(run: Run) -> dict[str, Any] | None:
 
 def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
     """The run with all weights rounded to float16 that are not as published, and these weights by dotted path."""
-    published = exported.published_weights(run.config.model)
+    published = exported.published_weights(run.config.model, run.sizes)
     weights = {
         name: np.asarray(x) for name, x in exported.by_dotted_path(run.predictor.weights).items()
     }
@@ -220,7 +223,9 @@ def _in_float16(run: Run) -> tuple[Run, dict[str, np.ndarray]]:
         if name not in published or not np.array_equal(x, published[name])
     }
     rounded = weights | {name: x.astype(np.float32) for name, x in trained.items()}
-    graphdef, state = nnx.split(exported.with_weights(run.config.model, rounded, run.folder))
+    graphdef, state = nnx.split(
+        exported.with_weights(run.config.model, run.sizes, rounded, run.folder)
+    )
     before = run.predictor
     predictor = Predictor(
         run.config.model, graphdef, state, before.text_encoder, before.calibration
@@ -239,8 +244,12 @@ def portable(config: Config) -> Config:
         cutouts=None,
     )
     text, vision = config.model.text, config.model.vision
-    published = zip(("init", "name", "efficientnet"), vision.published, strict=True)
-    vision = replace(vision, **{field: name and _name(name) for field, name in published})
+    vision = replace(
+        vision,
+        sam=vision.sam and _name(vision.sam),
+        vit=vision.vit and _name(vision.vit),
+        efficientnet=vision.efficientnet and _name(vision.efficientnet),
+    )
     model = replace(config.model, text=replace(text, name=_name(text.name)), vision=vision)
     return replace(config, run=None, init=None, resume=False, data=data, model=model)
 
@@ -276,7 +285,7 @@ def model_card(
     """
     language, name = written["language_model"], config.model.text.name
     is_published = "/" in name
-    began_as = [encoder for encoder in config.model.vision.published if encoder]
+    began_as = config.model.vision.pretrained
     functions = () if written.get("compact") else ("stablehlo",)
     front = ModelCardData(
         language="en",
@@ -330,6 +339,7 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 def export_functions(
     config: ModelConfig,
+    encoder_sizes: EncoderSizes,
     weights: Tensors,
     calibration: Calibration,
     language_model: Path,
@@ -357,16 +367,16 @@ def export_functions(
         return load_text_encoder(language_model, tensors).kept_states(ids, mask, config.text.layers)
 
     def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-        tokens, pixels = exported.with_weights(config, tensors, Path(WEIGHTS)).encode_image(
-            image, valid
-        )
+        tokens, pixels = exported.with_weights(
+            config, encoder_sizes, tensors, Path(WEIGHTS)
+        ).encode_image(image, valid)
         return {"tokens": tokens, **pixels._asdict()}
 
     def answer(
         tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array
     ) -> dict[str, jax.Array]:
         pixels = PixelFeatures(**{name: features[name] for name in PixelFeatures._fields})
-        model = exported.with_weights(config, tensors, Path(WEIGHTS))
+        model = exported.with_weights(config, encoder_sizes, tensors, Path(WEIGHTS))
         out = model.answer(features["tokens"], pixels, text, text_mask, calibration)
         return out._asdict()
 

@@ -21,13 +21,14 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from r2sm_jax.cli import from_json, to_json
-from r2sm_jax.config import Config, DistributedConfig, LoopConfig, MatmulPrecision, check_sizes
+from r2sm_jax.config import Config, DistributedConfig, LoopConfig, MatmulPrecision
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, load_json, writing
 from r2sm_jax.inference import exported
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.matmul import choose_matmul_precision
-from r2sm_jax.models.published import with_published_sizes
+from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.r2sm import Calibration, abstract_model
 from r2sm_jax.models.weights import cache_dir
 from r2sm_jax.training.checkpoints import Checkpoints
@@ -71,6 +72,8 @@ class Run:
 
     folder: Path
     config: Config
+    sizes: EncoderSizes
+    """Of its published image encoders."""
     step: int
     predictor: Predictor
     exported: bool = False
@@ -101,23 +104,18 @@ def resumed_folder(config: Config) -> Path:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with real values for this machine in place of `auto` and 0, and sizes of published weights.
+    """The configuration with real values for this machine in place of `auto` and 0.
 
     A run that is resumed on another machine keeps its values; only the number of devices is chosen again. How the
     processes of this call connect (`--distributed`) is not part of a resolved configuration. Raises
-    InputError if the run cannot be read, published weights cannot be had, or their sizes contradict one another.
+    InputError if the run cannot be read.
     """
-    model, vision = config.model, config.model.vision
     parent = read_config(resumed_folder(config)) if config.resume else None
-    if any(vision.published):
-        known = parent or (read_config(Path(config.init)) if config.init else None)
-        model = with_published_sizes(model, known.model if known else None)
-        check_sizes(model)
-    return resolve_loop(replace(config, model=model), resolve_loop(parent) if parent else None)
+    return resolve_loop(config, resolve_loop(parent) if parent else None)
 
 
 def resolve_loop(config: Config, parent: Config | None = None) -> Config:
-    """`resolve` without the sizes of published weights. `parent` is the resolved configuration of a resumed run."""
+    """`resolve`, given the resolved configuration of a resumed run."""
     loop = config.train
     devices = loop.devices or jax.device_count()
     if parent:
@@ -209,9 +207,29 @@ def lock_run(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: str) -> None:
-    """Writes the hashes of the language model, its tokenizer and the training data into the folder of a new run, and
-    compares those of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
+def find_encoder_sizes(config: Config) -> EncoderSizes:
+    """Sizes of the published image encoders of a run: those of the run that it resumes or starts from, which needs no
+    published files, or else of the weights themselves. Raises InputError as `read_encoder_sizes`."""
+    if config.resume:
+        return read_sizes(resumed_folder(config))
+    if config.init:
+        return read_sizes(Path(config.init))
+    return read_encoder_sizes(config.model)
+
+
+def read_sizes(folder: Path) -> EncoderSizes:
+    """Sizes of the published image encoders of a run. A run that never got as far as writing them reads the weights."""
+    config, inputs = read_config(folder), read_inputs(folder)
+    if "image_encoder" in inputs:
+        return EncoderSizes.from_json(inputs["image_encoder"])
+    return read_encoder_sizes(config.model)
+
+
+def check_inputs(
+    folder: Path, config: Config, sizes: EncoderSizes, texts: TextStates, data_sha256: str
+) -> None:
+    """Writes the sizes of the image encoders and the hashes of the language model, its tokenizer and the training data
+    into the folder of a new run, and compares the hashes of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
     if config.init and (first := read_inputs(Path(config.init))):
         exported.check_texts(texts, first["language_model"], f"--init {config.init}")
     if config.resume and (before := read_inputs(folder)):
@@ -223,6 +241,7 @@ def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: s
             )
         return
     inputs = {
+        "image_encoder": to_json(sizes),
         "language_model": {"name": config.model.text.name, **texts.identity},
         "data": {"source": config.data.source, "sha256": data_sha256},
     }
@@ -230,7 +249,7 @@ def check_inputs(folder: Path, config: Config, texts: TextStates, data_sha256: s
         part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
 
 
-def read_inputs(folder: Path) -> dict[str, dict[str, str]]:
+def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
     """What `check_inputs` wrote; empty for an export, and for a run of an earlier version."""
     return (
         load_json(folder / INPUTS, "the file that the run wrote")
@@ -239,9 +258,11 @@ def read_inputs(folder: Path) -> dict[str, dict[str, str]]:
     )
 
 
-def abstract_state(config: Config) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
+def abstract_state(
+    config: Config, sizes: EncoderSizes = NO_SIZES
+) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
     """Graph, training state and constants of a run as shapes; nothing is computed."""
-    graphdef, params, constants = nnx.split(abstract_model(config.model), nnx.Param, ...)
+    graphdef, params, constants = nnx.split(abstract_model(config.model, sizes), nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     return graphdef, jax.eval_shape(partial(init_state, optimizer=optimizer), params), constants
 
@@ -250,6 +271,7 @@ class Stored(NamedTuple):
     """The weights of one checkpoint."""
 
     config: Config
+    sizes: EncoderSizes
     graphdef: nnx.GraphDef
     params: nnx.State
     constants: nnx.State
@@ -280,12 +302,13 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
         raise InputError(
             f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}"
         )
-    graphdef, state, constants = abstract_state(config)
+    sizes = read_sizes(folder)
+    graphdef, state, constants = abstract_state(config, sizes)
     state, constants, calibration = checkpoints.restore(
         state, constants, step=named[checkpoint], only=checkpoint.isdigit()
     )
     checkpoints.close()
-    return Stored(config, graphdef, state.params, constants, calibration, int(state.step))
+    return Stored(config, sizes, graphdef, state.params, constants, calibration, int(state.step))
 
 
 def open_run(
@@ -313,4 +336,4 @@ def open_run(
     )
     if of_export:
         exported.check_weights(folder, predictor)
-    return Run(folder, stored.config, stored.step, predictor, of_export)
+    return Run(folder, stored.config, stored.sizes, stored.step, predictor, of_export)

@@ -105,7 +105,7 @@ class Page:
     def _build_question(self) -> None:
         gr = self.gr
         self.upload = gr.File(label="Image", file_types=["image"], height=130, elem_id="upload")
-        # The examples are drawn. A model with a published backbone was trained on photographs.
+        # The examples are drawn. A model with a published EfficientNet was trained on photographs.
         with gr.Row(elem_id="examples", visible=self.predictor.config.vision.efficientnet is None):
             self.thumbnails = [
                 gr.Button(f"Example {number}", icon=file, min_width=40, elem_classes="thumbnail")

@@ -191,7 +191,7 @@ class EfficientNetLite(nnx.Module):
 # Published weights
 
 
-def read_backbone(source: Path) -> dict[str, np.ndarray]:
+def read_efficientnet(source: Path) -> dict[str, np.ndarray]:
     """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded. Raises InputError if the
     file cannot be read, or lacks the statistics of a batch norm."""
     tensors = read_pickle(source) if source.suffix == ".pth" else read_tensors(source)
@@ -223,7 +223,7 @@ def fold(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return folded
 
 
-def block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[int, ...]:
+def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[int, ...]:
     """Channels after each block. Raises InputError if these are not the stages of an EfficientNet-Lite."""
     dims = []
     while (last := weights.get(f"_blocks.{len(dims)}._project_conv.weight")) is not None:

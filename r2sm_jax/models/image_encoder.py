@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
+from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, attend, freeze
 from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
@@ -157,7 +158,7 @@ class Block(nnx.Module):
     def __init__(self, config: VisionConfig, window: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.window = window
         # Published ViTs have channels far from zero, which the fast variance computes badly.
-        norm = {"epsilon": 1e-6, "dtype": dtype, "use_fast_variance": config.init is None}
+        norm = {"epsilon": 1e-6, "dtype": dtype, "use_fast_variance": config.sam is None}
         self.norm1 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
         self.attention = GridAttention(config, window or config.grid, dtype=dtype, rngs=rngs)
         self.norm2 = nnx.LayerNorm(config.dim, **norm, rngs=rngs)
@@ -183,20 +184,29 @@ class Block(nnx.Module):
 class VisionEncoder(nnx.Module):
     """Image -> token grid [b h w d] at stride `patch_size`, with the skips of its stem."""
 
-    def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: VisionConfig,
+        sizes: EncoderSizes = NO_SIZES,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        """`config` already has the sizes of SAM's weights (`with_sizes`)."""
         self.config = config
-        stems = {"conv": ConvStem, "patch": PatchStem}
-        self.backbone = (
-            EfficientNetLite(config.efficientnet_dims, dtype=dtype, rngs=rngs)
-            if config.efficientnet
-            else None
-        )
-        if self.backbone is not None:
-            self.stem = PyramidStem(self.backbone.dims[1:], config, dtype=dtype, rngs=rngs)
-        else:
-            self.stem = (
-                stems[config.stem](config, dtype=dtype, rngs=rngs) if config.stem in stems else None
+        self.efficientnet = None
+        self.vit = None
+        self.stem = None
+        if config.encoder == "conv":
+            self.stem = ConvStem(config, dtype=dtype, rngs=rngs)
+        elif config.encoder == "sam":
+            self.stem = PatchStem(config, dtype=dtype, rngs=rngs)
+        elif config.encoder == "efficientnet":
+            assert sizes.efficientnet is not None
+            self.efficientnet = EfficientNetLite(
+                sizes.efficientnet.block_dims, dtype=dtype, rngs=rngs
             )
+            self.stem = PyramidStem(self.efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
         if self.stem is not None:
             init = nnx.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
@@ -211,14 +221,13 @@ class VisionEncoder(nnx.Module):
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        if config.plain.family == "none":
-            self.plain = None
-        else:
-            self.plain = PlainViT(config, dtype=dtype, rngs=rngs)
-            # Beside published weights the plain ViT starts without effect, so that they start as published.
-            init = nnx.initializers.zeros_init() if config.init else nnx.initializers.lecun_normal()
+        if sizes.vit is not None:
+            grid = config.vit_grid or config.grid
+            self.vit = PlainViT(sizes.vit, grid=grid, remat=config.remat, dtype=dtype, rngs=rngs)
+            # Beside SAM's weights the plain ViT starts without effect, so that they start as published.
+            init = nnx.initializers.zeros_init() if config.sam else nnx.initializers.lecun_normal()
             self.join = Linear(
-                config.plain.dim,
+                sizes.vit.dim,
                 config.out_dim,
                 use_bias=False,
                 kernel_init=init,
@@ -228,9 +237,9 @@ class VisionEncoder(nnx.Module):
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
         """What stays the same throughout training."""
-        trunk = self._trunk(image).tokens if self.config.trunk_is_frozen else None
-        plain = self.plain(image) if self.plain and self.config.plain_is_frozen else None
-        levels = self._levels(image) if self.backbone else ()
+        trunk = self._trunk(image).tokens if self.config.sam_frozen else None
+        plain = self.vit(image) if self.vit and self.config.vit_frozen else None
+        levels = self._levels(image) if self.efficientnet else ()
         frozen = sum(stride <= self.config.efficientnet_frozen_to for stride in STRIDES[1:])
         return FrozenFeatures(trunk, plain, *levels[:frozen])
 
@@ -248,16 +257,16 @@ class VisionEncoder(nnx.Module):
                 image, tuple(level for level in frozen[2:] if level is not None)
             )
             parts.append(trunk)
-        if self.plain is not None:
-            plain = self.plain(image) if frozen.plain is None else frozen.plain
+        if self.vit is not None:
+            plain = self.vit(image) if frozen.plain is None else frozen.plain
             parts.append(self.join(resize(plain, self.config.grid)))
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
 
     def _levels(self, image: Float[Array, "b H W 3"], known: Levels = ()) -> Levels:
         """Features of the backbone from stride 4 on, the first of which may be known."""
-        assert self.backbone is not None
-        return self.backbone(normalise(image, "efficientnet_lite"), (*known[:1], *known))[1:]
+        assert self.efficientnet is not None
+        return self.efficientnet(normalise(image, "efficientnet_lite"), (*known[:1], *known))[1:]
 
     def _trunk(self, image: Float[Array, "b H W 3"], levels: Levels = ()) -> VisionFeatures:
         """`levels`: those of the backbone that are known."""
@@ -275,9 +284,9 @@ class VisionEncoder(nnx.Module):
 def freeze_published(encoder: VisionEncoder) -> None:
     """Turns the published weights of a built encoder into constants, in place, where its configuration says so."""
     config = encoder.config
-    if config.init and config.frozen:
-        freeze(encoder, but=("plain", "join"))
-    if encoder.backbone is not None and config.efficientnet_frozen_to:
-        encoder.backbone.freeze_to(config.efficientnet_frozen_to)
-    if encoder.plain is not None and config.name_frozen:
-        freeze(encoder.plain)
+    if config.sam_frozen:
+        freeze(encoder, but=("vit", "join"))
+    if encoder.efficientnet is not None and config.efficientnet_frozen_to:
+        encoder.efficientnet.freeze_to(config.efficientnet_frozen_to)
+    if encoder.vit is not None and config.vit_frozen:
+        freeze(encoder.vit)

@@ -10,7 +10,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.models.encoder_sizes import PlainViTSizes
 from r2sm_jax.models.layers import MLP, Attention
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -26,13 +26,13 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class PlainBlock(nnx.Module):
     """A pre-norm block; DINOv2 scales both of its branches per channel."""
 
-    def __init__(self, config: PlainViTConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        d = config.dim
-        self.norm1 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.attention = Attention(d, config.heads, dtype=dtype, rngs=rngs)
-        self.norm2 = exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.mlp = MLP((d, config.mlp_dim, d), dtype=dtype, rngs=rngs, activation=config.activation)
-        scaled = config.family == "dinov2"
+    def __init__(self, sizes: PlainViTSizes, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        d = sizes.dim
+        self.norm1 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.attention = Attention(d, sizes.heads, dtype=dtype, rngs=rngs)
+        self.norm2 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((d, sizes.mlp_dim, d), dtype=dtype, rngs=rngs, activation=sizes.activation)
+        scaled = sizes.family == "dinov2"
         self.scale1 = nnx.Param(jnp.ones(d)) if scaled else None
         self.scale2 = nnx.Param(jnp.ones(d)) if scaled else None
 
@@ -54,48 +54,76 @@ def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array
 class PlainViT(nnx.Module):
     """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
 
-    def __init__(self, vision: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        config, grid = vision.plain, vision.name_grid or vision.grid
-        self.config, self.grid, self.remat = config, grid, vision.remat
-        d, patch, clip = config.dim, (config.patch_size, config.patch_size), config.family == "clip"
-        first = config.family != "siglip"  # whether there is a class token
+    def __init__(
+        self,
+        sizes: PlainViTSizes,
+        *,
+        grid: int,
+        remat: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        """`grid`: tokens each way, to which images are resized. `remat`: compute blocks again in the backward pass."""
+        self.sizes = sizes
+        self.grid = grid
+        self.remat = remat
+        dim = sizes.dim
+        is_clip = sizes.family == "clip"
+        has_class_token = sizes.family != "siglip"
+        patch = (sizes.patch_size, sizes.patch_size)
+
         self.patches = nnx.Conv(
-            3, d, patch, strides=patch, padding="VALID", use_bias=not clip, dtype=dtype, rngs=rngs
+            3,
+            dim,
+            patch,
+            strides=patch,
+            padding="VALID",
+            use_bias=not is_clip,
+            dtype=dtype,
+            rngs=rngs,
         )
         init = nnx.initializers.truncated_normal(0.02)
-        self.positions = nnx.Param(init(rngs.params(), (grid * grid + first, d)))
-        self.class_token = nnx.Param(init(rngs.params(), (1, d))) if first else None
-        self.registers = (
-            nnx.Param(init(rngs.params(), (config.registers, d))) if config.registers else None
-        )
-        self.norm_before = (
-            exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs) if clip else None
-        )
+        self.positions = nnx.Param(init(rngs.params(), (grid * grid + has_class_token, dim)))
+        self.class_token = None
+        if has_class_token:
+            self.class_token = nnx.Param(init(rngs.params(), (1, dim)))
+        self.registers = None
+        if sizes.registers:
+            self.registers = nnx.Param(init(rngs.params(), (sizes.registers, dim)))
+
+        # CLIP has a norm before the blocks and, for tokens, none after them.
+        self.norm_before = None
+        self.norm_after = None
+        if is_clip:
+            self.norm_before = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List(
-            [PlainBlock(config, dtype=dtype, rngs=rngs) for _ in range(config.depth)]
+            [PlainBlock(sizes, dtype=dtype, rngs=rngs) for _ in range(sizes.depth)]
         )
-        self.norm_after = (
-            None if clip else exact_norm(d, config.norm_epsilon, dtype=dtype, rngs=rngs)
-        )
+        if not is_clip:
+            self.norm_after = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
-        """`image` is normalised by ImageNet's mean and deviation and can have any square size: it is resized to one
-        token a patch and normalised as the family needs."""
-        image = normalise(image, self.config.family)
-        x = self.patches(resize(image, self.grid * self.config.patch_size))
+        """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any square size: it is
+        resized to one token a patch and normalised as the family needs."""
+        image = normalise(image, self.sizes.family)
+        x = self.patches(resize(image, self.grid * self.sizes.patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
+
+        # Registers stand between the class token and the patches, and have no positions.
         if self.class_token is not None:
             x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
         x = x + self.positions[...].astype(x.dtype)
         if self.registers is not None:
             x = jnp.concatenate([x[:, :1], _repeat(self.registers, x), x[:, 1:]], axis=1)
+
         if self.norm_before is not None:
             x = self.norm_before(x)
         for block in self.blocks:
             x = jax.checkpoint(block)(x) if self.remat else block(x)
         if self.norm_after is not None:
             x = self.norm_after(x)
-        return rearrange(x[:, -(self.grid**2) :], "b (h w) d -> b h w d", h=self.grid)
+        num_patches = self.grid**2
+        return rearrange(x[:, -num_patches:], "b (h w) d -> b h w d", h=self.grid)
 
 
 def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from r2sm_jax.config import DECODER_HEAD, NO_HEAD, ModelConfig, check_head
 from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
@@ -89,12 +90,13 @@ class R2SM(nnx.Module):
     """Vision encoder, pixel decoder, mask decoder and mask-type head. The language model is not part of it: its states
     are inputs, computed once per unique query. `build_model` also freezes published weights."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs):
         check_head(config.head)
+        config = with_sizes(config, sizes)
         dtype = jnp.dtype(config.dtype)
         decoder = config.decoder
         self.config = config
-        self.vision = VisionEncoder(config.vision, dtype=dtype, rngs=rngs)
+        self.vision = VisionEncoder(config.vision, sizes, dtype=dtype, rngs=rngs)
         self.pixels = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
         self.decoder = (SamMaskDecoder if decoder.type == "sam" else MaskDecoder)(config, rngs=rngs)
         head = heads.LEARNED.get(config.head)
@@ -251,24 +253,24 @@ class R2SM(nnx.Module):
         )
 
 
-def build_model(config: ModelConfig, *, rngs: nnx.Rngs) -> R2SM:
+def build_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs) -> R2SM:
     """A freshly initialised model whose published parts are frozen where `config.vision` says so.
 
-    The weights of those parts are still random: `published.load_published` brings them.
+    The weights of those parts are still random: `pretrained.load_pretrained` brings them.
     """
-    model = R2SM(config, rngs=rngs)
+    model = R2SM(config, sizes, rngs=rngs)
     freeze_published(model.vision)
     return model
 
 
-def abstract_model(config: ModelConfig) -> R2SM:
+def abstract_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES) -> R2SM:
     """A model with shapes in place of arrays; nothing is computed."""
-    return nnx.merge(*_abstract(config))
+    return nnx.merge(*_abstract(config, sizes))
 
 
 @lru_cache(maxsize=8)
-def _abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    return nnx.split(nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0))))
+def _abstract(config: ModelConfig, sizes: EncoderSizes) -> tuple[nnx.GraphDef, nnx.State]:
+    return nnx.split(nnx.eval_shape(lambda: build_model(config, sizes, rngs=nnx.Rngs(0))))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -58,7 +58,7 @@ def stacked(
 ) -> optax.GradientTransformation:
     """Treats parameters of one kind and shape as one array [n ...]: a few large operations replace many small ones.
 
-    `inner` sees a dict from `_group` to these arrays. A published backbone gets `pretrained_rate` of its updates.
+    `inner` sees a dict from `_group` to these arrays. A published EfficientNet gets `pretrained_rate` of its updates.
     """
 
     def stack(tree: Any) -> dict[str, jax.Array]:
@@ -71,7 +71,7 @@ def stacked(
         new, state = inner.update(stack(updates), state, None if params is None else stack(params))
         arrays = cast(dict[str, jax.Array], new)
         rows = {
-            g: iter(pretrained_rate * x if g.startswith("backbone") else x)
+            g: iter(pretrained_rate * x if g.startswith("efficientnet") else x)
             for g, x in arrays.items()
         }
         return jax.tree_util.tree_map_with_path(
@@ -86,7 +86,7 @@ def _group(path: tuple, leaf: jax.Array) -> str:
     names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
     matrix = leaf.ndim >= 2 and not names & set(NOT_MATRICES) and min(leaf.shape[-2:]) > 1
     kind = "vector" if not matrix else "matrix" if names & set(NOT_MUON) else "muon"
-    kind = "backbone" if "backbone" in names else kind
+    kind = "efficientnet" if "efficientnet" in names else kind
     return f"{kind} {'x'.join(map(str, leaf.shape))}"
 
 
@@ -95,7 +95,7 @@ def _labels(groups: dict[str, Any]) -> dict[str, str]:
 
 
 def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
-    return {group: not group.startswith(("vector", "backbone")) for group in groups}
+    return {group: not group.startswith(("vector", "efficientnet")) for group in groups}
 
 
 # Muon. optax has it too (`optax.contrib.scale_by_muon`), but multiplies in float32 only: the optimizer then takes 66 ms

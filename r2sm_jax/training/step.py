@@ -19,6 +19,7 @@ from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.data.cache import FeatureCache, digest, to_float16
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import mask_type_heads as heads
+from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM, build_model
@@ -41,10 +42,12 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
 
 
-def split_model(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+def split_model(
+    config: ModelConfig, sizes: EncoderSizes, seed: int
+) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """A new model as (graph, trainable parameters, constants). The frozen language model is not part of it."""
     graphdef, params, constants = nnx.split(
-        build_model(config, rngs=nnx.Rngs(seed)), nnx.Param, ...
+        build_model(config, sizes, rngs=nnx.Rngs(seed)), nnx.Param, ...
     )
     return graphdef, params, constants
 
@@ -247,7 +250,7 @@ class FrozenImages:
             for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))
         ]
         sizes = to_json(vision) | {
-            name: getattr(vision, name) is not None for name in ("init", "name", "efficientnet")
+            name: getattr(vision, name) is not None for name in ("sam", "vit", "efficientnet")
         }
         self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
         self.keys = [
@@ -294,7 +297,7 @@ class FrozenImages:
 
 def _stem_is_frozen(vision: VisionConfig) -> bool:
     """Whether what reads the pixels, apart from a plain ViT, is frozen."""
-    return vision.trunk_is_frozen or (
+    return vision.sam_frozen or (
         vision.efficientnet is not None and vision.efficientnet_frozen_to > 2
     )
 
@@ -305,8 +308,8 @@ def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | No
     vision, data = config.model.vision, config.data
     if data.cache_dir is None:
         return None
-    if not (_stem_is_frozen(vision) or vision.plain_is_frozen):
-        obstacle = "no image encoder is frozen (--model.vision.frozen, --model.vision.name, --model.vision.efficientnet)"
+    if not (_stem_is_frozen(vision) or (vision.vit is not None and vision.vit_frozen)):
+        obstacle = "no image encoder is frozen (--model.vision.sam-frozen, --model.vision.vit, --model.vision.efficientnet)"
     elif data.mirror or data.crop < 1 or data.colour_jitter:
         obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
     else:
