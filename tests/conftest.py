@@ -357,7 +357,8 @@ def published_flags(tiny_flags) -> list[str]:
             sized = ("dim", "depth", "heads", "patch-size", "image-size")
             skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
         rest += [] if skip else [word]
-    return [*rest, "--model.vision.image-size", "64", "--model.decoder.fine-dim", "16"]
+    sizes = ["--model.vision.image-size", "64", "--model.vision.patch-size", "16"]
+    return [*rest, *sizes, "--model.decoder.fine-dim", "16"]
 
 
 @pytest.fixture(scope="session")

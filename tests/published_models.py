@@ -6,11 +6,12 @@ import numpy as np
 import torch
 import transformers
 from flax import nnx
-from r2sm_jax.models.published import load_published, with_published_sizes
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import ModelConfig, VisionConfig
+from r2sm_jax.models.encoder_sizes import EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
+from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
 from r2sm_jax.models.weights import Match
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -91,19 +92,21 @@ def write(config: transformers.PreTrainedConfig, folder: Path, seed: int = 0) ->
     return model
 
 
-def build_encoder(config: VisionConfig) -> VisionEncoder:
+def build_encoder(config: VisionConfig, sizes: EncoderSizes) -> VisionEncoder:
     """Ours, with fresh weights; published parts are frozen or adapted."""
-    encoder = VisionEncoder(config, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
+    encoder = VisionEncoder(config, sizes, dtype=np.dtype("float32"), rngs=nnx.Rngs(0))
     freeze_published(encoder)
     return encoder
 
 
 def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, Match]:
     """Ours, with published sizes and weights, and what became of them."""
-    model = with_published_sizes(ModelConfig(vision=config))
-    graphdef, *parts = nnx.split(build_encoder(model.vision), nnx.Param, ...)
-    params, constants, matches = load_published(
-        model, *(nnx.State({"vision": part}) for part in parts)
+    model = ModelConfig(vision=config)
+    sizes = read_encoder_sizes(model)
+    encoder = build_encoder(with_sizes(model, sizes).vision, sizes)
+    graphdef, *parts = nnx.split(encoder, nnx.Param, ...)
+    params, constants, matches = load_pretrained(
+        model, sizes, *(nnx.State({"vision": part}) for part in parts)
     )
     (found,) = matches.values()
     return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), found

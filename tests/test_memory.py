@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
@@ -73,7 +74,7 @@ class Done(NamedTuple):
 def done(batch) -> dict[int, Done]:
     """The step of the whole batch and of its parts. Compiling takes long, so each is compiled once."""
     names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 20)), jnp.float32)}
-    graphdef, params, constants = split_model(CONFIG, 0)
+    graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
     plain = optax.sgd(1.0)  # the update is the gradient: nothing hides a difference
     found = {}
     for accumulate in (1, 4):
@@ -116,7 +117,7 @@ def test_remat_changes_memory_and_nothing_else():
     config = VisionConfig(
         image_size=64,
         patch_size=8,
-        stem="patch",
+        encoder="sam",
         dim=32,
         depth=3,
         heads=2,

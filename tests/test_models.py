@@ -251,7 +251,7 @@ def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
 
 def test_the_patch_stem_has_no_skips():
     encoder = nnx.eval_shape(
-        lambda: VisionEncoder(replace(VISION, stem="patch"), dtype=FLOAT32, rngs=nnx.Rngs(0))
+        lambda: VisionEncoder(replace(VISION, encoder="sam"), dtype=FLOAT32, rngs=nnx.Rngs(0))
     )
     out = nnx.eval_shape(lambda m, x: m(x), encoder, jax.ShapeDtypeStruct((1, 32, 32, 3), FLOAT32))
     assert (

@@ -7,6 +7,7 @@ from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, OptimizerConfig, TextConfig, VisionConfig
+from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.layers import Buffer
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM
@@ -61,7 +62,7 @@ def test_short_runs_have_a_schedule_too(steps):
 
 
 def test_constants_are_no_parameters():
-    _, params, constants = split_model(CONFIG, 0)
+    _, params, constants = split_model(CONFIG, NO_SIZES, 0)
     kinds = {type(v) for _, v in nnx.to_flat_state(constants)}
     assert kinds == {Buffer} and {type(v) for _, v in nnx.to_flat_state(params)} == {nnx.Param}
     assert len(jax.tree.leaves(params)) + len(jax.tree.leaves(constants)) == len(
@@ -71,7 +72,7 @@ def test_constants_are_no_parameters():
 
 @BOTH
 def test_only_parameters_have_optimizer_state(name):
-    _, params, _constants = split_model(CONFIG, 0)
+    _, params, _constants = split_model(CONFIG, NO_SIZES, 0)
     optimizer = make_optimizer(OptimizerConfig(name=name), 10)
     state = names(jax.eval_shape(lambda p: init_state(p, optimizer), params).opt_state)
     kept = sum(
@@ -129,7 +130,7 @@ def test_parameters_of_one_shape_are_served_as_each_would_be_alone(name):
 
 @BOTH
 def test_only_matrices_are_decayed(name):
-    _, params, _ = split_model(CONFIG, 0)
+    _, params, _ = split_model(CONFIG, NO_SIZES, 0)
     params = jax.tree.map(lambda p: p + 0.5, params)
     rates = {"learning_rate": 0.01, "muon_learning_rate": 0.02}
     config = OptimizerConfig(

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from r2sm_jax.config import PlainViTConfig, VisionConfig
+from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.models.encoder_sizes import EncoderSizes, PlainViTSizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.models.plain_vit import IMAGENET, NORMALISATION, resize
 
 pytest.importorskip("torch")
 import published_models as published
 
-PLAIN = PlainViTConfig("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
+PLAIN = PlainViTSizes("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
+SIZES = EncoderSizes(vit=PLAIN)
 SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
 FLOAT32 = jnp.dtype("float32")
 
@@ -31,23 +33,23 @@ def kinds(module) -> set[str]:
 
 
 def test_beside_the_encoder_from_scratch_and_alone():
-    beside = replace(SMALL, plain=PLAIN, name="x")
-    alone = replace(beside, stem="none")
+    beside = replace(SMALL, vit="x")
+    alone = replace(beside, encoder="vit")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), jnp.float32)
     for config, skips in ((beside, 2), (alone, 0)):
-        encoder = published.build_encoder(config)
+        encoder = published.build_encoder(config, SIZES)
         out = run(encoder, x)
         assert out.tokens.shape == (2, 4, 4, 24) and sum(x is not None for x in out.skips) == skips
         assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
     assert kinds(encoder) == {"join", "neck2", "neck_norm1", "neck_norm2"}
-    trained = published.build_encoder(replace(alone, name_frozen=False))
-    assert kinds(trained) == kinds(encoder) | {"plain"}
+    trained = published.build_encoder(replace(alone, vit_frozen=False), SIZES)
+    assert kinds(trained) == kinds(encoder) | {"vit"}
 
 
 def test_its_own_grid_is_resized_to_the_encoders():
-    config = replace(SMALL, stem="none", plain=PLAIN, name="x", name_grid=3)
-    encoder = VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
-    assert encoder.plain is not None and encoder.plain.positions.shape == (10, 16)
+    config = replace(SMALL, encoder="vit", vit="x", vit_grid=3)
+    encoder = VisionEncoder(config, SIZES, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    assert encoder.vit is not None and encoder.vit.positions.shape == (10, 16)
     assert run(encoder, jnp.zeros((1, 32, 32, 3))).tokens.shape == (1, 4, 4, 24)
     constant = resize(jnp.ones((1, 3, 3, 2)), 5)
     assert constant.shape == (1, 5, 5, 2) and np.allclose(constant, 1)
@@ -70,7 +72,9 @@ def family(request, tmp_path_factory):
 
 
 def load(folder, size: int) -> VisionEncoder:
-    config = VisionConfig(image_size=size, patch_size=12, stem="none", out_dim=16, name=str(folder))
+    config = VisionConfig(
+        image_size=size, patch_size=12, encoder="vit", out_dim=16, vit=str(folder)
+    )
     encoder, found = published.load_encoder(config)
     assert set(found.initialised) == {"vision.join.kernel"}
     return encoder
@@ -81,10 +85,10 @@ def test_tokens_are_those_of_transformers(family, size):
     """48 pixels is the published size; at 36 and 84 positions are interpolated."""
     model, folder = family
     kind = model.config.model_type
-    ours = load(folder, size).plain
+    ours = load(folder, size).vit
     assert ours is not None
     x = np.random.default_rng(size).normal(size=(2, size, size, 3)).astype(np.float32)
-    mean, std = NORMALISATION[ours.config.family]
+    mean, std = NORMALISATION[ours.sizes.family]
     theirs_in = published.nchw(((x * IMAGENET[1] + IMAGENET[0] - mean) / std).astype(np.float32))
     tower = model.vision_model if kind in ("clip", "siglip") else model
     options = {} if kind.startswith("dinov2") else {"interpolate_pos_encoding": True}
@@ -111,6 +115,6 @@ def test_another_architecture_is_refused(tmp_path):
     published.write(published.sam_config(), tmp_path)
     with pytest.raises(
         InputError,
-        match=r"config\.json: --model\.vision\.name cannot load it: .*'sam'.*vision\.init",
+        match=r"config\.json: --model\.vision\.vit cannot load it: .*'sam'.*vision\.sam",
     ):
         load(tmp_path, 48)

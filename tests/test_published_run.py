@@ -11,7 +11,8 @@ from flax import nnx
 
 from r2sm_jax import evaluate, predict
 from r2sm_jax.cli import parse_config
-from r2sm_jax.inference.run import abstract_state, open_run, read_config
+from r2sm_jax.config import VisionConfig
+from r2sm_jax.inference.run import abstract_state, open_run, read_config, read_sizes
 from r2sm_jax.train import main, train
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 
@@ -20,7 +21,7 @@ import published_models as published  # noqa: E402
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
-    _, state, constants = abstract_state(read_config(run))
+    _, state, constants = abstract_state(read_config(run), read_sizes(run))
     return {
         name: np.asarray(leaf)
         for name, leaf in flatten(Checkpoints(run).restore(state, constants, step=step)).items()
@@ -39,10 +40,12 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
         run,
         "--train.steps",
         2,
-        "--model.vision.init",
+        "--model.vision.encoder",
+        "sam",
+        "--model.vision.sam",
         given["sam"],
-        "--model.vision.frozen",
-        "--model.vision.name",
+        "--model.vision.sam-frozen",
+        "--model.vision.vit",
         given["dinov2"],
         "--model.decoder.type",
         "sam",
@@ -55,9 +58,10 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
         "loaded       vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv.weight"
         in report
     )
-    sizes = json.loads((run / "config.json").read_text())["model"]
-    assert sizes["vision"]["dim"] == 32 and sizes["vision"]["plain"]["family"] == "dinov2"
-    assert sizes["decoder"]["dim"] == 16 and sizes["vision"]["global_blocks"] == [1]
+    sizes = json.loads((run / "inputs.json").read_text())["image_encoder"]
+    assert sizes["sam"]["dim"] == 32 and sizes["sam"]["global_blocks"] == [1]
+    assert sizes["sam_decoder"]["dim"] == 16 and sizes["vit"]["family"] == "dinov2"
+    assert read_config(run).model.vision.dim == VisionConfig().dim
 
     one, two = arrays(run, 1), arrays(run, 2)
     moved = {name for name in one if not np.array_equal(one[name], two[name])}
@@ -92,7 +96,9 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
     config = parse_config(
         [
             *published_flags,
-            "--model.vision.init",
+            "--model.vision.encoder",
+            "sam",
+            "--model.vision.sam",
             str(published_folders["sam"]),
             "--optimizer.learning-rate",
             "0",
@@ -109,26 +115,46 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
         theirs["vision_encoder.layers.0.attn.qkv.weight"].T,
     )
     assert ours["vision.positions"].shape == (4, 4, 32)
-    params = nnx.to_flat_state(abstract_state(read_config(run))[1].params)
+    params = nnx.to_flat_state(abstract_state(read_config(run), read_sizes(run))[1].params)
     assert "vision.blocks.0.mlp.layers.0.kernel" in {".".join(map(str, path)) for path, _ in params}
 
 
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        (["--model.vision.init", "{dinov2}"], "needs SAM, not model_type 'dinov2'"),
-        (["--model.vision.name", "{sam}"], "cannot load it: model_type 'sam'"),
         (
-            ["--model.vision.init", "{sam}", "--model.vision.dim", "64"],
+            ["--model.vision.encoder", "sam", "--model.vision.sam", "{dinov2}"],
+            "needs SAM, not model_type 'dinov2'",
+        ),
+        (["--model.vision.vit", "{sam}"], "cannot load it: model_type 'sam'"),
+        (
+            [
+                "--model.vision.encoder",
+                "sam",
+                "--model.vision.sam",
+                "{sam}",
+                "--model.vision.dim",
+                "64",
+            ],
             "dim 64: the published weights have 32",
         ),
         (
-            ["--model.vision.init", "{sam}", "--model.vision.image-size", "60"],
+            [
+                "--model.vision.encoder",
+                "sam",
+                "--model.vision.sam",
+                "{sam}",
+                "--model.vision.image-size",
+                "60",
+            ],
             "--model.vision.image-size 60",
         ),
-        (["--model.vision.init", "no/such/folder/here"], "--model.vision.init"),
-        (["--model.vision.frozen"], "--model.vision.frozen"),
-        (["--model.vision.stem", "none"], "--model.vision.name"),
+        (
+            ["--model.vision.encoder", "sam", "--model.vision.sam", "no/such/folder/here"],
+            "--model.vision.sam",
+        ),
+        (["--model.vision.sam-frozen"], "--model.vision.sam-frozen"),
+        (["--model.vision.encoder", "vit"], "--model.vision.vit"),
         (["--model.decoder.type", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
     ],
 )
@@ -164,7 +190,14 @@ def test_weights_that_do_not_fit_name_every_key(
         said = ("vision_encoder.layers.0.mlp.lin1.bias has shape (5,), not (48,)",)
     published.save(tensors, folder)
     sentence = refused(
-        main, *published_flags, "--run", tmp_path / "run", "--model.vision.init", folder
+        main,
+        *published_flags,
+        "--run",
+        tmp_path / "run",
+        "--model.vision.encoder",
+        "sam",
+        "--model.vision.sam",
+        folder,
     )
     assert all(part in sentence for part in said) and "model.safetensors" in sentence.replace(
         str(folder), ""

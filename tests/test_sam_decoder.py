@@ -12,7 +12,7 @@ from flax import nnx
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.models.mask_decoder import draw_masks
-from r2sm_jax.models.published import load_published, match_sam, with_published_sizes
+from r2sm_jax.models.pretrained import load_pretrained, match_sam, read_encoder_sizes
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
@@ -61,13 +61,15 @@ def sam(tmp_path_factory):
 
 
 def load(folder, slots: int):
-    vision = VisionConfig(image_size=published.SAM_IMAGE, init=str(folder))
+    vision = VisionConfig(
+        image_size=published.SAM_IMAGE, patch_size=16, encoder="sam", sam=str(folder)
+    )
     config = ModelConfig(
         vision, TextConfig(layers=(1, 2), max_tokens=6, dim=20), DecoderConfig("sam", slots=slots)
     )
-    config = with_published_sizes(config)
-    graphdef, params, constants = nnx.split(R2SM(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    params, constants, matches = load_published(config, params, constants)
+    sizes = read_encoder_sizes(config)
+    graphdef, params, constants = nnx.split(R2SM(config, sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    params, constants, matches = load_pretrained(config, sizes, params, constants)
     return nnx.merge(graphdef, params, constants), matches[str(folder)]
 
 
@@ -220,9 +222,10 @@ def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
         key: np.broadcast_to(np.float32(0), tuple(value.shape)) for key, value in theirs.items()
     }
     config.save_pretrained(tmp_path)
-    vision = VisionConfig(image_size=1024, init=str(tmp_path))
-    ours = with_published_sizes(ModelConfig(vision, decoder=DecoderConfig("sam")))
-    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, rngs=nnx.Rngs(0))))
+    vision = VisionConfig(image_size=1024, patch_size=16, encoder="sam", sam=str(tmp_path))
+    ours = ModelConfig(vision, decoder=DecoderConfig("sam"))
+    sizes = read_encoder_sizes(ours)
+    state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, sizes, rngs=nnx.Rngs(0))))
     report = match_sam(ours, state, tensors, tmp_path)
     assert set(report.loaded.values()) | set(report.unused) == set(tensors)
     assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8

@@ -16,6 +16,7 @@ from r2sm_jax.config import Config, DataConfig, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.run import abstract_state, open_run, read_config, resolve
+from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.logs import Logs
@@ -199,7 +200,7 @@ def test_two_processes_do_not_train_one_run(tiny_run, refused):
 def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, tmp_path):
     from r2sm_jax.train import load_initial, split_model
 
-    _, params, constants = split_model(tiny_config.model, 5)
+    _, params, constants = split_model(tiny_config.model, NO_SIZES, 5)
     loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
     best = open_run(tiny_run).step
     saved = arrays(tiny_run, best)

@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.published import _fit_sam, resize_grid, sam_names
+from r2sm_jax.models.pretrained import _fit_sam, resize_grid, sam_names
 
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
@@ -19,7 +19,9 @@ EXACT = 1e-4
 
 
 def load_encoder(source: Path, image_size: int = published.SAM_IMAGE):
-    return published.load_encoder(VisionConfig(init=str(source), image_size=image_size))[0]
+    return published.load_encoder(
+        VisionConfig(encoder="sam", sam=str(source), image_size=image_size, patch_size=16)
+    )[0]
 
 
 @pytest.fixture(scope="module")

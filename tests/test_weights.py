@@ -154,7 +154,7 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     for ask in (
         lambda: read_tensors(tmp_path),
-        lambda: find_model(str(tmp_path / name), "--model.vision.init"),
+        lambda: find_model(str(tmp_path / name), "--model.vision.sam"),
     ):
         with pytest.raises(
             InputError, match=rf"{name} is a pickle .* runs any code .* convert it once with torch"
@@ -165,7 +165,7 @@ def test_pickles_are_refused_and_never_opened(tmp_path, name):
 
 def test_a_file_of_tensors_can_stand_for_a_folder(tmp_path, tensors):
     save_file(tensors, tmp_path / "sam.safetensors")
-    found = find_model(str(tmp_path / "sam.safetensors"), "--model.vision.init")
+    found = find_model(str(tmp_path / "sam.safetensors"), "--model.vision.sam")
     assert read_tensors(found).keys() == tensors.keys() and weights_sha256(found) == file_sha256(
         found
     )
@@ -173,7 +173,7 @@ def test_a_file_of_tensors_can_stand_for_a_folder(tmp_path, tensors):
     with pytest.raises(
         InputError, match=r"--model\.vision\.init .*notes\.txt: not a safetensors file"
     ):
-        find_model(str(tmp_path / "notes.txt"), "--model.vision.init")
+        find_model(str(tmp_path / "notes.txt"), "--model.vision.sam")
 
 
 def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstract):

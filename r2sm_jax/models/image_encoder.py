@@ -194,19 +194,19 @@ class VisionEncoder(nnx.Module):
     ):
         """`config` already has the sizes of SAM's weights (`with_sizes`)."""
         self.config = config
-        self.efficientnet = None
-        self.vit = None
-        self.stem = None
+        efficientnet = None
+        stem = None
         if config.encoder == "conv":
-            self.stem = ConvStem(config, dtype=dtype, rngs=rngs)
+            stem = ConvStem(config, dtype=dtype, rngs=rngs)
         elif config.encoder == "sam":
-            self.stem = PatchStem(config, dtype=dtype, rngs=rngs)
+            stem = PatchStem(config, dtype=dtype, rngs=rngs)
         elif config.encoder == "efficientnet":
             assert sizes.efficientnet is not None
-            self.efficientnet = EfficientNetLite(
-                sizes.efficientnet.block_dims, dtype=dtype, rngs=rngs
-            )
-            self.stem = PyramidStem(self.efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
+            block_dims = sizes.efficientnet.block_dims
+            efficientnet = EfficientNetLite(block_dims, dtype=dtype, rngs=rngs)
+            stem = PyramidStem(efficientnet.dims[1:], config, dtype=dtype, rngs=rngs)
+        self.efficientnet = efficientnet
+        self.stem = stem
         if self.stem is not None:
             init = nnx.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
@@ -221,7 +221,9 @@ class VisionEncoder(nnx.Module):
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        if sizes.vit is not None:
+        if sizes.vit is None:
+            self.vit = None
+        else:
             grid = config.vit_grid or config.grid
             self.vit = PlainViT(sizes.vit, grid=grid, remat=config.remat, dtype=dtype, rngs=rngs)
             # Beside SAM's weights the plain ViT starts without effect, so that they start as published.

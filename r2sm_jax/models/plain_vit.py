@@ -84,23 +84,18 @@ class PlainViT(nnx.Module):
         )
         init = nnx.initializers.truncated_normal(0.02)
         self.positions = nnx.Param(init(rngs.params(), (grid * grid + has_class_token, dim)))
-        self.class_token = None
-        if has_class_token:
-            self.class_token = nnx.Param(init(rngs.params(), (1, dim)))
-        self.registers = None
-        if sizes.registers:
-            self.registers = nnx.Param(init(rngs.params(), (sizes.registers, dim)))
+        class_token = nnx.Param(init(rngs.params(), (1, dim))) if has_class_token else None
+        self.class_token = class_token
+        count = sizes.registers
+        self.registers = nnx.Param(init(rngs.params(), (count, dim))) if count else None
 
         # CLIP has a norm before the blocks and, for tokens, none after them.
-        self.norm_before = None
-        self.norm_after = None
-        if is_clip:
-            self.norm_before = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        norm = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.norm_before = norm if is_clip else None
         self.blocks = nnx.List(
             [PlainBlock(sizes, dtype=dtype, rngs=rngs) for _ in range(sizes.depth)]
         )
-        if not is_clip:
-            self.norm_after = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
         """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any square size: it is
