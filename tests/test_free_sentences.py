@@ -7,9 +7,9 @@ import numpy as np
 
 from r2sm_jax.query import keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import (
-    _written,
-    free_templates,
+    _r2sm_sentences,
     intent_sentences,
+    text_only_templates,
     write_text_only_queries,
     written_sentences,
 )
@@ -46,8 +46,8 @@ def test_a_seed_gives_the_same_sentences_and_another_seed_others():
     assert write_text_only_queries(0, seed=0) == []
 
 
-def test_the_words_are_many_and_the_development_sentences_are_not_written():
-    words_of = free_templates()
+def test_the_words_are_many_and_the_development_sentences_are_not_r2sm_sentences():
+    words_of = text_only_templates()
     assert len(words_of["thing"]) > 300
     assert all(
         len(set(words_of[name])) == len(words_of[name]) for name in ("thing", "person", "adjective")
@@ -72,8 +72,8 @@ def test_sentences_of_r2sm_may_leave_an_author_out():
     assert own & {sentence.text.lower() for sentence in written}
 
 
-def test_all_written_sentences_are_drawn_before_any_comes_again():
-    written = _written(np.random.default_rng(0), "")
+def test_all_r2sm_sentences_sentences_are_drawn_before_any_comes_again():
+    written = _r2sm_sentences(np.random.default_rng(0), "")
     counts = Counter(row.reason for row in written_sentences())
     drawn: dict[str, list[str]] = {reason: [] for reason in counts}
     while len(drawn["restricted"]) < counts["restricted"]:

@@ -2,11 +2,9 @@
 
 from itertools import pairwise
 
-import pytest
 from query_samples import ALL_CLASSES, CLASSES, GROUPS, has_words, written
 
-from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.queries.nouns import clean_name, is_plural, lexicon, plural, read_toml
+from r2sm_jax.synthetic.queries.nouns import clean_name, is_plural, lexicon, plural
 
 
 def test_nouns():
@@ -69,10 +67,3 @@ def test_lexicon_is_whole():
         assert {*meaning.classes, *meaning.unless} <= ALL_CLASSES.keys()
         assert meaning.held_out_functions and len(meaning.functions) > 1
         assert all(a != b for a, b in pairwise(sorted((*meaning.nouns, *meaning.held_out_nouns))))
-
-
-def test_a_malformed_toml_file_is_named(tmp_path):
-    path = tmp_path / "words.toml"
-    path.write_text("size =\n")
-    with pytest.raises(InputError, match=r"words\.toml: .*line"):
-        read_toml(str(path))

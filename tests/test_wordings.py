@@ -5,11 +5,10 @@ import re
 import pytest
 from query_samples import ALL_CLASSES, CLASSES, COLOURS, GROUPS, has_words, queries_of
 
-from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.grammar import Phrasebook, phrasebook
 from r2sm_jax.synthetic.queries.nouns import lexicon, plural
 from r2sm_jax.synthetic.queries.sentences import (
-    free_templates,
+    text_only_templates,
     write_text_only_queries,
     written_sentences,
 )
@@ -74,7 +73,7 @@ def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
 def test_a_malformed_line_is_named(tmp_path, content, message):
     path = tmp_path / "wordings.txt"
     path.write_text(content + "\n")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         Phrasebook(str(path))
     assert str(path) in str(caught.value)
 
@@ -113,7 +112,7 @@ def test_nothing_held_out_occurs_in_training():
 
 def test_nothing_held_out_occurs_in_the_sentences_about_anything():
     """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
-    texts = [text for texts in free_templates().values() for text in texts]
+    texts = [text for texts in text_only_templates().values() for text in texts]
     texts += [row.text for row in written_sentences()]
     texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
     joined = "\n".join(texts).lower()

@@ -26,7 +26,7 @@ from r2sm_jax.data.images import data_url
 from r2sm_jax.errors import InputError, read_bytes, refuse, refuse_overwrite, writing
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
-from r2sm_jax.synthetic.queries.objects import HIDDEN
+from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
 from r2sm_jax.tools.convert import write_json
 
 TEXTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text("utf-8"))
@@ -162,7 +162,9 @@ def _rows(instances: list[Instance], mask_type: MaskType) -> Iterator[str]:
         if mask is None or not mask.any():
             continue
         areas = instance.convert(masks.area)
-        is_occluded = None if areas.amodal is None else areas.modal <= (1 - HIDDEN) * areas.amodal
+        is_occluded = (
+            None if areas.amodal is None else areas.modal <= (1 - MIN_HIDDEN_SHARE) * areas.amodal
+        )
         row = {"id": instance.id, "class_name": instance.category, "box": masks.coco_box(mask)}
         row |= {"polygon": masks.outline(mask), "is_occluded": is_occluded}
         yield json.dumps(row, ensure_ascii=False)

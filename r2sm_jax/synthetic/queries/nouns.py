@@ -8,15 +8,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from r2sm_jax.errors import InputError
-
 _PREPOSITION = re.compile(r"\s+(?:of|in|on|with|behind|at|from|for|under|by|near|to|and)\s+")
 _WORD = re.compile(r"[^\W_]+")
 _SINGULAR_ENDINGS = ("ss", "us", "is", "'s", "lens", "canvas")
 
 
 @dataclass(frozen=True)
-class Meaning:
+class LexiconEntry:
     """Nouns and function clauses of a class or of a group of classes, as lexicon.toml explains them."""
 
     classes: Sequence[str]
@@ -31,8 +29,8 @@ class Meaning:
 class Lexicon:
     """The classes that the grammar knows, and nouns in general. lexicon.toml explains the entries."""
 
-    classes: Mapping[str, Meaning]
-    groups: Mapping[str, Meaning]
+    classes: Mapping[str, LexiconEntry]
+    groups: Mapping[str, LexiconEntry]
     patterns: Mapping[str, Mapping[str, Sequence[str]]]
     plurals: Mapping[str, str]
     nouns: Mapping[str, Sequence[str]]
@@ -41,35 +39,29 @@ class Lexicon:
 
 @cache
 def read_toml(file_name: str) -> dict[str, Any]:
-    """A TOML file of this package. Raises InputError for a line that is not TOML."""
-    try:
-        return tomllib.loads((files("r2sm_jax.synthetic.queries") / file_name).read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{file_name}: {error}") from error
+    """A TOML file of this package."""
+    return tomllib.loads((files("r2sm_jax.synthetic.queries") / file_name).read_text("utf-8"))
 
 
 @cache
 def lexicon() -> Lexicon:
-    """The content of lexicon.toml, with the classes and plurals of lexicon_objects.toml. Raises InputError if it lacks
-    something or has something unknown."""
-    content = dict(read_toml("lexicon.toml"))
-    try:
-        for kind, more in read_toml("lexicon_objects.toml").items():
-            content[kind] = content[kind] | more
-        for kind in ("classes", "groups"):
-            content[kind] = {
-                name: Meaning(**{"classes": [name]} | entry)
-                for name, entry in content[kind].items()
-            }
-        return Lexicon(**content)
-    except (KeyError, TypeError) as error:
-        raise InputError(f"lexicon.toml: {error}") from error
+    """The content of lexicon.toml, with the classes and plurals of lexicon_objects.toml."""
+    tables = dict(read_toml("lexicon.toml"))
+    for name, more in read_toml("lexicon_objects.toml").items():
+        tables[name] = tables[name] | more
+    tables["classes"] = {
+        name: LexiconEntry(classes=[name], **entry) for name, entry in tables["classes"].items()
+    }
+    tables["groups"] = {name: LexiconEntry(**entry) for name, entry in tables["groups"].items()}
+    return Lexicon(**tables)
 
 
-def meaning_of(name: str) -> Meaning:
+def lexicon_entry(name: str) -> LexiconEntry:
     """The entry of a class in the lexicon, or its name alone."""
+    if name in lexicon().classes:
+        return lexicon().classes[name]
     nouns = [name] if name else []
-    return lexicon().classes.get(name) or Meaning([name], nouns=nouns, held_out_nouns=nouns)
+    return LexiconEntry([name], nouns=nouns, held_out_nouns=nouns)
 
 
 def clean_name(name: str) -> str:
@@ -82,7 +74,8 @@ def is_plural(noun: str) -> bool:
     """Whether a noun takes "are": "scissors", "people", "wooden chairs"; not "bus", "row of trees"."""
     if re.search(r"\sand\s", noun):
         return True
-    head = (_PREPOSITION.split(noun)[0].split() or [""])[-1]
+    words = _PREPOSITION.split(noun)[0].split()
+    head = words[-1] if words else ""
     if head in lexicon().nouns["always_plural"]:
         return True
     return head.endswith("s") and len(head) > 3 and not head.endswith(_SINGULAR_ENDINGS)
@@ -95,29 +88,34 @@ def plural(noun: str) -> str:
         return irregular[noun]
     if is_plural(noun):
         return noun
+
     head, *rest = re.split(r"(?=\s+(?:of|in|on|with)\s+)", noun, maxsplit=1)
     start, _, word = head.rpartition(" ")
     if word in irregular:
         word = irregular[word]
     elif re.search(r"[^aeiou]y$", word):
         word = word[:-1] + "ies"
+    elif word.endswith(("s", "x", "z", "ch", "sh")):
+        word += "es"
     else:
-        word += "es" if word.endswith(("s", "x", "z", "ch", "sh")) else "s"
+        word += "s"
     return f"{start} {word}".strip() + "".join(rest)
 
 
 @cache
 def could_mean(noun: str, category: str) -> bool:
     """Whether a noun could mean an object of a category: "cup" a "mug", "box" a "cat litter box"."""
-    words = lexicon()
-    if category in words.classes:
-        if noun in (*words.classes[category].nouns, *words.classes[category].held_out_nouns):
+    if category in lexicon().classes:
+        entry = lexicon().classes[category]
+        if noun in entry.nouns or noun in entry.held_out_nouns:
             return True
     elif f" {category}".endswith((f" {noun}", f" {plural(noun)}")):
         return True
+
+    # "The person" could be the girl, and "the girl" the person, but "the girl" is not the boy.
     heads = {noun.split()[-1], category.split()[-1] if category else ""}
-    anyone = words.nouns["anyone"]
-    return heads.issubset((*anyone, *words.nouns["people"])) and not heads.isdisjoint(anyone)
+    anyone = lexicon().nouns["anyone"]
+    return heads.issubset((*anyone, *lexicon().nouns["people"])) and not heads.isdisjoint(anyone)
 
 
 def display_name(name: str) -> str:
@@ -133,9 +131,9 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(_WORD.findall(text.casefold()))
 
 
-def same_class(said: str, name: str) -> bool:
-    """Whether `said` is the class `name`, as it is written or as it is displayed."""
-    return words_of(said) in (words_of(name), words_of(display_name(name)))
+def same_class(text: str, name: str) -> bool:
+    """Whether a text is the class `name`, as it is written or as it is displayed."""
+    return words_of(text) in (words_of(name), words_of(display_name(name)))
 
 
 def says_name(text: str, name: str) -> bool:
@@ -145,11 +143,16 @@ def says_name(text: str, name: str) -> bool:
 
 @cache
 def _name_pattern(name: str) -> re.Pattern[str]:
-    *first, last = words_of(display_name(name)) or ("",)
-    if not last:
-        return re.compile("(?!)")  # found nowhere
+    words = words_of(display_name(name))
+    if not words:
+        return re.compile("(?!)")  # matches nothing
+
     # More spellings than English has do no harm: nobody writes "mouses" but for mice.
-    lasts = {last, last + "s", last + "es", plural(last)}
-    lasts |= {re.sub(ending, several, last) for ending, several in (("y$", "ies"), ("fe?$", "ves"))}
-    spellings = "|".join(r"[\s_-]*".join(map(re.escape, (*first, word))) for word in sorted(lasts))
-    return re.compile(rf"(?<![^\W_])(?:{spellings})(?![^\W\d_])")
+    *first, last = words
+    last_words = {last, last + "s", last + "es", plural(last)}
+    last_words.add(re.sub("y$", "ies", last))
+    last_words.add(re.sub("fe?$", "ves", last))
+    spellings = [
+        r"[\s_-]*".join(map(re.escape, (*first, last_word))) for last_word in sorted(last_words)
+    ]
+    return re.compile(rf"(?<![^\W_])(?:{'|'.join(spellings)})(?![^\W\d_])")

@@ -6,10 +6,18 @@ An unknown attribute, such as the colour of an object in a photo, fits every des
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from r2sm_jax.synthetic.queries.nouns import Meaning, clean_name, could_mean, lexicon, meaning_of
+from r2sm_jax.synthetic.queries.nouns import (
+    LexiconEntry,
+    clean_name,
+    could_mean,
+    lexicon,
+    lexicon_entry,
+)
 
-HIDDEN = 0.05
+MIN_HIDDEN_SHARE = 0.05
 """Share of its complete mask from which an object counts as partly hidden."""
+MIN_AREA_RATIO, MIN_VISIBLE_RATIO = 1.4, 1.1  # of an object that is clearly larger than another
+MAX_LEVEL_DIFFERENCE = 0.2  # in heights, of objects side by side; in extents of all objects
 
 Box = tuple[float, float, float, float]
 """`x0, y0, x1, y1` in pixels."""
@@ -38,16 +46,16 @@ class ObjectFacts:
     """Words that one associates with it: "summer", "breakfast"."""
 
     @property
-    def partly_hidden(self) -> bool:
-        return self.occlusion >= HIDDEN
+    def is_partly_hidden(self) -> bool:
+        return self.occlusion >= MIN_HIDDEN_SHARE
 
 
-class Objects:
-    """The objects of one image, their names and their places.
+class ImageObjects:
+    """The objects of one image, their names and their positions.
 
     Attributes:
         all, by_id: The objects.
-        category, meaning: For each id the noun of its category, and its entry in the lexicon (or the noun alone).
+        category, entry: For each id the noun of its category, and its entry in the lexicon (or the noun alone).
         in_lexicon: Whether the lexicon has all categories.
     """
 
@@ -56,9 +64,12 @@ class Objects:
         self.by_id = {facts.id: facts for facts in objects}
         self.category = {facts.id: clean_name(facts.category) for facts in objects}
         self.in_lexicon = lexicon().classes.keys() >= set(self.category.values())
-        self.meaning = {i: meaning_of(name) for i, name in self.category.items()}
+        self.entry = {i: lexicon_entry(name) for i, name in self.category.items()}
+
+        # Distances are in extents of all objects together.
         x0, y0, x1, y1 = zip(*(facts.box for facts in objects), strict=True)
-        width, height = max(1.0, max(x1) - min(x0)), max(1.0, max(y1) - min(y0))
+        width = max(1.0, max(x1) - min(x0))
+        height = max(1.0, max(y1) - min(y0))
 
         def centre(box: Box) -> tuple[float, float]:
             return (box[0] + box[2]) / 2 / width, (box[1] + box[3]) / 2 / height
@@ -72,11 +83,11 @@ class Objects:
         """The objects that a noun could mean, in the vocabulary of any split."""
         return frozenset(i for i, name in self.category.items() if could_mean(noun, name))
 
-    def meant_by(self, meaning: Meaning) -> frozenset[int]:
+    def described_by(self, entry: LexiconEntry) -> frozenset[int]:
         """The objects of a class or group; none where another object makes its words doubtful."""
-        if not set(meaning.unless).isdisjoint(self.category.values()):
+        if not set(entry.unless).isdisjoint(self.category.values()):
             return frozenset()
-        return frozenset(i for i, name in self.category.items() if name in meaning.classes)
+        return frozenset(i for i, name in self.category.items() if name in entry.classes)
 
     def matching(
         self, ids: Iterable[int], colour: str | None, pattern: str | None
@@ -90,7 +101,7 @@ class Objects:
         )
 
     def gap(self, start: int, end: int, axis: int, sign: int = 1) -> tuple[float, float]:
-        """Least and greatest distance from one centre to another along an axis, in extents of all objects together.
+        """Smallest and largest distance from one centre to another along an axis.
 
         The centre of the complete mask and that of the visible mask both count.
         """
@@ -99,19 +110,25 @@ class Objects:
         ]
         return min(gaps), max(gaps)
 
-    def between(self, first: int, last: int, middle: int, margin: float) -> bool:
-        """Whether an object could lie between two others from left to right.
+    def could_be_between(self, first: int, last: int, middle: int, margin: float) -> bool:
+        """Whether an object may lie between two others, from left to right, with a margin below 0 for doubt."""
+        _, from_first = self.gap(first, middle, axis=0)
+        _, to_last = self.gap(middle, last, axis=0)
+        return from_first > margin and to_last > margin
 
-        With a margin above 0 it must: at that distance from both, and at their height.
-        """
-        sides = [self.gap(first, middle, 0), self.gap(middle, last, 0)]
-        if margin <= 0:
-            return all(greatest > margin for _, greatest in sides)
-        heights = [self.gap(first, middle, 1), self.gap(last, middle, 1)]
-        level = all(least > -0.2 and greatest < 0.2 for least, greatest in heights)
-        return level and all(least > margin for least, _ in sides)
+    def is_between(self, first: int, last: int, middle: int, margin: float) -> bool:
+        """Whether an object clearly lies between two others: at this distance from both, and at their height."""
+        for end in (first, last):
+            lowest, highest = self.gap(end, middle, axis=1)
+            if lowest <= -MAX_LEVEL_DIFFERENCE or highest >= MAX_LEVEL_DIFFERENCE:
+                return False
+        from_first, _ = self.gap(first, middle, axis=0)
+        to_last, _ = self.gap(middle, last, axis=0)
+        return from_first > margin and to_last > margin
 
 
-def clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
-    """Whether `a` is larger than `b` by a margin, as a whole and in what is visible."""
-    return a.area > 1.4 * b.area and a.area * (1 - a.occlusion) > 1.1 * b.area * (1 - b.occlusion)
+def is_clearly_larger(a: ObjectFacts, b: ObjectFacts) -> bool:
+    """Whether `a` is larger than `b` by a margin, both in its complete and in its visible area."""
+    is_larger = a.area > MIN_AREA_RATIO * b.area
+    visible_area = a.area * (1 - a.occlusion)
+    return is_larger and visible_area > MIN_VISIBLE_RATIO * b.area * (1 - b.occlusion)

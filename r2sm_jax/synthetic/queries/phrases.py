@@ -6,24 +6,31 @@ a clear margin.
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from r2sm_jax.synthetic.queries.nouns import (
-    Meaning,
+    LexiconEntry,
     clean_name,
     is_plural,
     lexicon,
-    meaning_of,
+    lexicon_entry,
     plural,
     read_toml,
 )
-from r2sm_jax.synthetic.queries.objects import ObjectFacts, Objects, clearly_larger
+from r2sm_jax.synthetic.queries.objects import ImageObjects, ObjectFacts, is_clearly_larger
 from r2sm_jax.synthetic.random_choice import pick
 
-CLEAR = 0.20  # margin of a position, in extents of all objects together
-BETWEEN = 0.12  # margin of a place between two objects
+MAX_ATTEMPTS = 3  # to write a phrase of one kind about one target
+MIN_DIRECTION_GAP = 0.20  # margin of a position, in extents of all objects together
+MIN_BETWEEN_GAP = 0.12  # margin of a position between two objects
+MAX_BETWEEN_DOUBT = 0.05  # from which another object may lie between them as well
+MIN_HIDDEN_OF_OTHERS = 0.1  # share that is hidden of all others where one is "in full view"
+MAX_TARGETS = 5  # of a phrase that does not name a class
+MAX_TARGETS_OF_CLASS = 50
+
+Named = tuple[str, frozenset[int]]
+"""A noun and the ids of all objects that it could mean."""
 
 
 @dataclass(frozen=True)
@@ -43,154 +50,181 @@ class Phrase:
 
 
 class PhraseWriter:
-    """Draws phrases for the objects of one image, in the training words or in the held-out ones."""
+    """Writes random phrases for the objects of one image, in the training words or in the held-out ones."""
 
-    def __init__(self, objects: Objects, rng: np.random.Generator, held_out: bool):
-        self.objects, self.rng, self.held_out = objects, rng, held_out
+    def __init__(self, objects: ImageObjects, rng: np.random.Generator, held_out: bool):
+        self.objects = objects
+        self.rng = rng
+        self.held_out = held_out
         self.words = read_toml("phrases.toml")
         self._anchors: dict[int, list[str]] = {}
 
-    def phrase(self, among: Set[int]) -> Phrase | None:
-        """A phrase for a random target `among` these, in half of the draws for a partly hidden one. None if none was
-        found."""
-        wants_hidden = self.rng.random() < 0.5
-        possible = [target for target in self.objects.all if target.id in among]
-        target = pick(
-            self.rng, [t for t in possible if t.partly_hidden == wants_hidden] or possible
+    def phrase(self, allowed_ids: Set[int]) -> Phrase | None:
+        """A phrase for a random target of these, in half of the draws for a partly hidden one. None if that fails."""
+        prefer_hidden = self.rng.random() < 0.5
+        allowed = [facts for facts in self.objects.all if facts.id in allowed_ids]
+        preferred = [facts for facts in allowed if facts.is_partly_hidden == prefer_hidden]
+        target = pick(self.rng, preferred or allowed)
+
+        shares = (
+            (0.45, self._name),
+            (0.15, self._position),
+            (0.15, self._occlusion),
+            (0.15, self._reasoning),
+            (0.10, self._several),
         )
         draw = self.rng.random()
-        writers = (self._name, self._place, self._occlusion, self._reasoning, self._several)
-        for share, write in zip((0.45, 0.15, 0.15, 0.15, 0.10), writers, strict=True):
+        for share, write in shares:
             draw -= share
             if draw < 0:
-                return next(
-                    (phrase for _ in range(3) if (phrase := write(target)) is not None), None
-                )
+                for _ in range(MAX_ATTEMPTS):
+                    phrase = write(target)
+                    if phrase is not None:
+                        return phrase
+                return None
         return None
 
     def absent(self, category: str) -> Phrase | None:
         """The name of a class that the image does not have; None if it could mean an object that is there."""
-        meaning = meaning_of(clean_name(category))
-        nouns = [noun for noun in self._nouns(meaning) if not self.objects.named(noun)]
+        entry = lexicon_entry(clean_name(category))
+        nouns = [noun for noun in self._nouns(entry) if not self.objects.named(noun)]
         if not nouns:
             return None
         noun = pick(self.rng, nouns)
-        return Phrase(f"the {noun}", (), is_plural(noun), None if is_plural(noun) else noun)
+        many = is_plural(noun)
+        return Phrase(f"the {noun}", (), many, bare=None if many else noun)
 
     def anchor(self, other: ObjectFacts) -> str | None:
         """A short unique singular name of another object, to relate a target to: "the red mug"."""
         if other.id not in self._anchors:
-            self._anchors[other.id] = [
-                _joined("the", colour, noun)
-                for noun in self._nouns(self.objects.meaning[other.id])
-                for colour in (None, other.colour)
-                if not is_plural(noun)
-                and self.objects.matching(self.objects.named(noun), colour, None) == (other.id,)
-            ]
+            names = []
+            for noun in self._nouns(self.objects.entry[other.id]):
+                for colour in (None, other.colour):
+                    ids = self.objects.matching(self.objects.named(noun), colour, None)
+                    if ids == (other.id,) and not is_plural(noun):
+                        names.append(_join("the", colour, noun))
+            self._anchors[other.id] = names
         names = self._anchors[other.id]
         return pick(self.rng, names) if names else None
 
-    def _nouns(self, meaning: Meaning) -> Sequence[str]:
-        return meaning.held_out_nouns if self.held_out else meaning.nouns
+    # Nouns and adjectives.
 
-    def _noun(
-        self, target: ObjectFacts, anything: bool = False
-    ) -> tuple[str, frozenset[int]] | None:
+    def _nouns(self, entry: LexiconEntry) -> Sequence[str]:
+        return entry.held_out_nouns if self.held_out else entry.nouns
+
+    def _noun(self, target: ObjectFacts, for_anything: bool = False) -> Named | None:
         """A noun for a target and all objects that it could mean; now and then the noun of a group.
 
-        `anything`: a noun for any object at all.
+        `for_anything`: a noun for any object at all.
         """
-        if anything:
+        if for_anything:
             return pick(self.rng, self.words["anything"]), frozenset(self.objects.by_id)
+
         if self.objects.in_lexicon and self.rng.random() < 0.08:
-            for meaning in lexicon().groups.values():
-                nouns, ids = self._nouns(meaning), self.objects.meant_by(meaning)
+            for group in lexicon().groups.values():
+                nouns = self._nouns(group)
+                ids = self.objects.described_by(group)
                 if nouns and target.id in ids:
                     return pick(self.rng, nouns), ids
-        if not (nouns := self._nouns(self.objects.meaning[target.id])):
+
+        nouns = self._nouns(self.objects.entry[target.id])
+        if not nouns:
             return None
         noun = pick(self.rng, nouns)
         return noun, self.objects.named(noun)
 
     def _adjectives(self, colour: str | None, pattern: str | None) -> tuple[str, str]:
         """Words before and after a noun: "red" mug "with stripes"."""
-        after = ""
-        if pattern is not None:
-            words = lexicon().patterns.get(pattern, {"before": [pattern], "after": []})
-            if words["after"] and self.rng.random() < 0.35:
-                after, pattern = pick(self.rng, words["after"]), None
-            else:
-                pattern = pick(self.rng, words["before"])
-        return _joined(pattern, colour), after
+        if pattern is None:
+            return _join(colour), ""
+        words = lexicon().patterns.get(pattern, {"before": [pattern], "after": []})
+        if words["after"] and self.rng.random() < 0.35:
+            return _join(colour), pick(self.rng, words["after"])
+        return _join(pick(self.rng, words["before"]), colour), ""
 
     def _singular(
         self, target: ObjectFacts, noun: str, before: str = "", after: str = ""
     ) -> Phrase:
         """The phrase for one object: "the" and its noun, with words before and after that."""
-        many, bare = is_plural(noun), _joined(before, noun, after)
-        ending = "'" if many and bare.endswith("s") else "'s"
-        possessive = None if after or " of " in noun else f"the {bare}{ending}"
+        many = is_plural(noun)
+        bare = _join(before, noun, after)
+        possessive = None
+        if not after and " of " not in noun:
+            possessive = f"the {bare}'" if many and bare.endswith("s") else f"the {bare}'s"
         return Phrase(f"the {bare}", (target.id,), many, None if many else bare, possessive)
+
+    def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
+        return [self.objects.by_id[i] for i in ids if i != target.id]
+
+    # Phrases for one object by its name.
 
     def _name(self, target: ObjectFacts) -> Phrase | None:
         """Class, colour and pattern: "the red mug", "the striped thing"."""
-        described = self.objects.in_lexicon and (target.colour or target.pattern)
-        if (
-            named := self._noun(target, anything=bool(described) and self.rng.random() < 0.06)
-        ) is None:
+        has_looks = self.objects.in_lexicon and bool(target.colour or target.pattern)
+        named = self._noun(target, for_anything=has_looks and self.rng.random() < 0.06)
+        if named is None:
             return None
         noun, ids = named
+
+        # What stands twice is picked twice as often. "Plain" is rarely said.
         options = [(None, None), (None, None), (target.colour, None), (target.colour, None)]
         if target.pattern not in (None, "plain") or self.rng.random() >= 0.8:
             options += [(None, target.pattern), (target.colour, target.pattern)]
         if noun in self.words["anything"]:
             options = [option for option in options if option != (None, None)]
-        unique = [
-            option for option in options if self.objects.matching(ids, *option) == (target.id,)
-        ]
-        return (
-            self._singular(target, noun, *self._adjectives(*pick(self.rng, unique)))
-            if unique
-            else None
-        )
 
-    def _place(self, target: ObjectFacts) -> Phrase | None:
-        """Size or position among its class, or a place relative to other objects."""
-        if (named := self._noun(target)) is None:
+        unique = [
+            (colour, pattern)
+            for colour, pattern in options
+            if self.objects.matching(ids, colour, pattern) == (target.id,)
+        ]
+        if not unique:
+            return None
+        before, after = self._adjectives(*pick(self.rng, unique))
+        return self._singular(target, noun, before, after)
+
+    # Phrases for one object by its size or position.
+
+    def _position(self, target: ObjectFacts) -> Phrase | None:
+        """Size or position among its class, or a position relative to other objects."""
+        named = self._noun(target)
+        if named is None:
             return None
         noun, ids = named
         draw = self.rng.random()
-        if draw < 0.6:
-            others = self._others(target, ids)
-            write = self._size if draw < 0.3 else self._outermost
-            return write(target, noun, others) if others else None
-        return (
-            self._relation(target, noun, ids) if draw < 0.88 else self._between(target, noun, ids)
-        )
+        if draw >= 0.88:
+            return self._between(target, noun, ids)
+        if draw >= 0.6:
+            return self._relation(target, noun, ids)
+
+        others = self._others(target, ids)
+        if not others:
+            return None
+        if draw < 0.3:
+            return self._size(target, noun, others)
+        return self._outermost(target, noun, others)
 
     def _size(self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]) -> Phrase | None:
         if is_plural(noun):
             return None
-        two = len(others) == 1
-        if all(clearly_larger(target, other) for other in others):
-            degree = "larger" if two else "largest"
-        elif all(clearly_larger(other, target) for other in others):
-            degree = "smaller" if two else "smallest"
+        of_two = len(others) == 1
+        if all(is_clearly_larger(target, other) for other in others):
+            degree = "larger" if of_two else "largest"
+        elif all(is_clearly_larger(other, target) for other in others):
+            degree = "smaller" if of_two else "smallest"
         else:
             return None
         return self._singular(target, noun, before=pick(self.rng, self.words["size"][degree]))
-
-    def _others(self, target: ObjectFacts, ids: frozenset[int]) -> list[ObjectFacts]:
-        return [self.objects.by_id[i] for i in ids if i != target.id]
 
     def _outermost(
         self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]
     ) -> Phrase | None:
         for words in self.words["direction"]:
-            axis, sign = words["axis"], words["sign"]
-            if all(
-                self.objects.gap(other.id, target.id, axis, sign)[0] > CLEAR for other in others
-            ):
+            gaps = [
+                self.objects.gap(other.id, target.id, words["axis"], words["sign"])[0]
+                for other in others
+            ]
+            if min(gaps) > MIN_DIRECTION_GAP:
                 if self.rng.random() < 0.4:
                     return self._singular(target, noun, before=words["before"])
                 return self._singular(target, noun, after=pick(self.rng, words["after"]))
@@ -202,15 +236,18 @@ class PhraseWriter:
         anchor = None if other.id in ids else self.anchor(other)
         if anchor is None:
             return None
-        gap, rest = self.objects.gap, ids - {target.id, other.id}
+
+        gap = self.objects.gap
+        rest = ids - {target.id, other.id}
         for words in self.words["direction"]:
             axis, sign = words["axis"], words["sign"]
-            across = max(abs(distance) for distance in gap(other.id, target.id, 1 - axis))
-            clear = gap(other.id, target.id, axis, sign)[0] > max(CLEAR, across)
-            if clear and all(gap(other.id, i, axis, sign)[1] < 0.0 for i in rest):
-                return self._singular(
-                    target, noun, after=f"{pick(self.rng, words['relation'])} {anchor}"
-                )
+            # The target lies further in this direction than to the side.
+            sideways = max(abs(distance) for distance in gap(other.id, target.id, 1 - axis))
+            min_gap = max(MIN_DIRECTION_GAP, sideways)
+            is_clear = gap(other.id, target.id, axis, sign)[0] > min_gap
+            if is_clear and all(gap(other.id, i, axis, sign)[1] < 0.0 for i in rest):
+                relation = pick(self.rng, words["relation"])
+                return self._singular(target, noun, after=f"{relation} {anchor}")
         return None
 
     def _between(self, target: ObjectFacts, noun: str, ids: frozenset[int]) -> Phrase | None:
@@ -218,48 +255,47 @@ class PhraseWriter:
         if len(others) < 2:
             return None
         first, last = (others[int(i)] for i in self.rng.choice(len(others), 2, replace=False))
-        names = self.anchor(first), self.anchor(last)
-        between = partial(self.objects.between, first.id, last.id)
-        if (
-            None in names
-            or not between(target.id, BETWEEN)
-            or any(between(i, -0.05) for i in ids - {target.id})
-        ):
+        first_name = self.anchor(first)
+        last_name = self.anchor(last)
+        if first_name is None or last_name is None:
             return None
-        return self._singular(target, noun, after=f"between {names[0]} and {names[1]}")
+        if not self.objects.is_between(first.id, last.id, target.id, MIN_BETWEEN_GAP):
+            return None
+        for i in ids - {target.id}:
+            if self.objects.could_be_between(first.id, last.id, i, -MAX_BETWEEN_DOUBT):
+                return None
+        return self._singular(target, noun, after=f"between {first_name} and {last_name}")
+
+    # Phrases for one object by what hides it or what it hides.
 
     def _occlusion(self, target: ObjectFacts) -> Phrase | None:
         """Behind or in front of another object, or in full view where the others of its class are not.
 
         No phrase says that its target is partly hidden: that would make the query amodal (docs/intent.md).
         """
-        if (named := self._noun(target)) is None:
+        named = self._noun(target)
+        if named is None:
             return None
         noun, ids = named
         others = self._others(target, ids)
         draw = self.rng.random()
         behind = draw < 0.7
 
-        def related(one: ObjectFacts, other: ObjectFacts) -> bool:
+        def is_related(one: ObjectFacts, other: ObjectFacts) -> bool:
             return other.id in one.hidden_by if behind else one.id in other.hidden_by
 
-        partners = [
-            other for other in self.objects.all if other.id not in ids and related(target, other)
-        ]
-        partners = [other for other in partners if (target if behind else other).partly_hidden]
+        partners = []
+        for other in self.objects.all:
+            hidden = target if behind else other
+            if other.id not in ids and is_related(target, other) and hidden.is_partly_hidden:
+                partners.append(other)
+
         if draw < 0.2 or not partners:
-            if (
-                not others
-                or target.occlusion != 0
-                or not all(other.occlusion > 0.1 for other in others)
-            ):
-                return None
-            return self._singular(
-                target, noun, after=pick(self.rng, self.words["occlusion"]["clear"])
-            )
+            return self._in_full_view(target, noun, others)
+
         other = pick(self.rng, partners)
         anchor = self.anchor(other)
-        if anchor is None or any(related(one, other) for one in others):
+        if anchor is None or any(is_related(one, other) for one in others):
             return None
         words = self.words["occlusion"]
         relations = words["behind"] if behind else words["in_front"]
@@ -267,108 +303,138 @@ class PhraseWriter:
             relations = relations + words["behind_singular"]
         return self._singular(target, noun, after=f"{pick(self.rng, relations)} {anchor}")
 
+    def _in_full_view(
+        self, target: ObjectFacts, noun: str, others: Sequence[ObjectFacts]
+    ) -> Phrase | None:
+        if not others or target.occlusion != 0:
+            return None
+        if not all(other.occlusion > MIN_HIDDEN_OF_OTHERS for other in others):
+            return None
+        return self._singular(target, noun, after=pick(self.rng, self.words["occlusion"]["clear"]))
+
+    # Phrases that do not name the class.
+
     def _reasoning(self, target: ObjectFacts) -> Phrase | None:
         """The use of an object, or of all objects with that use, without their class."""
         if not self.objects.in_lexicon:
             return self._use_or_idea(target)
+
         category = self.objects.category[target.id]
-        groups = [meaning for meaning in lexicon().groups.values() if category in meaning.classes]
-        meaning = (
-            self.objects.meaning[target.id]
-            if self.rng.random() < 0.6 or not groups
-            else pick(self.rng, groups)
-        )
-        ids = tuple(sorted(self.objects.meant_by(meaning)))
-        clauses = meaning.held_out_functions if self.held_out else meaning.functions
-        if not 1 <= len(ids) <= 5 or not clauses:
+        groups = [group for group in lexicon().groups.values() if category in group.classes]
+        if self.rng.random() < 0.6 or not groups:
+            entry = self.objects.entry[target.id]
+        else:
+            entry = pick(self.rng, groups)
+        ids = tuple(sorted(self.objects.described_by(entry)))
+        clauses = entry.held_out_functions if self.held_out else entry.functions
+        if not 1 <= len(ids) <= MAX_TARGETS or not clauses:
             return None
+
         lead, _, clause = pick(self.rng, clauses).rpartition(" | ")
-        words, many = self.words["reasoning"], len(ids) > 1
-        heads = words["all"] if many else words["one"]
-        if not many and not clause.startswith(tuple(words["not_after_what"])):
-            heads = [*heads, "what"]
+        words = self.words["reasoning"]
+        many = len(ids) > 1
+        if many:
+            heads = words["all"]
+        elif clause.startswith(tuple(words["not_after_what"])):
+            heads = words["one"]
+        else:
+            heads = [*words["one"], "what"]
         head = pick(self.rng, heads)
         if head == "what":
             clause = clause.removeprefix("that ")
         return Phrase(f"{head} {clause}", ids, many, lead=lead, reasoning=True)
 
     def _use_or_idea(self, target: ObjectFacts) -> Phrase | None:
-        """The same for objects with uses and ideas of their own. All need some, else any phrase could mean the rest."""
+        """A use or an idea of the target's own. All objects need some, else any phrase could mean the rest."""
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
         names = {word for name in self.objects.category.values() for word in name.split()}
-        ideas = [
-            idea  # whose words do not begin like a class name: "sunny" and "sun"
-            for idea in target.ideas
-            if not any(
-                word.startswith(name) or name.startswith(word)
-                for word in idea.split()
-                for name in names
-            )
-        ]
-        if not (known := [*target.uses, *ideas]):
+        ideas = [idea for idea in target.ideas if not _resembles(idea, names)]
+        choices = [*target.uses, *ideas]
+        if not choices:
             return None
-        chosen = pick(self.rng, known)
+
+        words = pick(self.rng, choices)
         ids = tuple(
             i
             for i, facts in sorted(self.objects.by_id.items())
-            if chosen in (*facts.uses, *facts.ideas)
+            if words in facts.uses or words in facts.ideas
         )
-        words, many = self.words["reasoning"], len(ids) > 1
-        head = pick(self.rng, words["several"] if many else words["one"])
-        if chosen in ideas:
-            clauses = words["held_out_ideas"] if self.held_out else words["ideas"]
-            chosen = pick(self.rng, clauses).format(has="have" if many else "has", idea=chosen)
-        elif many and chosen.startswith("that "):
+        many = len(ids) > 1
+        templates = self.words["reasoning"]
+        head = pick(self.rng, templates["several"] if many else templates["one"])
+        if words in ideas:
+            clauses = templates["held_out_ideas"] if self.held_out else templates["ideas"]
+            words = pick(self.rng, clauses).format(has="have" if many else "has", idea=words)
+        elif many and words.startswith("that "):
             return None  # its verb is for one
-        return Phrase(f"{head} {chosen}", ids, many, reasoning=True) if len(ids) <= 5 else None
+        if len(ids) > MAX_TARGETS:
+            return None
+        return Phrase(f"{head} {words}", ids, many, reasoning=True)
+
+    # Phrases for several objects.
 
     def _several(self, target: ObjectFacts) -> Phrase | None:
         """All of a class, all of a colour or pattern, or two objects named in one breath."""
         draw = self.rng.random()
         if draw < 0.35:
             return self._two_names(target)
-        if (named := self._noun(target, anything=draw < 0.5 and self.objects.in_lexicon)) is None:
+        named = self._noun(target, for_anything=draw < 0.5 and self.objects.in_lexicon)
+        if named is None:
             return None
         noun, ids = named
-        any_noun = noun in self.words["anything"]
-        options = [(target.colour, None), (None, target.pattern)] + (
-            [] if any_noun else [(None, None)] * 2
-        )
+
+        # A class alone is twice as likely, but "all the things" alone means nothing.
+        means_anything = noun in self.words["anything"]
+        options = [(target.colour, None), (None, target.pattern)]
+        if not means_anything:
+            options += [(None, None), (None, None)]
         colour, pattern = pick(self.rng, options)
-        noun_alone = colour is None and pattern is None
-        found = self.objects.matching(ids, colour, pattern)
-        seen = [self.objects.by_id[i] for i in found]
-        unknown = any(
-            (colour and not facts.colour) or (pattern and not facts.pattern) for facts in seen
-        )
-        if not 2 <= len(found) <= (50 if noun_alone else 5) or unknown or (any_noun and noun_alone):
+        has_adjective = colour is not None or pattern is not None
+        if means_anything and not has_adjective:
             return None
+
+        matching = self.objects.matching(ids, colour, pattern)
+        max_targets = MAX_TARGETS if has_adjective else MAX_TARGETS_OF_CLASS
+        if not 2 <= len(matching) <= max_targets:
+            return None
+        for i in matching:
+            facts = self.objects.by_id[i]
+            if (colour and not facts.colour) or (pattern and not facts.pattern):
+                return None  # it may have another one
+
         before, after = self._adjectives(colour, pattern)
-        bare = _joined(before, plural(noun), after)
-        return Phrase(
-            f"{pick(self.rng, self._determiners(noun, len(found)))} {bare}", found, True, bare=bare
-        )
+        bare = _join(before, plural(noun), after)
+        determiner = pick(self.rng, self._determiners(noun, len(matching)))
+        return Phrase(f"{determiner} {bare}", matching, plural=True, bare=bare)
 
     def _determiners(self, noun: str, count: int) -> list[str]:
         """What may stand before the plural of a noun that means all `count` objects."""
         words = self.words["determiners"]
         if is_plural(noun) or not 2 <= count <= 5:
             return words["always"]
-        return (
-            words["always"] + words["unchanged" if plural(noun) == noun else "changed"][count - 2]
-        )
+        by_count = words["unchanged"] if plural(noun) == noun else words["changed"]
+        return words["always"] + by_count[count - 2]
 
     def _two_names(self, target: ObjectFacts) -> Phrase | None:
         others = [other for other in self.objects.all if other.id != target.id] or [target]
-        first, second = self._name(target), self._name(pick(self.rng, others))
+        first = self._name(target)
+        second = self._name(pick(self.rng, others))
         if first is None or second is None or first.ids == second.ids:
             return None
         start = "both " if self.rng.random() < 0.2 else ""
-        return Phrase(
-            f"{start}{first.text} and {second.text}", tuple(sorted(first.ids + second.ids)), True
-        )
+        ids = tuple(sorted(first.ids + second.ids))
+        return Phrase(f"{start}{first.text} and {second.text}", ids, plural=True)
 
 
-def _joined(*words: str | None) -> str:
+def _resembles(idea: str, names: Set[str]) -> bool:
+    """Whether a word of an idea begins like a class name, or the other way round: "sunny" and "sun"."""
+    for word in idea.split():
+        for name in names:
+            if word.startswith(name) or name.startswith(word):
+                return True
+    return False
+
+
+def _join(*words: str | None) -> str:
     return " ".join(word for word in words if word)
