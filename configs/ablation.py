@@ -2,7 +2,7 @@
 
 Sentences are encoded once for all runs. If JAX_COMPILATION_CACHE_DIR is set, a head is compiled once for all its seeds.
 
-    python scripts/ablate_heads.py --config configs/ablation.py
+    python -m r2sm_jax.train configs/ablation.py --model.head linear
 """
 
 from r2sm_jax.config import Config, DataConfig, LoopConfig

@@ -1,112 +1,313 @@
-"""Speed of every stage on this machine: `python scripts/benchmark.py [CONFIG.py] [--flags]`, as for training.
+"""Speed on this machine: `python scripts/benchmark.py training|data|evaluation|serving [...]`.
 
-Run nothing else at the same time. Scenes and queries are made on one core; the rest uses all devices that JAX finds.
-The training step is that of `train.py`, with its batches, products and parts. Figures are medians.
+    training    [CONFIG.py] [--flags]   drawing scenes, encoding sentences, a training step
+    data        [CONFIG.py] [--flags]   decoding, preparing and batching the images of --data.source
+    evaluation  [--queries N]           scoring masks that are made for the purpose
+    serving     RUN|EXPORT [--images N] images and queries a second
+
+Run nothing else at the same time. Figures are medians unless they say otherwise.
 """
 
+import itertools
+import json
+import resource
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
-from flax import nnx
+import tyro
+from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.cli import parse_config
-from r2sm_jax.config import Config
+import r2sm_jax
+from r2sm_jax.cli import parse_config, parse_flags
+from r2sm_jax.data import masks
+from r2sm_jax.data.batches import Assemble, PreparedSource, random_crop, training_batches
+from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.errors import cli_main
-from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.evaluation.predictions import score_predictions
+from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.inference.run import resolve
-from r2sm_jax.models.matmul import trim_memory, tune_malloc
+from r2sm_jax.models.matmul import trim_memory
 from r2sm_jax.models.pretrained import read_encoder_sizes
-from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.source import draw_scene
-from r2sm_jax.train import prepare_data
+from r2sm_jax.train import open_data, prepare_data
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
-SCENES = 64
+Figures = Iterator[tuple[str, str]]
+"""Names and figures, as they are measured."""
+NUM_SCENES = 64
+PHOTO_SIZE = (640, 480)
 
 
-def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median time of a call whose result is waited for, after one that compiles."""
+def median_seconds(work: Callable[[], Any], num_repeats: int) -> float:
+    """Median time of a call whose result is waited for, after a first one that compiles."""
     jax.block_until_ready(work())
     times = []
-    for _ in range(repeats):
+    for _ in range(num_repeats):
         start = time.perf_counter()
         jax.block_until_ready(work())
         times.append(time.perf_counter() - start)
     return median(times)
 
 
-def measure(config: Config) -> Iterator[tuple[str, str]]:
-    """Names and figures, as they come."""
-    config = resolve(config)
+def peak_memory() -> str:
+    """The largest memory of this process until now."""
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
+
+
+def measure_training(args: Sequence[str]) -> Figures:
+    """The training step of `train.py` with its batches, and what comes before it."""
+    config = resolve(parse_config(args))
+    config = replace(config, data=replace(config.data, source="scenes", scenes=NUM_SCENES))
     size = config.model.vision.image_size
-    took = seconds(lambda: [draw_scene(0, i, size) for i in range(SCENES)], 3)
-    yield "scenes drawn a second and core", f"{SCENES / took:.0f}"
-    drawn = [draw_scene(0, i, size).facts for i in range(SCENES)]
-    took = seconds(
-        lambda: [
-            write_queries(t, rng=np.random.default_rng(i), count=8) for i, t in enumerate(drawn)
-        ],
-        3,
-    )
-    yield "queries written a second and core", f"{8 * SCENES / took:,.0f}"
+    seconds = median_seconds(lambda: [draw_scene(0, i, size) for i in range(NUM_SCENES)], 3)
+    yield "scenes drawn a second and core", f"{NUM_SCENES / seconds:.0f}"
 
-    config = replace(config, data=replace(config.data, source="scenes", scenes=SCENES))
     data = prepare_data(config, lambda message: None)
-    source, texts = open_source("scenes", "train", count=SCENES, size=size), data.texts
-    sentences = [query.text for i in range(SCENES) for query in source.queries_at(i)]
-    numbers = count()
+    source = open_source("scenes", "train", count=NUM_SCENES, size=size)
+    sentences = [query.text for i in range(NUM_SCENES) for query in source.queries_at(i)]
+    numbers = itertools.count()
 
-    def encode_anew() -> None:
+    def encode_new_sentences() -> None:
         number = next(numbers)
-        texts.encode(
-            (f"{sentence} {number}" for sentence in sentences), kind=config.train.matmul_precision
-        )
+        texts = [f"{sentence} {number}" for sentence in sentences]
+        data.texts.encode(texts, kind=config.train.matmul_precision)
 
-    yield "sentences encoded a second", f"{len(sentences) / seconds(encode_anew, 3):.0f}"
+    seconds = median_seconds(encode_new_sentences, 3)
+    yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
 
     graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
     batch, names = jax.device_put((next(data.batches), data.names))
     train_step = jit_train_step(graphdef, optimizer, config)
-    predictor = Predictor(
-        config.model, graphdef, nnx.merge_state(jax.tree.map(np.array, params), constants), texts
-    )
 
     def step() -> Any:
         nonlocal state
-        state, logs = train_step(state, constants, batch, names)
-        return logs
+        state, values = train_step(state, constants, batch, names)
+        return values
 
     jax.block_until_ready(step())
     trim_memory()
     shape = f"{config.train.batch_size} images x {config.data.queries} queries"
-    yield f"training step, {shape}", f"{1000 * seconds(step, 20):.0f} ms"
+    yield f"training step, {shape}", f"{1000 * median_seconds(step, 20):.0f} ms"
 
-    image = source[0].image
 
-    def answer() -> None:
-        predictor.set_image(image)
-        predictor.predict(sentences[:1])
+def measure_data(args: Sequence[str]) -> Figures:
+    """Means over images of each stage on one core, then whole batches on all. Token states are
+    blank."""
+    config = resolve(parse_config(args))
+    data, vision = config.data, config.model.vision
+    source = open_data(config, "train", data.scenes)
+    count = min(96, len(source))
+    prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=data.crop)
+    assemble = Assemble(
+        blank_token_states,
+        tokens=32,
+        queries=data.queries,
+        instances=data.instances,
+        slots=config.model.decoder.slots,
+        mirror=data.mirror,
+        colour_jitter=data.colour_jitter,
+    )
+    rng = np.random.default_rng(0)
 
-    yield "one image and one known query", f"{1000 * seconds(answer, 20):.0f} ms"
+    def mean_milliseconds(work: Callable[[int], Any]) -> str:
+        start = time.perf_counter()
+        for i in range(count):
+            work(i)
+        return f"{1000 * (time.perf_counter() - start) / count:.1f} ms"
+
+    samples = [source[i] for i in range(count)]
+    examples = [prepared[i] for i in range(count)]
+    yield "decode image and masks", mean_milliseconds(source.__getitem__)
+    yield (
+        "letterbox and pool",
+        mean_milliseconds(lambda i: prepared.prepare(random_crop(samples[i], data.crop, rng))),
+    )
+    yield "assemble", mean_milliseconds(lambda i: assemble(i, examples[i], rng))
+
+    batch_size = config.train.batch_size
+    batches = training_batches(prepared, assemble, batch_size=batch_size, seed=0)
+    next(batches)
+    num_batches = max(4, 2 * count // batch_size)
+    start = time.perf_counter()
+    for _ in range(num_batches):
+        next(batches)
+    rate = num_batches * batch_size / (time.perf_counter() - start)
+    yield "whole batches, all cores", f"{rate:.0f} images/s"
+
+
+def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """As many bytes as the states of the default language model take."""
+    states = np.zeros((len(texts), tokens, 3, 384), np.float16)
+    return states, np.ones((len(texts), tokens), bool)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How many queries are scored."""
+
+    queries: int = 78_204
+    """The default is the number of R2SM's validation."""
+
+
+def measure_evaluation(args: Sequence[str]) -> Figures:
+    """Scores masks in run-length encoding, ten queries an image, as `evaluate --predictions`
+    does."""
+    prog = "python scripts/benchmark.py evaluation"
+    num_queries = parse_flags(EvaluationConfig, args, prog=prog).queries
+    with tempfile.TemporaryDirectory() as name:
+        data, predictions = make_predictions(Path(name), num_queries)
+        start = time.perf_counter()
+        scored = score_predictions(predictions, read_json(data, need_images=False))
+        yield f"{num_queries:,} queries scored", f"{time.perf_counter() - start:.1f} s"
+        start = time.perf_counter()
+        split_figures(scored.results, scored.instances)
+        yield "figures, AP and AR among them", f"{time.perf_counter() - start:.1f} s"
+    yield "peak memory", peak_memory()
+
+
+def make_predictions(folder: Path, num_queries: int) -> tuple[Path, Path]:
+    """A dataset file of overlapping ellipses, and predictions that are shifted by some pixels."""
+    rng = np.random.default_rng(0)
+    ellipses = [draw_ellipse(rng) for _ in range(80)]
+    shifted = [np.roll(mask, tuple(rng.integers(-9, 10, 2)), (0, 1)) for mask in ellipses]
+    amodal_rles = [masks.encode(mask) for mask in ellipses]
+    predicted_rles = [masks.encode(mask) for mask in shifted]
+
+    width, height = PHOTO_SIZE
+    num_images = -(-num_queries // 10)
+    images = [
+        {"id": i, "file_name": f"{i}.jpg", "height": height, "width": width}
+        for i in range(1, num_images + 1)
+    ]
+    annotations: list[dict[str, Any]] = []
+    queries: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
+    for image in images:
+        chosen = rng.choice(len(ellipses), 6, replace=False)
+        first_id = len(annotations) + 1
+        for k in chosen:
+            front = ellipses[rng.choice(chosen)]
+            visible = ellipses[k] & ~front if rng.random() < 0.5 else ellipses[k]
+            annotation = {"id": len(annotations) + 1, "image_id": image["id"], "category_id": 1}
+            annotation |= {"iscrowd": 0, "bbox": [0, 0, 1, 1], "area": 1}
+            annotation |= {"segmentation": amodal_rles[k], "visible_mask": masks.encode(visible)}
+            annotations.append(annotation)
+        for _ in range(min(10, num_queries - len(queries))):
+            targets = rng.choice(6, rng.integers(1, 4), replace=False)
+            query = {"id": len(queries) + 1, "image_id": image["id"], "text": "the thing"}
+            query |= {"mask_type": str(rng.choice(["modal", "amodal"]))}
+            query |= {"instance_ids": [int(first_id + i) for i in targets]}
+            queries.append(query)
+            for i in targets:
+                mask = predicted_rles[chosen[i]]
+                score = float(rng.random())
+                predictions.append({"query_id": query["id"], "segmentation": mask, "score": score})
+
+    data = {"images": images, "annotations": annotations, "queries": queries}
+    data["categories"] = [{"id": 1, "name": "thing"}]
+    data_file = folder / "data.json"
+    predictions_file = folder / "predictions.json"
+    data_file.write_text(json.dumps(data), "utf-8")
+    predictions_file.write_text(json.dumps(predictions), "utf-8")
+    return data_file, predictions_file
+
+
+def draw_ellipse(rng: np.random.Generator) -> np.ndarray:
+    """A random ellipse as a mask [H W]."""
+    x, y = rng.uniform([80, 80], [PHOTO_SIZE[0] - 80, PHOTO_SIZE[1] - 80])
+    radius_x, radius_y = rng.uniform(20, 110, 2)
+    image = Image.new("1", PHOTO_SIZE)
+    box = (x - radius_x, y - radius_y, x + radius_x, y + radius_y)
+    ImageDraw.Draw(image).ellipse(box, fill=1)
+    return np.asarray(image)
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """What is served."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Run folder, export, or hf:owner/name of one on the Hugging Face hub."""
+    images: int = 40
+    """Images, and repetitions of every measurement."""
+
+
+def measure_serving(args: Sequence[str]) -> Figures:
+    """A new sentence passes the language model, a known one does not."""
+    config = parse_flags(ServingConfig, args, prog="python scripts/benchmark.py serving")
+    if config.images < 8:
+        raise InputError(f"--images {config.images}: too few for a median; give 8 or more")
+    predictor = r2sm_jax.load(config.run)
+    source = open_source("scenes", "val", count=config.images, size=96)
+    images = [
+        np.asarray(Image.fromarray(source[i].image).resize(PHOTO_SIZE))
+        for i in range(config.images)
+    ]
+
+    start = time.perf_counter()
+    predictor.set_image(images[0])
+    predictor.predict(["the red mug"])
+    yield "first answer, which compiles", f"{time.perf_counter() - start:.2f} s"
+    predictor.warm_up()
+    numbers = itertools.count()
+    image_cycle = itertools.cycle(images)
+
+    def query_new() -> None:
+        predictor.predict([f"the red mug {next(numbers)}"])
+
+    def query_new_image() -> None:
+        predictor.set_image(next(image_cycle))
+        query_new()
+
+    def query_known() -> None:
+        predictor.predict(["the red mug"])
+
+    for name, work in (
+        ("a new image and a new sentence", query_new_image),
+        ("a new sentence", query_new),
+        ("a known sentence", query_known),
+    ):
+        yield name, f"{1000 * median_seconds(work, config.images):.1f} ms"
+
+    for num_queries in (1, 8):
+        queries = [[f"the blue book {next(numbers)}" for _ in range(num_queries)] for _ in images]
+        predictor.predict_batch(images[:8], queries[:8])
+        start = time.perf_counter()
+        predictor.predict_batch(images, queries)
+        rate = len(images) / (time.perf_counter() - start)
+        yield f"images a second, {num_queries} queries each", f"{rate:.1f}"
+    yield "peak memory", peak_memory()
+
+
+BENCHMARKS: dict[str, Callable[[Sequence[str]], Figures]] = {
+    "training": measure_training,
+    "data": measure_data,
+    "evaluation": measure_evaluation,
+    "serving": measure_serving,
+}
 
 
 def main() -> None:
-    tune_malloc()
-    table = Table("what", "figure")
-    for row in measure(parse_config(sys.argv[1:])):
+    """Command line."""
+    name, *args = sys.argv[1:] or [""]
+    if name not in BENCHMARKS:
+        raise InputError(f"benchmark {name!r} is unknown; give one of {', '.join(BENCHMARKS)}")
+    table = Table(name, "figure")
+    for row in BENCHMARKS[name](args):
         table.add_row(*row)
     Console().print(table)
 

@@ -1,11 +1,13 @@
-"""What a training step of a configuration needs: `python scripts/estimate.py [CONFIG.py] [--flags] [--devices N]`.
+"""What a training step of a configuration needs: `python scripts/estimate.py [CONFIG.py] [--flags]
+[--devices N]`.
 
-Prints parameters, memory per device and FLOPs. XLA gives them for the compiled step (`compile().memory_analysis()`,
-`lower().cost_analysis()`) from shapes alone: no weights are made, no model is run, no data is opened. The step is that
-of `train.py`, with its parts of a batch and its products, compiled for this machine, or with --devices N for a CPU that
-imitates N devices (--distributed.fsdp M divides large weights among M of them). A GPU's compiler fuses other
-operations, and a CPU's widens bfloat16, so the memory is only a guide; weights and optimizer are exact. Compiling SAM-B
-takes minutes.
+Prints parameters, memory per device and FLOPs. XLA gives them for the compiled step
+(`compile().memory_analysis()`, `lower().cost_analysis()`) from shapes alone: no weights are made,
+no model is run, no data is opened. The step is that of `train.py`, with its parts of a batch and
+its products, compiled for this machine, or with --devices N for a CPU that imitates N devices
+(--distributed.fsdp M divides large weights among M of them). A GPU's compiler fuses other
+operations, and a CPU's widens bfloat16, so the memory is only a guide; weights and optimizer are
+exact. Compiling SAM-B takes minutes.
 """
 
 import math
@@ -33,14 +35,15 @@ from r2sm_jax.training.sharding import AXES, shardings
 from r2sm_jax.training.step import jit_train_step, make_mesh
 
 QUERY_TOKENS, TYPE_TOKENS = 26, 42
-"""What 99 % of the queries of `scenes` do not exceed, and of the sentences about anything: training pads to these."""
+"""What 99 % of the queries of `scenes` do not exceed, and of the sentences about anything: training
+pads to these."""
 VOCABULARY = {"category": 100}
-"""Group -> number of names that pixels are compared with, for data that is not opened here. Other numbers hardly change
-the figures."""
+"""Group -> number of names that pixels are compared with, for data that is not opened here. Other
+numbers hardly change the figures."""
 
 KEEP_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""XLA's CPU back end removes early the barriers around what is computed again, and then computes it only once; other
-back ends keep them longer."""
+"""XLA's CPU back end removes early the barriers around what is computed again, and then computes it
+only once; other back ends keep them longer."""
 
 
 def vocabulary(config: Config) -> dict[str, int]:
@@ -123,7 +126,8 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     yield "weights and optimizer a device", gigabytes(bytes_a_device((state, constants)))
     batch = batch_shapes(config)
     arguments = (state, constants, placed(batch, jax.tree.map(lambda _: rows, batch)), names)
-    # The cost analysis counts the body of a loop once, so FLOPs are those of the step without accumulation.
+    # The cost analysis counts the body of a loop once, so FLOPs are those of the step without
+    # accumulation.
     whole = replace(config, train=replace(config.train, accumulate=1))
     flops = flops_of(jit_train_step(graphdef, optimizer, whole, state).lower(*arguments))
     yield "FLOPs a step, all devices", f"{flops:.3g}"

@@ -1,14 +1,17 @@
-"""One check of everything that a GPU changes: `scripts/gpu_check.sh`, which calls this. Less than ten minutes.
+"""One check of everything that a GPU changes: `scripts/gpu_check.sh`, which calls this. Less than
+ten minutes.
 
-Each part runs in a process of its own, so that none holds the memory of another. Together they write one JSON:
+Each part runs in a process of its own, so that none holds the memory of another. Together they
+write one JSON:
 
-- `tests`: the tests that run on a GPU;
-- `ours`: SAM ViT-B at 1024 pixels, forward and with gradients, and a whole training step with it: images a second,
+- `tests`: the tests that run on a GPU; - `ours`: SAM ViT-B at 1024 pixels, forward and with
+gradients, and a whole training step with it: images a second,
   share of the GPU's dense bfloat16 peak (MFU, with the FLOPs that XLA counts), memory;
-- `torch`: the same encoder of `transformers`, by torch in eager mode and compiled, if torch is installed;
-- `train`: the default run.
+- `torch`: the same encoder of `transformers`, by torch in eager mode and compiled, if torch is
+installed; - `train`: the default run.
 
-`--dry-run` does all of it on a CPU with small shapes. That shows that the check works. Its figures mean nothing.
+`--dry-run` does all of it on a CPU with small shapes. That shows that the check works. Its figures
+mean nothing.
 """
 
 import json
@@ -59,7 +62,8 @@ SMALL_RUN = (
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Runs tests, benchmarks and the default training on this machine's GPU, and writes one JSON."""
+    """Runs tests, benchmarks and the default training on this machine's GPU, and writes one
+    JSON."""
 
     out: Path = Path("gpu_check.json")
     dry_run: bool = False
@@ -144,7 +148,8 @@ def measure(work: Callable[[], Any], wait: Callable[[Any], Any], repeats: int) -
 def figures(
     timed: dict[str, float], images: int, flops: float, device: str, memory: int
 ) -> dict[str, Any]:
-    """A measurement in the terms of the field. `mfu` is None for a device whose peak is not known."""
+    """A measurement in the terms of the field. `mfu` is None for a device whose peak is not
+    known."""
     peak = next((peak for name, peak in PEAKS.items() if name in device), None)
     return timed | {
         "images": images,

@@ -1,9 +1,12 @@
+"""The scripts: that they start, what the benchmarks measure, and what `torture.py` counts."""
+
 import importlib.util
+import random
 from pathlib import Path
 
 import pytest
 
-from r2sm_jax.cli import parse_config
+from r2sm_jax.errors import InputError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -17,38 +20,95 @@ def load(name: str):
     return module
 
 
+@pytest.fixture(scope="module")
+def benchmark():
+    return load("benchmark")
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.py")))
 def test_a_script_finds_what_it_imports(name):
-    """Some run too long, or need a machine that tests do not have, to be run here."""
-    if name.startswith("torch_"):
-        pytest.importorskip("torch")
     load(name)
 
 
-def test_the_benchmark_measures_every_stage(tiny_flags, monkeypatch):
-    benchmark = load("benchmark")
-    monkeypatch.setattr(benchmark, "SCENES", 8)
-    figures = dict(benchmark.measure(parse_config(tiny_flags)))
-    assert len(figures) == 5
-    assert all(float(figure.split()[0].replace(",", "")) > 0 for figure in figures.values()), (
-        figures
-    )
+def check_figures(figures: dict[str, str], *names: str) -> None:
+    for name in names:
+        assert any(name in figure for figure in figures), figures
+    assert all(float(value.split()[0].replace(",", "")) > 0 for value in figures.values()), figures
 
 
-def test_the_data_benchmark_makes_its_own_photos(monkeypatch, capsys):
-    benchmark = load("benchmark_data")
-    monkeypatch.setattr(
-        "sys.argv", ["benchmark_data.py", "--count", "3", "--image-size", "64", "--batch-size", "2"]
-    )
-    benchmark.main()
-    printed = capsys.readouterr().out
-    assert "images, 64 px" in printed and "images/s" in printed and "letterbox and pool" in printed
+@pytest.mark.slow
+def test_benchmark_training(benchmark, tiny_flags, monkeypatch):
+    monkeypatch.setattr(benchmark, "NUM_SCENES", 8)
+    check_figures(dict(benchmark.measure_training(tiny_flags)), "scenes", "training step")
 
 
-def test_the_serving_benchmark_measures_every_stage(tiny_run):
-    benchmark = load("benchmark_serving")
-    figures = dict(benchmark.measure(benchmark.ServingConfig(str(tiny_run), images=8)))
-    assert len(figures) == 15 and figures.pop("compiled since it was warm").startswith("0 programs")
-    assert all(float(figure.split()[0].replace(",", "")) > 0 for figure in figures.values()), (
-        figures
-    )
+def test_benchmark_data(benchmark, tiny_flags):
+    check_figures(dict(benchmark.measure_data(tiny_flags)), "decode", "assemble", "batches")
+
+
+def test_benchmark_evaluation(benchmark):
+    check_figures(dict(benchmark.measure_evaluation(["--queries", "23"])), "23 queries scored")
+
+
+@pytest.mark.slow
+def test_benchmark_serving(benchmark, tiny_run):
+    figures = dict(benchmark.measure_serving([str(tiny_run), "--images", "8"]))
+    check_figures(figures, "known sentence", "8 queries each")
+
+
+def test_benchmark_refuses_an_unknown_name(benchmark, refused):
+    assert "'speed'" in refused(benchmark.main, "speed")
+
+
+# torture.py
+
+
+@pytest.fixture(scope="module")
+def torture():
+    return load("torture")
+
+
+def raises(error: BaseException):
+    """A function that raises it."""
+
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (lambda: None, "ok"),
+        (raises(InputError("a.json: bad")), "refused"),
+        (raises(SystemExit(2)), "refused"),
+        (raises(SystemExit(1)), "exit code 1"),
+        (raises(KeyError("size")), "KeyError: 'size'"),
+    ],
+)
+def test_outcomes(torture, action, outcome):
+    assert outcome in torture.outcome_of(action)
+
+
+def test_spoilt_trees_differ_and_repeat_for_a_seed(torture):
+    tree = {"images": [{"id": 1, "size": [2, 3]}], "queries": []}
+    first = [repr(torture.spoil_tree(random.Random(seed), tree)) for seed in range(40)]
+    again = [repr(torture.spoil_tree(random.Random(seed), tree)) for seed in range(40)]
+    assert first == again and len(set(first)) > 30
+
+
+def test_spoilt_files_are_read_or_refused(torture, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", [])
+    outcomes = list(torture.spoil_files(random.Random(0), 40, tmp_path / "files"))
+    assert len({name for name, _ in outcomes}) == 4
+    assert {outcome for _, outcome in outcomes} == {"ok", "refused"}
+
+
+def test_a_resumed_run_with_other_losses_is_a_failure(torture, tmp_path, monkeypatch):
+    """The first killed run loses a step, the second one does not."""
+    ended = iter([True, False, True, False, True])
+    monkeypatch.setattr(torture, "train", lambda folder, kill_after=None: next(ended))
+    monkeypatch.setattr(torture, "losses_of", lambda run: {1: float(run.name == "killed0")})
+    outcomes = list(torture.kill_runs(random.Random(0), 2, tmp_path / "runs"))
+    assert [outcome == "ok" for _, outcome in outcomes] == [False, True]

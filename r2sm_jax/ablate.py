@@ -1,0 +1,71 @@
+"""`python -m r2sm_jax.ablate [--quick]`: trains every mask-type head on sentences alone and
+compares them.
+
+Prints one table and writes it to a folder, with a figure and the numbers of every seed. No image is
+used.
+"""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from r2sm_jax.cli import parse_flags
+from r2sm_jax.config import TextConfig
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.evaluation.ablation import AblationSizes, print_table, run_ablation, write_ablation
+from r2sm_jax.models.mask_type_heads import LEARNED
+
+FULL = AblationSizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_test_scenes=160)
+QUICK = AblationSizes(num_steps=120, num_scenes=80, num_text_only=2000, num_test_scenes=40)
+
+
+@dataclass(frozen=True)
+class AblateConfig:
+    """Compares mask-type heads."""
+
+    quick: bool = False
+    """Fewer sentences and steps, and two seeds: about two minutes instead of about an hour."""
+    heads: tuple[str, ...] = tuple(LEARNED)
+    """Heads that decide from the words alone."""
+    seeds: int | None = None
+    """Trainings of each head; default: 3, or 2 with --quick."""
+    steps: int | None = None
+    """Training steps of 128 sentences; default: 2,000, or 120 with --quick."""
+    out: str = "ablation"
+    """Folder for heads.md, heads.png and heads.json; earlier ones are replaced."""
+    cache_dir: str | None = None
+    """Folder that keeps the token states of sentences for the next time."""
+    text: TextConfig = field(default_factory=TextConfig)
+    """The language model, as --model.text of training."""
+
+
+def main() -> None:
+    """Command line."""
+    args = parse_flags(AblateConfig, sys.argv[1:], prog="python -m r2sm_jax.ablate")
+    for head in args.heads:
+        if head not in LEARNED:
+            names = ", ".join(LEARNED)
+            raise InputError(f"--heads {head}: no head of this name learns from words; use {names}")
+
+    sizes = QUICK if args.quick else FULL
+    num_seeds = (2 if args.quick else 3) if args.seeds is None else args.seeds
+    num_steps = sizes.num_steps if args.steps is None else args.steps
+    if num_seeds < 1 or num_steps < 1:
+        raise InputError("--seeds and --steps must be at least 1")
+
+    text = args.text
+    texts = TextStates(
+        text.name, layers=text.layers, max_tokens=text.max_tokens, cache=args.cache_dir
+    )
+    results = run_ablation(
+        args.heads, texts, replace(sizes, num_steps=num_steps), num_seeds=num_seeds
+    )
+    print_table(results)
+    folder = Path(args.out)
+    write_ablation(results, folder)
+    print(f"wrote {folder / 'heads.md'}, heads.png and heads.json")
+
+
+if __name__ == "__main__":
+    cli_main(main)

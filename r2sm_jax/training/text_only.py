@@ -1,0 +1,152 @@
+"""Trains a mask-type head alone, on token states of sentences, without images.
+
+The language model is frozen and a head reads only its token states, so a head trains in seconds.
+Loss, optimizer and token dropout are those of `train.py`, which trains the same head together with
+the masks.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Bool, Float, Float16, Int
+
+from r2sm_jax.config import DataConfig, LossConfig
+from r2sm_jax.data.batches import drop_tokens
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.models.mask_type_heads import LEARNED, readings
+from r2sm_jax.training.losses import type_loss
+
+BATCH_SIZE = 128
+PADDED_LENGTHS = (12, 16, 22, 32, 48)
+"""Sentences are padded to the next of these numbers of tokens; longer ones are cut to the last."""
+
+
+class PaddedSentences(NamedTuple):
+    """Sentences of similar length as a head reads them."""
+
+    rows: Int[np.ndarray, " n"]
+    """Their positions in the list of all sentences."""
+    states: Float16[np.ndarray, "n t l e"]
+    mask: Bool[np.ndarray, "n t"]
+
+
+def pad_sentences(texts: TextStates, sentences: Sequence[str]) -> list[PaddedSentences]:
+    """Encodes sentences and groups them by padded length: one group for each length that occurs."""
+    texts.encode(sentences)
+    num_tokens = np.array([texts.count_tokens(sentence) for sentence in sentences])
+    num_tokens = np.minimum(num_tokens, PADDED_LENGTHS[-1])
+    padded_length = np.searchsorted(PADDED_LENGTHS, num_tokens)
+
+    groups = []
+    for i, length in enumerate(PADDED_LENGTHS):
+        rows = np.flatnonzero(padded_length == i)
+        if len(rows):
+            states, mask = texts([sentences[int(row)] for row in rows], length)
+            groups.append(PaddedSentences(rows, states, mask))
+    return groups
+
+
+class TrainedHead(NamedTuple):
+    """A head and its weights."""
+
+    graphdef: nnx.GraphDef
+    params: nnx.State
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def amodal_logits(self, groups: Sequence[PaddedSentences]) -> Float[np.ndarray, " n"]:
+        """Logits of all sentences in their original order; above 0 is amodal."""
+        logits = np.zeros(sum(len(group.rows) for group in groups))
+        for group in groups:
+            for start in range(0, len(group.rows), BATCH_SIZE):
+                part = slice(start, start + BATCH_SIZE)
+                rows = group.rows[part]
+                states = _fill_batch(group.states[part])
+                mask = _fill_batch(group.mask[part])
+                logits[rows] = _apply_head(self.graphdef, self.params, states, mask)[: len(rows)]
+        return logits
+
+
+def _fill_batch(values: np.ndarray) -> np.ndarray:
+    """Repeats the first row until the batch is full, so that one program serves all batches."""
+    missing = BATCH_SIZE - len(values)
+    return np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
+
+
+@partial(jax.jit, static_argnums=0)
+def _apply_head(
+    graphdef: nnx.GraphDef, params: nnx.State, states: jax.Array, mask: jax.Array
+) -> jax.Array:
+    head = nnx.merge(graphdef, params)
+    return head(states[None].astype(jnp.float32), mask[None])[0]
+
+
+def train_head(
+    name: str,
+    groups: Sequence[PaddedSentences],
+    is_amodal: Bool[np.ndarray, " n"],
+    optimizer: optax.GradientTransformation,
+    *,
+    num_steps: int,
+    seed: int = 0,
+) -> TrainedHead:
+    """Trains a head of the registry. `is_amodal` labels the sentences in their original order.
+
+    Pass the same `optimizer` for all seeds and heads: programs are compiled once for it.
+    """
+    num_layers, text_dim = groups[0].states.shape[-2:]
+    graphdef, params = nnx.split(LEARNED[name](text_dim, num_layers, rngs=nnx.Rngs(seed)))
+    opt_state = optimizer.init(params)
+    for states, mask, rows in _sample_batches(groups, num_steps, np.random.default_rng(seed)):
+        grads = _type_gradient(graphdef, params, states, mask, is_amodal[rows])
+        params, opt_state = _update(optimizer, grads, opt_state, params)
+    return TrainedHead(graphdef, params)
+
+
+# A step is two programs, since compiling takes as long as training: the gradient is compiled for
+# each padded length, the update, which is the larger of the two, only once.
+
+
+@partial(jax.jit, static_argnums=0)
+def _type_gradient(
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    states: jax.Array,
+    mask: jax.Array,
+    is_amodal: jax.Array,
+) -> nnx.State:
+    def loss_fn(params: nnx.State) -> jax.Array:
+        head = nnx.merge(graphdef, params)
+        logits = readings(head, states[None].astype(jnp.float32), mask[None])
+        return type_loss(logits, is_amodal[None], LossConfig()).mean()
+
+    return jax.grad(loss_fn)(params)
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(
+    optimizer: optax.GradientTransformation, grads: nnx.State, opt_state: Any, params: nnx.State
+) -> tuple[nnx.State, Any]:
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return cast(nnx.State, optax.apply_updates(params, updates)), opt_state
+
+
+def _sample_batches(
+    groups: Sequence[PaddedSentences], num_steps: int, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields states, masks with some tokens dropped, and rows. A batch has one padded length."""
+    sizes = np.array([len(group.rows) for group in groups])
+    for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
+        group = groups[i]
+        chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
+        mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
+        yield group.states[chosen], mask, group.rows[chosen]
