@@ -70,14 +70,14 @@ def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(tiny_
         return predictor.predict(["the mug"])[0]
 
     before = predict(Calibration())
-    compiled = predictor._answer._cache_size()
+    compiled = predictor._decode._cache_size()
     shifted = predict(Calibration(iou_shift=2.0))
     absent = predict(Calibration(presence_bias=-100.0))
     raw = np.log(before.score / (1 - before.score))
     assert shifted.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
     np.testing.assert_array_equal(shifted.mask, before.mask)
     assert not absent.mask.any() and absent.presence < 1e-3
-    assert predictor._answer._cache_size() == compiled
+    assert predictor._decode._cache_size() == compiled
 
 
 def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):

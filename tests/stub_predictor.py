@@ -1,0 +1,101 @@
+"""A predictor that needs no model: its masks follow from the image's brightness, its decisions from keywords."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from r2sm_jax.config import ModelConfig
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.mask_decoder import PixelFeatures
+from r2sm_jax.models.r2sm import Calibration, R2SMOutput
+from r2sm_jax.query import keyword_mask_type
+
+IMAGE_SIZE, MASK_SIZE, NUM_SLOTS = 32, 8, 2
+
+
+class StubTextEncoder:
+    """One number for each sentence: the logit that it asks for the complete shape."""
+
+    sha256 = "0" * 64
+    max_tokens = 24
+
+    def __init__(self):
+        self.truncated: set[str] = set()
+
+    def encode(self, sentences) -> int:
+        sentences = list(sentences)
+        self.truncated |= {text for text in sentences if len(text.split()) > self.max_tokens}
+        return len(sentences)
+
+    def __call__(self, sentences: Sequence[str]):
+        self.encode(sentences)
+        logits = [2.0 if keyword_mask_type(text) == "amodal" else -2.0 for text in sentences]
+        states = np.array(logits, np.float16).reshape(-1, 1, 1, 1)
+        return states, np.ones(states.shape[:2], bool)
+
+    for_request = __call__
+
+    def cut_off(self, sentence: str) -> str:
+        return " ".join(sentence.split()[self.max_tokens :])
+
+    def warm_up(self) -> None:
+        pass
+
+
+class StubPredictor(Predictor):
+    """Everything of a `Predictor` but the model."""
+
+    weights_sha256 = "1" * 64
+
+    def __init__(self):
+        config = ModelConfig(head="attention")
+        self.config = replace(config, vision=replace(config.vision, image_size=IMAGE_SIZE))
+        self.text_encoder = StubTextEncoder()
+        self.calibration = Calibration()
+        self.matmul_precision = "float32"
+        self._weights = nnx.State({})
+        self._image = None
+        self.num_images = 0
+
+    def _encode_image(self, weights, images, image_mask):
+        self.num_images += len(images)
+        brightness = images.astype(np.float32).mean((1, 2, 3)) / 255
+        tokens = jnp.asarray(brightness).reshape(-1, 1, 1, 1)
+        return tokens, PixelFeatures(fine=tokens, coarse=tokens)
+
+    def _decode(self, weights, tokens, pixels, states, text_mask, calibration) -> R2SMOutput:
+        """A square whose lower half is hidden; bright images have larger ones."""
+        b, k = text_mask.shape[:2]
+        cells = np.arange(MASK_SIZE)
+        amodal = np.full((b, MASK_SIZE, MASK_SIZE), -4.0, np.float32)
+        for row, brightness in enumerate(np.asarray(tokens).ravel()):
+            inside = cells < 2 + 6 * brightness
+            amodal[row][np.outer(inside, inside)] = 4.0
+        modal = amodal.copy()
+        modal[:, MASK_SIZE // 2 :] = -4.0
+
+        def for_queries(masks, *axes):
+            return np.broadcast_to(
+                masks.reshape(b, 1, *[1] * len(axes), MASK_SIZE, MASK_SIZE),
+                (b, k, *axes, MASK_SIZE, MASK_SIZE),
+            )
+
+        slot_presence = np.full((b, k, NUM_SLOTS), -3.0, np.float32)
+        slot_presence[..., 0] = 3.0
+        return R2SMOutput(
+            amodal_logit=states[..., 0, 0, 0].astype(np.float32),
+            modal=for_queries(modal),
+            amodal=for_queries(amodal),
+            presence=np.full((b, k), 2.0, np.float32),
+            iou=np.full((b, k, 2), 0.75, np.float32),
+            slot_modal=for_queries(modal, NUM_SLOTS),
+            slot_amodal=for_queries(amodal, NUM_SLOTS),
+            slot_presence=slot_presence,
+            slot_iou=np.full((b, k, NUM_SLOTS, 2), 0.5, np.float32),
+        )
+
+    def _amodal_logit(self, weights, states, mask, calibration):
+        return states[:, 0, 0, 0].astype(np.float32)
