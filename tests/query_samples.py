@@ -1,21 +1,23 @@
-"""Random things and the queries that the grammar writes about them."""
+"""Random objects and the queries that the grammar writes about them."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
+from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.nouns import lexicon
 from r2sm_jax.synthetic.queries.objects import ObjectFacts
 from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.random_choice import pick
 from r2sm_jax.synthetic.scenes.drawings import CATEGORIES
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white")
-ALL_CLASSES, PATTERNS = lexicon().classes, lexicon().patterns
-CLASSES = {name: meaning for name, meaning in ALL_CLASSES.items() if name in CATEGORIES}
+PATTERNS = lexicon().patterns
+ALL_CLASSES = lexicon().classes
+CLASSES = {name: ALL_CLASSES[name] for name in ALL_CLASSES if name in CATEGORIES}
 """Those of drawn scenes; all others are for photographs."""
-GROUPS = {
-    name: group for name, group in lexicon().groups.items() if set(group.classes) & CLASSES.keys()
-}
+GROUPS = {name: g for name, g in lexicon().groups.items() if set(g.classes) & CLASSES.keys()}
 SPLITS = ("train", "val", "val_phrasing", "val_hard", "test")
 PHOTO_NAMES = (
     "cat litter box",
@@ -29,47 +31,55 @@ PHOTO_NAMES = (
 )
 
 
-def layout(rng: np.random.Generator, photo: tuple[str, ...] = ()) -> list[ObjectFacts]:
-    """Random overlapping things; a later one lies in front of an earlier one."""
-    names = photo or tuple(CLASSES)
-    pool = [names[int(i)] for i in rng.choice(len(names), 6)]
-    size = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))
-    start = rng.uniform(0, 192 - size)
-    boxes = np.concatenate([start, start + size], axis=1)
-    things = []
+def random_objects(
+    rng: np.random.Generator, photo_names: tuple[str, ...] = ()
+) -> list[ObjectFacts]:
+    """Overlapping boxes; a later one lies in front of an earlier one. Objects of photos have no colour."""
+    all_names = photo_names or tuple(CLASSES)
+    names = [pick(rng, all_names) for _ in range(6)]
+    sizes = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))
+    corners = rng.uniform(0, 192 - sizes)
+    boxes = np.concatenate([corners, corners + sizes], axis=1)
+    objects = []
     for i, box in enumerate(boxes):
-        overlap = np.clip(
-            np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None
-        ).prod(1)
+        sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+        overlap = np.clip(sides, 0, None).prod(1)
         overlap[: i + 1] = 0
-        area = float(size[i].prod())
-        colour, pattern = COLOURS[int(rng.integers(9))], tuple(PATTERNS)[int(rng.integers(4))]
-        things.append(
+        area = float(sizes[i].prod())
+        colour, pattern = pick(rng, COLOURS), pick(rng, tuple(PATTERNS))
+        objects.append(
             ObjectFacts(
-                i + 1,
-                pool[int(rng.integers(6))],
-                tuple(map(float, box)),
-                area,
-                min(0.9, float(overlap.sum()) / area),
-                tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
-                None if photo else colour,
-                None if photo else pattern,
+                id=i + 1,
+                category=pick(rng, names),
+                box=tuple(map(float, box)),
+                area=area,
+                occlusion=min(0.9, float(overlap.sum()) / area),
+                hidden_by=tuple(int(j) + 1 for j in np.flatnonzero(overlap)),
+                colour=None if photo_names else colour,
+                pattern=None if photo_names else pattern,
             )
         )
-    return things
+    return objects
 
 
-def written(split, scenes=60, photo=(), seed=0, count=8):
+def write_samples(
+    split, num_images=60, photo_names=(), seed=0, count=8
+) -> Iterator[tuple[list[ObjectFacts], tuple[Query, ...]]]:
     rng = np.random.default_rng(seed)
-    for _ in range(scenes):
-        things = layout(rng, photo)
-        yield things, write_queries(things, rng=rng, count=count, split=split)
+    for _ in range(num_images):
+        objects = random_objects(rng, photo_names)
+        yield objects, write_queries(objects, rng=rng, count=count, split=split)
 
 
-def queries_of(split, scenes=100, **kwargs):
-    return [query for _, queries in written(split, scenes, **kwargs) for query in queries]
+def queries_of(split, num_images=100, **options) -> list[Query]:
+    return [q for _, queries in write_samples(split, num_images, **options) for q in queries]
 
 
 def has_words(text: str, words: str) -> bool:
     text, words = text.lower(), words.lower()
     return words in text and re.search(rf"\b{re.escape(words)}\b", text) is not None
+
+
+def clause_of(function: str) -> str:
+    """A function without its leading sentence and without "that", which "what" replaces."""
+    return function.rpartition(" | ")[2].removeprefix("that ")

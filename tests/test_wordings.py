@@ -1,9 +1,17 @@
-"""Wordings are read as their notation says, and held-out ones stay held out."""
+"""Wordings are read as their notation says, and held-out words stay held out."""
 
 import re
 
 import pytest
-from query_samples import ALL_CLASSES, CLASSES, COLOURS, GROUPS, has_words, queries_of
+from query_samples import (
+    ALL_CLASSES,
+    CLASSES,
+    COLOURS,
+    GROUPS,
+    clause_of,
+    has_words,
+    queries_of,
+)
 
 from r2sm_jax.synthetic.queries.grammar import Phrasebook, phrasebook
 from r2sm_jax.synthetic.queries.nouns import lexicon, plural
@@ -13,37 +21,39 @@ from r2sm_jax.synthetic.queries.sentences import (
     written_sentences,
 )
 
+BOOKS = [phrasebook(name) for name in ("wordings", "held_out", "test")]
+HELD_OUT_SPLITS = ("val_phrasing", "val_hard", "test")
+DRAWN = (*CLASSES.values(), *GROUPS.values())
+EVERYTHING = (*ALL_CLASSES.values(), *lexicon().groups.values())
 
-def all_wordings(book, mask_type):
-    return frozenset(text for w in book.easy[mask_type] + book.hard[mask_type] for text in w.texts)
+
+def texts_of(book: Phrasebook, mask_type) -> set[str]:
+    wordings = book.easy[mask_type] + book.hard[mask_type]
+    return {text for wording in wordings for text in wording.texts}
 
 
-def held_out_wordings():
-    books = phrasebook("held_out"), phrasebook("test")
-    return frozenset().union(
-        *(all_wordings(book, mask_type) for book in books for mask_type in ("modal", "amodal"))
-    )
+def assert_no_held_out_wording(text: str) -> None:
+    """The longest part without a field of every held-out wording, if it has five words or more."""
+    for book in BOOKS[1:]:
+        for wording in texts_of(book, "modal") | texts_of(book, "amodal"):
+            longest = max(re.split(r"{\w+}", wording), key=len).lower().strip(" ,.?;:")
+            assert len(longest.split()) <= 4 or longest not in text, wording
 
 
 def test_wordings_are_many_and_disjoint():
-    train, *others = phrasebook("wordings"), phrasebook("held_out"), phrasebook("test")
-    sets = [
-        all_wordings(book, mask_type)
-        for book in (train, *others)
-        for mask_type in ("modal", "amodal")
-    ]
-    assert len(frozenset().union(*sets)) == sum(map(len, sets))
-    for mask_type in ("modal", "amodal"):
-        # Templates, before their choices of words.
-        assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
-        for book in others:
-            assert len(all_wordings(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
-    for name in ("commands", "questions"):
-        lists = [getattr(book, name) for book in (train, *others)]
+    all_texts = [texts_of(book, mask_type) for book in BOOKS for mask_type in ("modal", "amodal")]
+    assert len(set().union(*all_texts)) == sum(map(len, all_texts))
+    for lists in ([b.commands for b in BOOKS], [b.questions for b in BOOKS]):
         assert len(set().union(*lists)) == sum(map(len, lists))
 
+    train, *held_out = BOOKS
+    for mask_type in ("modal", "amodal"):
+        assert len(train.easy[mask_type]) + len(train.hard[mask_type]) >= 150
+        for book in held_out:
+            assert len(texts_of(book, mask_type)) >= 40 and len(book.hard[mask_type]) >= 25
 
-def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
+
+def test_a_file_is_read_as_its_notation_says(tmp_path):
     path = tmp_path / "wordings.txt"
     path.write_text(
         "# A comment\n== modal: bare\n{x}\n[Mark|Show] {x}.\n\n== amodal: complete\n~<Whole> {n}\n"
@@ -51,8 +61,8 @@ def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
     )
     book = Phrasebook(str(path))
     assert [wording.texts for wording in book.bare] == [("{x}",), ("Mark {x}.", "Show {x}.")]
-    (whole,), (hard,) = book.easy["amodal"], book.hard["amodal"]
-    assert whole.texts == ("Whole {n}", "Full {n}") and whole.needs == {"n", "hidden"}
+    (easy,), (hard,) = book.easy["amodal"], book.hard["amodal"]
+    assert easy.texts == ("Whole {n}", "Full {n}") and easy.needs == {"n", "hidden"}
     assert book.pairs == [((book.easy["modal"][-1],), (hard,))] and book.commands == ["Get {w}."]
 
 
@@ -60,86 +70,91 @@ def test_a_wordings_file_is_read_as_its_notation_says(tmp_path):
     ("content", "message"),
     [
         ("{x}", "begin a section"),
-        ("== visible\n{x}", "expected 'modal or amodal: …'"),
-        ("== modal: bare\n[a|b {x}", "a bracket lacks its partner"),
-        ("== modal: bare\n{x}, <only> this", "'<only>' is unknown"),
-        ("== modal: bare\n{z}", "'{z}' is unknown"),
-        ("== questions\nWhere is {x}?", "'{x}' is unknown"),
-        ("== shared words\nonly", "expected 'NAME: …'"),
-        ("== pairs\nmodal: {x}", "a pair lacks its second line"),
-        ("== pairs\nmodal: {x}\nmodal: {x}", "expected 'amodal: …'"),
+        ("== visible\n{x}", "modal or amodal"),
+        ("== modal: bare\n[a|b {x}", "bracket"),
+        ("== modal: bare\n{x}, <only> this", "'<only>'"),
+        ("== modal: bare\n{z}", "'{z}'"),
+        ("== questions\nWhere is {x}?", "'{x}'"),
+        ("== shared words\nonly", "NAME"),
+        ("== pairs\nmodal: {x}", "second line"),
+        ("== pairs\nmodal: {x}\nmodal: {x}", "expected 'amodal"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, content, message):
     path = tmp_path / "wordings.txt"
     path.write_text(content + "\n")
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         Phrasebook(str(path))
-    assert str(path) in str(caught.value)
 
 
-def _frames(texts):
+def frames_of(texts) -> set[str]:
     """Texts without the words that name things."""
-    nouns = [
-        n for m in (*CLASSES.values(), *GROUPS.values()) for n in (*m.nouns, *m.held_out_nouns)
-    ]
+    nouns = [noun for entry in DRAWN for noun in (*entry.nouns, *entry.held_out_nouns)]
     patterns = "plain striped dotted spotted checked checkered the"
     names = " ".join((*COLOURS, *nouns, *map(plural, nouns), patterns))
-    vocabulary = set(re.findall(r"\w+", names.lower()))
+    named = set(re.findall(r"\w+", names.lower()))
     return {
-        " ".join(w for w in re.findall(r"[\w']+", text.lower()) if w not in vocabulary)
+        " ".join(word for word in re.findall(r"[\w']+", text.lower()) if word not in named)
         for text in texts
     }
 
 
 def test_nothing_held_out_occurs_in_training():
-    train = [q.text for q in queries_of("train", 250)]
-    held_out = [
-        q.text for split in ("val_phrasing", "val_hard", "test") for q in queries_of(split, 80)
-    ]
+    train = [query.text for query in queries_of("train", 250)]
+    held_out = [query.text for split in HELD_OUT_SPLITS for query in queries_of(split, 80)]
     assert not set(train) & set(held_out)
-    assert not _frames(train) & _frames(held_out)
-    assert len(_frames(train)) > 800
-    joined = "\n".join(train).lower()
-    meanings = (*CLASSES.values(), *GROUPS.values())
-    for words in [w for m in meanings for w in (*m.held_out_nouns, *m.held_out_functions)]:
-        assert not has_words(joined, words.removeprefix("that ")), words
-    for text in held_out_wordings():
-        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
-        if len(longest.split()) > 4:
-            assert longest not in joined, text
+    assert not frames_of(train) & frames_of(held_out)
+    assert len(frames_of(train)) > 800
+
+    text = "\n".join(train).lower()
+    assert_no_held_out_wording(text)
+    for entry in DRAWN:
+        for words in (*entry.held_out_nouns, *map(clause_of, entry.held_out_functions)):
+            assert not has_words(text, words), words
 
 
-def test_nothing_held_out_occurs_in_the_sentences_about_anything():
-    """They are trained on too: every text that they are made of is read, not a sample, for nouns of all classes."""
-    texts = [text for texts in text_only_templates().values() for text in texts]
-    texts += [row.text for row in written_sentences()]
+def test_held_out_words_of_photographed_classes_stay_held_out():
+    drawn_only = CLASSES.keys() - {"car", "cat", "book", "bottle"}
+    names = tuple(sorted(ALL_CLASSES.keys() - drawn_only))
+    texts = {}
+    for split in ("train", "val_phrasing"):
+        queries = queries_of(split, 150, photo_names=names)
+        assert any(query.kind["task"] == "reasoning" for query in queries)
+        texts[split] = "\n".join(query.text for query in queries).lower()
+    for name in names:
+        entry = ALL_CLASSES[name]
+        for words in (*entry.held_out_nouns, *map(clause_of, entry.held_out_functions)):
+            assert not has_words(texts["train"], words), words
+        for function in entry.functions:
+            words = function.rpartition(" | ")[2]
+            assert not has_words(texts["val_phrasing"], words), words
+
+
+def test_nothing_held_out_occurs_in_the_text_only_queries():
+    """They are trained on too: every text that they are made of is read, for nouns of all classes."""
+    texts = [text for section in text_only_templates().values() for text in section]
+    texts += [sentence.text for sentence in written_sentences()]
     texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]
-    joined = "\n".join(texts).lower()
-    for meaning in (*ALL_CLASSES.values(), *lexicon().groups.values()):
-        nouns = [form for noun in meaning.held_out_nouns for form in (noun, plural(noun))]
-        clauses = [
-            clause.split(" | ")[-1].removeprefix("that ") for clause in meaning.held_out_functions
-        ]
-        assert not [words for words in (*nouns, *clauses) if has_words(joined, words)]
-    for text in held_out_wordings():
-        longest = max(re.split(r"{\w+}", text), key=len).lower().strip(" ,.?;:")
-        assert len(longest.split()) <= 4 or longest not in joined, text
+    text = "\n".join(texts).lower()
+    assert_no_held_out_wording(text)
+    for entry in EVERYTHING:
+        nouns = (*entry.held_out_nouns, *map(plural, entry.held_out_nouns))
+        for words in (*nouns, *map(clause_of, entry.held_out_functions)):
+            assert not has_words(text, words), words
 
 
 def test_held_out_splits_use_no_training_noun_or_function():
-    for split in ("val_phrasing", "val_hard", "test"):
+    for split in HELD_OUT_SPLITS:
         for query in queries_of(split, 80):
-            for meaning in (*CLASSES.values(), *GROUPS.values()):
-                allowed = " ".join((*meaning.held_out_nouns, *meaning.held_out_functions))
-                for clause in meaning.functions:
-                    words = clause.split(" | ")[-1].removeprefix("that ")
+            for entry in DRAWN:
+                allowed = " ".join((*entry.held_out_nouns, *entry.held_out_functions))
+                for words in map(clause_of, entry.functions):
                     assert not has_words(query.text, words) or words in allowed
+
             text = query.text.lower()
-            for meaning in CLASSES.values():
-                for noun in meaning.held_out_nouns:
-                    text = re.sub(
-                        rf"\b(?:{re.escape(plural(noun))}|{re.escape(noun)})\b", "X", text
-                    )
-            named = [noun for m in CLASSES.values() for noun in m.nouns if has_words(text, noun)]
-            assert not named, (query.text, named)
+            for entry in CLASSES.values():
+                for noun in entry.held_out_nouns:
+                    forms = f"{re.escape(plural(noun))}|{re.escape(noun)}"
+                    text = re.sub(rf"\b(?:{forms})\b", "X", text)
+            nouns = [noun for entry in CLASSES.values() for noun in entry.nouns]
+            assert not [noun for noun in nouns if has_words(text, noun)], query.text

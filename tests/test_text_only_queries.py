@@ -1,0 +1,98 @@
+"""Sentences without an image: balanced, reproducible, and none of the lists that measure."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from r2sm_jax.query import Sentence, keyword_mask_type
+from r2sm_jax.synthetic.queries.sentences import (
+    _r2sm_sentences,
+    intent_sentences,
+    text_only_templates,
+    write_text_only_queries,
+    written_sentences,
+)
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[Sentence]:
+    return write_text_only_queries(5000, seed=0)
+
+
+def test_they_are_different_balanced_and_hard_both_ways(sentences):
+    assert len({(s.text, s.mask_type) for s in sentences}) == 5000
+    amodal = np.array([s.mask_type == "amodal" for s in sentences])
+    hard = np.array([keyword_mask_type(s.text) != s.mask_type for s in sentences])
+    assert 0.45 < amodal.mean() < 0.55
+    assert 0.3 < hard[amodal].mean() < 0.6 and 0.3 < hard[~amodal].mean() < 0.6
+    assert all(s.family.startswith(s.mask_type) for s in sentences)
+    assert len({s.family for s in sentences}) > 30
+    undecidable = Counter(s.mask_type for s in sentences if s.family.endswith(": nothing"))
+    assert min(undecidable.values()) > 25 and undecidable.total() < 500
+
+
+def test_all_fields_are_filled(sentences):
+    for sentence in sentences:
+        text = sentence.text.replace("conf=0.9", "")
+        if not sentence.family.endswith("nothing"):  # these have punctuation alone, among others
+            assert not re.search(r"[{}\[\]<>|~]", text), text
+        assert text.strip()
+
+
+def test_a_seed_gives_the_same_sentences_and_another_seed_others():
+    one, again, other = (write_text_only_queries(200, seed=seed) for seed in (3, 3, 4))
+    assert one == again and len(set(one) & set(other)) < 20
+    assert write_text_only_queries(0, seed=0) == []
+
+
+def test_no_sentence_that_measures_is_written(sentences):
+    def words(text: str) -> str:
+        return " ".join(re.findall(r"[a-z]+", text.lower()))
+
+    written = {words(s.text) for s in sentences}
+    for name in ("development", "test", "calibration", "val_r2sm"):
+        assert not written & {words(s.text) for s in intent_sentences(name)}, name
+
+
+def test_the_words_are_many_and_different():
+    templates = text_only_templates()
+    assert len(templates["thing"]) > 300
+    for name in ("thing", "person", "adjective"):
+        assert len(set(templates[name])) == len(templates[name])
+
+
+def test_six_of_ten_are_in_the_manner_of_r2sm_and_may_leave_an_author_out(sentences):
+    r2sm = [s for s in sentences if "r2sm" in s.family]
+    assert 0.5 < len(r2sm) / len(sentences) < 0.7
+    assert len({s.family for s in r2sm if ", " in s.family}) == 6  # with a second sentence
+    by_author = {s.text.lower() for s in written_sentences() if s.family == "author a"}
+    without = write_text_only_queries(1000, seed=0, without=["author a"])
+    assert not by_author & {s.text.lower() for s in without}
+    assert by_author & {s.text.lower() for s in sentences}
+
+
+def test_all_written_sentences_are_used_before_any_comes_again():
+    totals = Counter(s.reason for s in written_sentences())
+    used: dict[str, list[str]] = {reason: [] for reason in totals}
+    for sentence in _r2sm_sentences(np.random.default_rng(0), []):
+        form = sentence.family.split(": r2sm ")[1]
+        if form in used:  # without a second sentence
+            used[form].append(sentence.text)
+        if len(used["restricted"]) == totals["restricted"]:
+            break
+    for reason in ("restricted", "plain"):
+        first = used[reason][: totals[reason] // 2]
+        assert len(set(first)) == len(first) > 1000, reason
+
+
+def test_training_and_measuring_lists_have_authors_and_sentences_of_their_own():
+    train, val = written_sentences(), intent_sentences("val_r2sm")
+    assert len(train) >= 800 and len(val) >= 200
+    assert not {s.family for s in train} & {s.family for s in val}
+    assert not {s.text.lower() for s in train} & {s.text.lower() for s in val}
+    assert {s.reason for s in train} == {"plain", "restricted", "hidden or whole"}
+    for sentences in (train, val):
+        assert 0.3 < np.mean([s.mask_type == "amodal" for s in sentences]) < 0.6
+    assert all((s.reason == "hidden or whole") == (s.mask_type == "amodal") for s in train)
