@@ -167,7 +167,7 @@ class LossConfig:
     supervise: Literal["both", "requested"] = "both"
     """Train both masks on every query, or only the one that it asks for, in every loss (docs/heads.md)."""
     slots: float = 0.15
-    early: float = 0.5
+    aux: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""
     type: float = 1.0
     type_smoothing: float = 0.03
@@ -246,11 +246,8 @@ class LoopConfig:
     """Images per step, over all devices."""
     devices: int = 0
     """Devices that share a batch; 0 = all of this machine, or of all processes."""
-    accumulate: int = 0
-    """Compute a batch in so many parts, to need the memory of one. The step is the same. 0 = two unrolled parts on a
-    CPU, where that is faster, and one part elsewhere."""
-    unroll: bool = False
-    """Compile the parts without a loop, which needs the memory of the whole batch; on a CPU six times faster."""
+    accumulate: int = 1
+    """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
     (`--data.cache-dir`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
@@ -333,7 +330,7 @@ SMALLEST = {
     "train.checkpoint_every": 1,
     "train.evaluate_every": 1,
     "train.devices": 0,
-    "train.accumulate": 0,
+    "train.accumulate": 1,
     "data.queries": 1,
     "data.scenes": 1,
     "data.instances": 1,

@@ -322,7 +322,6 @@ def tiny_flags(bert_folder) -> list[str]:
         "evaluate-samples": 2,
         "report-samples": 1,
         "matmul-precision": "float32",
-        "accumulate": 1,
     }
     values = {f"model.{name}": value for name, value in model.items()}
     values |= {f"train.{name}": value for name, value in loop.items()}

@@ -50,7 +50,7 @@ MAY_CHANGE = (
         "train.evaluate_every",
         "train.report_samples",
     ),
-    *("train.devices", "train.accumulate", "train.unroll", "distributed.fsdp"),
+    *("train.devices", "train.accumulate", "distributed.fsdp"),
 )
 """Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
 
@@ -121,18 +121,10 @@ def resolve_loop(config: Config, parent: Config | None = None) -> Config:
     if parent:
         used = parent.train
     else:
-        halves = jax.default_backend() == "cpu" and loop.batch_size // devices % 2 == 0
-        used = LoopConfig(
-            accumulate=2 if halves else 1,
-            unroll=halves,
-            matmul_precision=choose_matmul_precision(),
-            select_on="dev",
-        )
+        used = LoopConfig(matmul_precision=choose_matmul_precision(), select_on="dev")
     loop = replace(
         loop,
         devices=devices,
-        accumulate=loop.accumulate or used.accumulate,
-        unroll=loop.unroll if loop.accumulate else used.unroll,
         matmul_precision=used.matmul_precision
         if loop.matmul_precision == "auto"
         else loop.matmul_precision,

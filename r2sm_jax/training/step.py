@@ -1,7 +1,7 @@
 """The training step: what it changes, the function that is compiled, and the features that it need not compute."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -23,11 +23,10 @@ from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM, build_model
-from r2sm_jax.training import losses
-from r2sm_jax.training.losses import Outputs, Targets
+from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
 from r2sm_jax.training.sharding import AXES, gather, whole
+from r2sm_jax.training.supervision import Batch, Targets, make_targets
 
-Batch = dict[str, Any]
 Names = dict[str, Float[Array, "_v e"]]
 """Text embeddings of each attribute's values."""
 Values = dict[str, Float[Array, ""]]
@@ -57,43 +56,27 @@ def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> Tr
     return TrainState(params, jax.jit(optimizer.init)(params), jnp.zeros((), jnp.int32))
 
 
-def make_targets(batch: Batch) -> Targets:
-    """The truth of a batch (data/batches.py), with coverages in float32."""
-    unchanged = (
-        "has_amodal",
-        "query_instances",
-        "slot_targets",
-        "is_amodal",
-        "query_mask",
-        "labels",
-        "boxes",
-    )
-    coverages = {"modal": "modal", "amodal": "amodal", "pixel_weight": "pixel_weight"}
-    return Targets(
-        type_is_amodal=batch.get("type_is_amodal", batch["is_amodal"]),
-        type_valid=batch.get("type_valid", batch["query_mask"]),
-        **{name: batch[name] for name in unchanged},
-        **{name: batch[key].astype(jnp.float32) / 255 for name, key in coverages.items()},
-    )
-
-
-def run_model(model: R2SM, batch: Batch, names: Names, regions: Float[Array, "b m h w"]) -> Outputs:
-    """Everything that the losses compare with the truth. An instance's kernel is made of the image features in its
-    region (`losses.instance_regions`)."""
+def predict_for_training(
+    model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
+) -> TrainingOutput:
+    """Everything that the losses compare with the targets."""
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
     tokens, pixels = model.encode_image(batch["image"], batch["image_mask"], frozen)
-    masks = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
+    decoder = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
+
     if model.head is not None:
-        type_readings = heads.readings(
+        # Heads that read words alone also learn from sentences without an image.
+        type_logits = heads.readings(
             model.head, batch["type_text"].astype(jnp.float32), batch["type_text_mask"]
         )
     else:
-        type_readings = model.amodal_logit(batch["text"], batch["text_mask"], masks)[None]
-    return Outputs(
-        masks=masks,
+        type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
+
+    return TrainingOutput(
+        decoder=decoder,
         pixels=pixels,
-        type_readings=type_readings,
-        instances=model.instance_kernels(pixels, regions),
+        type_logits=type_logits,
+        instance_kernels=model.instance_kernels(pixels, instance_regions),
         dense=model.dense_output(pixels),
         names={group: model.dense_names(embeddings) for group, embeddings in names.items()},
     )
@@ -110,45 +93,45 @@ def train_step(
     config: Config,
 ) -> tuple[TrainState, Values]:
     """One step of a resolved configuration."""
-    model, loop = config.model, config.train
-    weights = losses.entry_weights(make_targets(batch), config.loss, model.head)
+    targets = make_targets(batch, config.loss, head=config.model.head)
 
-    def loss_fn(params: nnx.State, part: tuple[Batch, Batch]) -> tuple[Array, Values]:
-        batch, weights = part
-        targets = make_targets(batch)
-        regions = losses.instance_regions(targets, config.loss, model.head)
-        outputs = run_model(nnx.merge(graphdef, params, constants), batch, names, regions)
-        found = losses.compute_losses(
-            outputs, targets, config.loss, head=model.head, threshold=model.mask_threshold
-        )
-        means = losses.mean_losses(found, weights)
-        return losses.total_loss(means, config.loss), means
+    def loss_fn(params: nnx.State, batch: Batch, targets: Targets) -> tuple[Array, Values]:
+        model = nnx.merge(graphdef, params, constants)
+        output = predict_for_training(model, batch, names, targets.instance_regions)
+        losses = compute_losses(output, targets, config.loss, threshold=config.model.mask_threshold)
+        return total_loss(losses, config.loss), losses
 
-    with products(loop.matmul_precision):
-        gradient_fn = partial(jax.value_and_grad(loss_fn, has_aux=True), state.params)
-        (loss, values), grads = add_parts(
-            gradient_fn, (batch, weights), loop.accumulate, unroll=loop.unroll
-        )
+    def gradient_fn(part: tuple[Batch, Targets]) -> tuple[tuple[Array, Values], nnx.State]:
+        return jax.value_and_grad(loss_fn, has_aux=True)(state.params, *part)
+
+    with products(config.train.matmul_precision):
+        (loss, losses), grads = add_parts(gradient_fn, (batch, targets), config.train.accumulate)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
-    values |= {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
+
+    values = losses | {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
     return TrainState(params, opt_state, state.step + 1), values
 
 
-def add_parts(function: Callable[[Any], Any], batch: Any, count: int, *, unroll: bool) -> Any:
-    """The sum of a function over `count` parts of a batch, one after the other: in a loop, which takes the memory of
-    one part, or `unroll`ed, with the memory of the whole batch, and on a CPU a sixth of the loop's time."""
+def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
+    """The sum of a function over `count` parts of a batch, one after the other, in the memory of one part."""
     if count == 1:
         return function(batch)
+
     # The rows of a part lie `count` apart, so that every device holds an equal share of each part.
-    parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0), batch)
-    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    def divide(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0)
+
+    parts = jax.tree.map(divide, batch)
+    first_part = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(function, first_part)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
-    return jax.lax.scan(add, zeros, parts, unroll=unroll)[0]
+    total, _ = jax.lax.scan(add, zeros, parts)
+    return total
 
 
 def jit_train_step(
@@ -158,36 +141,11 @@ def jit_train_step(
     state: TrainState | None = None,
 ) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
     """`train_step` compiled for a resolved configuration. The memory of the old state is reused, and every new one
-    lies as `state` does (arrays or shapes with their shardings). Runs of one process that differ in nothing that a
-    step reads share the program."""
-    loop = config.train
-    read = LoopConfig(
-        matmul_precision=loop.matmul_precision, accumulate=loop.accumulate, unroll=loop.unroll
-    )
-    leaves, structure = jax.tree.flatten(
-        None if state is None else jax.tree.map(lambda x: x.sharding, state)
-    )
-    return _jit_train_step(
-        graphdef,
-        optimizer,
-        Config(model=config.model, loss=config.loss, train=read),
-        tuple(leaves),
-        structure,
-    )
-
-
-@lru_cache(maxsize=8)
-def _jit_train_step(
-    graphdef: nnx.GraphDef,
-    optimizer: optax.GradientTransformation,
-    config: Config,
-    leaves: tuple[Any, ...],
-    structure: Any,
-) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
+    lies as `state` does (arrays or shapes with their shardings)."""
     step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
-    if not leaves:
+    if state is None:
         return jax.jit(step, donate_argnums=0)
-    shardings = jax.tree.unflatten(structure, leaves)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 

@@ -1,0 +1,253 @@
+"""What a batch supervises: the truth of every output, and how much each entry weighs in its loss.
+
+Everything is made once a step, from the whole batch. A weight is 1 / (number of entries that count in the batch), or 0
+for an entry that does not count. So a loss is the sum of value times weight, and a batch can be computed in parts: the
+sums of its parts add up to the mean of the batch.
+
+Which of the two masks of a query is supervised is decided here, as data:
+
+- `--loss.supervise both`: the modal mask, and the amodal mask where it is annotated.
+- `--loss.supervise requested`: only the mask that the query asks for.
+- the head `none` predicts one mask for every query. It learns the requested mask under the name of the modal one.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from einops import reduce
+from jaxtyping import Array, Bool, Float, Int
+
+from r2sm_jax.config import NO_HEAD, LossConfig
+
+Batch = dict[str, Any]
+
+POOL = 2
+"""Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower: nearly as good, and a
+quarter of the pixels."""
+
+
+class MaskTargets(NamedTuple):
+    """Truth of a set of modal and amodal masks, as coverage (the share of a cell that a mask fills, 0..1)."""
+
+    modal: Float[Array, "*n h w"]
+    amodal: Float[Array, "*n h w"]
+    modal_weight: Float[Array, "*n"]
+    amodal_weight: Float[Array, "*n"]
+    iou_weight: Float[Array, "*n 2"]
+    """Of the predicted IoUs of the modal and the amodal mask."""
+
+
+class PixelTargets(NamedTuple):
+    """What the dense losses teach at low resolution about the object that is visible at a pixel."""
+
+    labels: dict[str, Int[Array, "b h w"]]
+    """For each attribute (category, colour, ...): an index into the attribute's names."""
+    label_weights: dict[str, Float[Array, "b h w"]]
+    box: Float[Array, "b h w 4"]
+    """Amodal box x0 y0 x1 y1 of the object in units of the padded image side."""
+    box_weight: Float[Array, "b h w"]
+    hidden: Float[Array, "b m h w"]
+    """1 where an instance is hidden behind something."""
+    hidden_labels: Int[Array, "b m"]
+    """Its category; -1 = unknown."""
+    hidden_weight: Float[Array, "b h w"]
+
+
+class Targets(NamedTuple):
+    """Truth and weights of a batch: b images, k queries, m instances, q slots, f sentences, h x w mask cells."""
+
+    pixel_weight: Float[Array, "b h w"]
+    """Share of the cell that is image, neither letterbox padding nor an ignored region."""
+
+    queries: MaskTargets
+    """[b k]: the union of the instances of each query."""
+    is_present: Float[Array, "b k"]
+    """1 if the query has a target."""
+    presence_weight: Float[Array, "b k"]
+
+    slots: MaskTargets
+    """[b k q] at low resolution: the instances of each query, one by one, in no particular order."""
+    slot_exists: Bool[Array, "b k q"]
+    slot_presence_weight: Float[Array, "b k 1"]
+    match_amodal: Bool[Array, "b k"]
+    """Whether slots are matched with instances by their amodal masks, or else by their modal masks."""
+
+    instances: MaskTargets
+    """[b m]: every instance, whatever the queries ask for."""
+    instance_regions: Float[Array, "b m h w"]
+    """The pixels whose mean feature gives each instance's own kernel."""
+    pixels: PixelTargets
+
+    type_is_amodal: Bool[Array, "b f"]
+    """Whether a sentence that the mask-type head learns from asks for the amodal mask."""
+    type_weight: Float[Array, "b f"]
+
+
+def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
+    """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the mask-type head."""
+    modal = to_coverage(batch["modal"])
+    amodal = to_coverage(batch["amodal"])
+    pixel_weight = to_coverage(batch["pixel_weight"])
+    has_amodal = batch["has_amodal"]
+    is_amodal = batch["is_amodal"]
+    query_mask = batch["query_mask"]
+    query_instances = batch["query_instances"]
+
+    queries = make_mask_targets(
+        unite(query_instances, modal),
+        unite(query_instances, amodal),
+        exists=query_mask,
+        has_amodal=~(query_instances & ~has_amodal[:, None]).any(-1),
+        is_amodal=is_amodal,
+        supervise=config.supervise,
+        head=head,
+    )
+
+    slot_exists = (batch["slot_targets"] >= 0) & query_mask[..., None]
+    slot_instance = jnp.maximum(batch["slot_targets"], 0)
+    slots = make_mask_targets(
+        take(pool_masks(modal), slot_instance),
+        take(pool_masks(amodal), slot_instance),
+        exists=slot_exists,
+        has_amodal=take(has_amodal, slot_instance),
+        is_amodal=is_amodal[..., None],
+        supervise=config.supervise,
+        head=head,
+    )
+    if head == NO_HEAD:
+        match_amodal = jnp.zeros_like(is_amodal)
+    elif config.supervise == "requested":
+        match_amodal = is_amodal
+    else:
+        match_amodal = jnp.ones_like(is_amodal)
+
+    # Instances and pixels are taught the types that some query asks for, where a query teaches one type only.
+    learns_one_type = head == NO_HEAD or config.supervise == "requested"
+    if learns_one_type:
+        is_target = query_instances & query_mask[..., None]
+        teaches_modal = (is_target & ~is_amodal[..., None]).any(1)
+        teaches_amodal = (is_target & is_amodal[..., None]).any(1) & has_amodal
+    else:
+        teaches_modal = jnp.ones_like(has_amodal)
+        teaches_amodal = has_amodal
+    is_visible = modal.any((-2, -1))
+
+    return Targets(
+        pixel_weight=pixel_weight,
+        queries=queries,
+        is_present=query_instances.any(-1).astype(jnp.float32),
+        presence_weight=mean_weight(query_mask),
+        slots=slots,
+        slot_exists=slot_exists,
+        slot_presence_weight=mean_weight(query_mask)[..., None] / max(slot_exists.shape[-1], 1),
+        match_amodal=match_amodal,
+        instances=weigh_masks(
+            modal, amodal, is_visible & teaches_modal, is_visible & teaches_amodal
+        ),
+        instance_regions=jnp.where(teaches_modal[..., None, None], modal, amodal),
+        pixels=make_pixel_targets(
+            batch, teaches_modal, teaches_amodal, teaches_hidden=not learns_one_type
+        ),
+        type_is_amodal=batch.get("type_is_amodal", is_amodal),
+        type_weight=mean_weight(batch.get("type_valid", query_mask)),
+    )
+
+
+def make_pixel_targets(
+    batch: Batch,
+    teaches_modal: Bool[Array, "b m"],
+    teaches_amodal: Bool[Array, "b m"],
+    *,
+    teaches_hidden: bool,
+) -> PixelTargets:
+    """Targets of the dense losses. Every pixel belongs to the instance that covers most of it, if that is half of it."""
+    modal = pool_masks(to_coverage(batch["modal"]))
+    amodal = pool_masks(to_coverage(batch["amodal"]))
+    is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
+    has_amodal = batch["has_amodal"]
+
+    instance = modal.argmax(1)
+    is_object = (modal.max(1) > 0.5) & is_image & take(teaches_modal, instance)
+    labels = {name: take(label, instance) for name, label in batch["labels"].items()}
+
+    return PixelTargets(
+        labels={name: jnp.maximum(label, 0) for name, label in labels.items()},
+        label_weights={
+            name: mean_weight(is_object & (label >= 0)) for name, label in labels.items()
+        },
+        box=take(batch["boxes"], instance),
+        box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
+        hidden=((amodal - modal > 0.5) & has_amodal[..., None, None]).astype(jnp.float32),
+        hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
+        # What is hidden is the difference of both masks, so it is not taught where a query teaches one of them.
+        hidden_weight=mean_weight(is_image & teaches_hidden),
+    )
+
+
+def make_mask_targets(
+    modal: Float[Array, "*n h w"],
+    amodal: Float[Array, "*n h w"],
+    *,
+    exists: Bool[Array, "*n"],
+    has_amodal: Bool[Array, "*n"],
+    is_amodal: Bool[Array, "*#n"],
+    supervise: str,
+    head: str,
+) -> MaskTargets:
+    """Targets of masks that a query asks for. `exists` is False on padding, `has_amodal` where the complete shape is
+    not annotated."""
+    if head == NO_HEAD:
+        modal = jnp.where(is_amodal[..., None, None], amodal, modal)
+        counts_modal = exists & (~is_amodal | has_amodal)
+        counts_amodal = jnp.zeros_like(exists)
+    elif supervise == "requested":
+        counts_modal = exists & ~is_amodal
+        counts_amodal = exists & is_amodal & has_amodal
+    else:
+        counts_modal = exists
+        counts_amodal = exists & has_amodal
+    return weigh_masks(modal, amodal, counts_modal, counts_amodal)
+
+
+def weigh_masks(
+    modal: Float[Array, "*n h w"],
+    amodal: Float[Array, "*n h w"],
+    counts_modal: Bool[Array, "*n"],
+    counts_amodal: Bool[Array, "*n"],
+) -> MaskTargets:
+    """Targets of which all that count weigh alike."""
+    return MaskTargets(
+        modal,
+        amodal,
+        modal_weight=mean_weight(counts_modal),
+        amodal_weight=mean_weight(counts_amodal),
+        iou_weight=mean_weight(jnp.stack([counts_modal, counts_amodal], axis=-1)),
+    )
+
+
+def mean_weight(counts: Bool[Array, "*n"]) -> Float[Array, "*n"]:
+    """Weights with which a sum is the mean over the entries that count; all 0 if there is none."""
+    return counts / jnp.maximum(counts.sum(dtype=jnp.float32), 1)
+
+
+def to_coverage(array: Array) -> Float[Array, "..."]:
+    """0..255 -> 0..1."""
+    return array.astype(jnp.float32) / 255
+
+
+def unite(
+    query_instances: Bool[Array, "b k m"], coverage: Float[Array, "b m h w"]
+) -> Float[Array, "b k h w"]:
+    """The union of the instances of each query."""
+    total = jnp.einsum("bkm,bmhw->bkhw", query_instances.astype(jnp.float32), coverage)
+    return jnp.minimum(total, 1)
+
+
+def pool_masks(coverage: Float[Array, "*b h w"]) -> Float[Array, "*b _h _w"]:
+    """Coverage at a resolution `POOL` times lower."""
+    return reduce(coverage, "... (h y) (w x) -> ... h w", "mean", y=POOL, x=POOL)
+
+
+take = jax.vmap(lambda table, index: table[index])
+"""For each image of a batch, the rows of a table [b m ...] at indices [b ...]."""
