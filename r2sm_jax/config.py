@@ -24,11 +24,6 @@ PLACE = 4
 """Fixed channels that say where a pixel is (`places` in models/decoder.py)."""
 
 
-def is_procedural(spec: str) -> bool:
-    """Whether the data source SPEC makes as many samples as are asked for."""
-    return spec.partition(":")[0] in ("scenes", "compose", "cutouts")
-
-
 @dataclass(frozen=True)
 class VisionConfig:
     """Sizes of the image encoder; the defaults are `tiny`."""

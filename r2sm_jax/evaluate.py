@@ -22,7 +22,7 @@ from scipy.special import expit
 from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import LEARNED_HEADS, Config, DataConfig, ProcessConfig
 from r2sm_jax.data.dataset import Source
-from r2sm_jax.data.sources import REPORTED, intent_sentences, open_source, same_data, split_names
+from r2sm_jax.data.sources import REPORTED, SourceSpec, intent_sentences, open_dataset, split_names
 from r2sm_jax.errors import InputError, cli_main, writing
 from r2sm_jax.evaluation import compare
 from r2sm_jax.evaluation.predictions import score_predictions
@@ -126,6 +126,7 @@ def evaluate(
 ) -> tuple[dict[str, Any], Evaluated]:
     """The report on a segmenter, and the scores that it was made from. `trained` is how it was trained, `selected`
     whether the checkpoint was selected by its figures."""
+    is_same_data = SourceSpec.parse(spec).is_same_data(SourceSpec.parse(trained.data.source))
     evaluated = {
         name: (source, score_source(predictor, source)) for name, source in sources.items()
     }
@@ -139,7 +140,7 @@ def evaluate(
         weights_sha256=predictor.weights_sha256,
         language_model_sha256=predictor.text_encoder.sha256,
         selected_on=trained.train.select_on if selected else None,
-        trained_on=spec if same_data(spec, trained.data.source) else trained.data.source,
+        trained_on=spec if is_same_data else trained.data.source,
         **{
             name: getattr(trained.train, name)
             for name in ("matmul_precision", "accumulate", "devices")
@@ -161,12 +162,6 @@ def decide(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any
         return sentence_figures((), np.zeros(0), calibrated=False)
     logits = predictor.amodal_logits([sentence.text for sentence in sentences])
     return sentence_figures(sentences, expit(logits), calibrated=True)
-
-
-def source_options(data: DataConfig, *, size: int, count: int) -> dict[str, Any]:
-    """Options of `open_source` that all splits share; `count` scenes are made, of `size`."""
-    folders = {"images_dir": data.images, "backgrounds": data.backgrounds, "cutouts": data.cutouts}
-    return {"seed": data.seed, "size": size, "count": count} | folders
 
 
 def show(text: str) -> None:
@@ -201,8 +196,13 @@ def main() -> None:
         )
     if args.compare:
         return _compare([Path(folder) for folder in args.compare], args.out)
-    kind, _, folder = (args.data or "").partition(":")
-    if args.out and folder and same_data(args.data or "", f"{kind}:{args.out}"):
+    if (
+        args.out
+        and args.data
+        and SourceSpec.parse(args.data).is_same_data(
+            SourceSpec(SourceSpec.parse(args.data).kind, Path(args.out))
+        )
+    ):
         raise InputError(
             f"--out {args.out}: report.json would look like a split of the data; give another folder"
         )
@@ -224,9 +224,10 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
         data, images=args.images or data.images, backgrounds=args.backgrounds or data.backgrounds
     )
     count = args.samples or run.config.train.report_samples
-    options = source_options(data, size=run.config.model.vision.image_size, count=count)
+    size = run.config.model.vision.image_size
     sources = {
-        name: open_source(data.source, name, **options) for name in split_names(data.source, split)
+        name: open_dataset(data, name, image_size=size, count=count)
+        for name in split_names(data.source, split)
     }
     report, evaluated = evaluate(
         run.predictor,
@@ -255,14 +256,9 @@ def _evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluat
         raise InputError(
             f"--predictions are for one split; give one --split of {', '.join((split, *others))}"
         )
-    source = open_source(
-        args.data,
-        split,
-        count=args.samples or 256,
-        images_dir=args.images,
-        backgrounds=args.backgrounds,
-        need_images=False,
-    )
+    data = DataConfig(source=args.data, images=args.images, backgrounds=args.backgrounds)
+    count = args.samples or 256
+    source = open_dataset(data, split, image_size=96, count=count, need_images=False)
     scored = score_predictions(path, source, args.format)
     if not scored.results:
         raise InputError(

@@ -25,21 +25,23 @@ from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.cli import parse_config, to_json
-from r2sm_jax.config import LEARNED_HEADS, Config, is_procedural
+from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
     REPORTED,
+    SourceSpec,
     intent_sentences,
-    open_source,
+    open_dataset,
     split_names,
+    spread_evenly,
     write_text_only_queries,
 )
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.evaluate import evaluate, score_source, show, source_options
+from r2sm_jax.evaluate import evaluate, score_source, show
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.report import collect, split_figures, write_report
 from r2sm_jax.evaluation.tables import first_of_images, markdown, panels
@@ -92,16 +94,15 @@ class Data(NamedTuple):
 def open_data(config: Config, split: str, count: int) -> Source:
     """One split of the run's data source: for training, with as many queries as a step asks of a scene, or `count`
     images, evenly spread, to select on. Where `dev` does not select, files are trained on with it."""
-    spec = config.data.source
-    options = source_options(config.data, size=config.model.vision.image_size, count=count)
-    if split == "train":
-        split = "train" if config.train.select_on == "dev" or is_procedural(spec) else WHOLE_TRAIN
-        return open_source(spec, split, queries=config.data.queries, **options)
-    source: Any = open_source(spec, split, **options)
-    size = len(source)
-    return (
-        source if size <= count else source.subset(place * size // count for place in range(count))
-    )
+    data = config.data
+    size = config.model.vision.image_size
+    if split != "train":
+        return spread_evenly(open_dataset(data, split, image_size=size, count=count), count)
+
+    is_procedural = SourceSpec.parse(data.source).is_procedural
+    if config.train.select_on != "dev" and not is_procedural:
+        split = WHOLE_TRAIN
+    return open_dataset(data, split, image_size=size, count=count, queries=data.queries)
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
@@ -277,7 +278,7 @@ def _train(config: Config, locks: ExitStack) -> Path:
 
     logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
     asked_to_stop, stopping = AnyProcess(mesh), False
-    absent = config.data.source.startswith("compose:")
+    absent = SourceSpec.parse(config.data.source).asks_for_absent_things
     images: dict[int, Any] = {}
     first = int(state.step) + 1
     for step in range(first, loop.steps + 1):
@@ -377,9 +378,9 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     best, data, loop = runs.restore_weights(folder), config.data, config.train
     predictor.weights = nnx.merge_state(best.params, best.constants)
     predictor.calibration = best.calibration
-    options = source_options(data, size=config.model.vision.image_size, count=loop.report_samples)
+    size = config.model.vision.image_size
     sources = {
-        name: open_source(data.source, name, **options)
+        name: open_dataset(data, name, image_size=size, count=loop.report_samples)
         for name in split_names(data.source, REPORTED)
     }
     report, evaluated = evaluate(

@@ -2,10 +2,10 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from listed_source import ListedSource
 from PIL import Image
 from sample_records import to_records
 
@@ -165,15 +165,6 @@ class PerfectPredictor(Predictor):
         return outputs
 
 
-class Listed(list):
-    """Samples as a source."""
-
-    vocabulary: ClassVar[dict] = {}
-
-    def queries_at(self, index):
-        return self[index].queries
-
-
 def oblong(size: tuple[int, int], count: int) -> list[Sample]:
     """Samples of one shape, each with a mask in a corner."""
     height, width = size
@@ -203,7 +194,7 @@ def oblong(size: tuple[int, int], count: int) -> list[Sample]:
 def test_masks_come_back_to_the_images_own_resolution_without_their_padding(predictor, size):
     """The padding is cut off before masks are enlarged; the other way round costs about half of the IoU."""
 
-    source = Listed(oblong(size, 3))
+    source = ListedSource(oblong(size, 3))
     scored = score_source(PerfectPredictor(predictor, source), source)
     iou = [getattr(getattr(r, r.mask_type), r.mask_type) for r in scored.results]
     assert min(o.intersection / o.union for o in iou) > 0.93
@@ -247,12 +238,12 @@ def sample(**changes) -> Sample:
 
 
 def test_queries_for_an_amodal_mask_that_nobody_knows_are_left_out():
-    asked = truths_at(Listed([sample()]), 0)
+    asked = truths_at(ListedSource([sample()]), 0)
     assert [r.query_id for r in score((truth, None) for truth in asked).results] == [1, 3, 4]
 
 
 def test_the_truth_is_the_union_of_what_is_meant():
-    asked = truths_at(Listed([sample()]), 0)
+    asked = truths_at(ListedSource([sample()]), 0)
     modal, amodal = masks.decode(asked[2].modal), masks.decode(asked[2].amodal)
     assert modal[:4].all() and not modal[4:].any() and np.array_equal(modal, amodal)
     modal, amodal = masks.decode(asked[3].modal), masks.decode(asked[3].amodal)
@@ -282,11 +273,12 @@ def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
     opened = replace(run, config=replace(run.config, data=data))
     monkeypatch.setattr(evaluate, "open_run", lambda folder, checkpoint: opened)
     monkeypatch.setattr(
-        evaluate, "open_source", lambda spec, split, **options: asked.update(options) or Listed([])
+        evaluate,
+        "open_dataset",
+        lambda data, split, **options: asked.update(options, data=data) or ListedSource([]),
     )
     assert "there are no queries" in refused(main, tiny_run, "--split", "train", "--samples", 3)
-    folders = {"images_dir": "photos", "backgrounds": None, "cutouts": "things"}
-    assert asked == folders | {"seed": 7, "size": 32, "count": 3}
+    assert asked == {"data": data, "image_size": 32, "count": 3}
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tiny_run, tmp_path, refused):

@@ -227,6 +227,7 @@ def test_published_rows_stand_beside_the_benchmark_alone(dataset, scored, tmp_pa
     ]
     assert "| cocoa-cls, GLaMM † | 70.73 | 75.56 | 71.88 | 77.14 |" in table
     assert any(line.startswith("| cocoa-cls, PSALM †, amodal | 18.66 |") for line in table)
+    monkeypatch.setattr(type(dataset), "is_procedural", True)
     drawn = written(dataset, scored, tmp_path, source="scenes")
     assert not drawn["meta"]["benchmark"]  # never beside synthetic data
 

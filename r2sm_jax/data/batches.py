@@ -212,7 +212,7 @@ class PreparedSource:
     def sha256(self, sentences: Sequence[str]) -> str:
         """Hash of the data: the file that they come from, if it is one, all `sentences` of training, and `HASHED` whole
         samples at equal distances; all of them would take minutes."""
-        found = sha256(getattr(self.source, "sha256", "").encode())
+        found = sha256(self.source.sha256.encode())
         found.update("\0".join([str(len(self)), *sentences]).encode())
         for index in np.unique(np.linspace(0, len(self) - 1, HASHED).astype(int)).tolist():
             sample = self.source[index]
@@ -236,14 +236,14 @@ class PreparedSource:
             return False
         one = to_arrays(self[0])
         size = sum(value.nbytes for value in one.values())
-        fingerprint = getattr(self.source, "fingerprint", None)
+        fingerprint = None if folder is None else self.source.fingerprint()
         if folder is None or fingerprint is None:
             if fits := len(self) * size <= KEPT_BYTES:
                 self._kept = list(self._prepare(range(len(self))))
             return fits
         if len(self) * size > KEPT_ON_DISK:
             return False
-        cache = FeatureCache(Path(folder), digest("prepared", fingerprint(), *self.sizes))
+        cache = FeatureCache(Path(folder), digest("prepared", fingerprint, *self.sizes))
         # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
         missing = gather([index for index in range(len(self)) if str(index) not in cache])[0]
         mine = missing[jax.process_index() :: jax.process_count()]

@@ -79,11 +79,39 @@ class Sample:
     queries: tuple[Query, ...]
 
 
+@dataclass(frozen=True)
+class ImageTruth:
+    """What is annotated about one image, as RLEs and without the pixels: what scoring needs."""
+
+    image_id: int
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    instances: tuple[Instance[RLE], ...]
+    queries: tuple[Query, ...]
+
+
+def truth_of_sample(sample: Sample) -> ImageTruth:
+    """The annotations of a sample whose masks are arrays."""
+    height, width = sample.image.shape[:2]
+    instances = tuple(instance.convert(masks.encode) for instance in sample.instances)
+    return ImageTruth(sample.image_id, (height, width), instances, sample.queries)
+
+
 @runtime_checkable
 class Source(Protocol):
-    """A data set: samples by index, and the names that its instances can bear, by attribute."""
+    """One split of a data set: samples by index.
+
+    Attributes:
+        vocabulary: For each attribute (category, colour, ...) the words that an instance can have.
+        sha256: Hash of the file that the samples come from; empty where there is no such file.
+        has_images: Whether pictures can be shown. A dataset file can be scored without its images.
+        is_procedural: Whether samples are made on request, as many as are asked for.
+    """
 
     vocabulary: dict[str, tuple[str, ...]]
+    sha256: str
+    has_images: bool
+    is_procedural: bool
 
     def __len__(self) -> int: ...
 
@@ -92,6 +120,61 @@ class Source(Protocol):
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of a sample, without its image where that is quicker."""
         ...
+
+    def truth_at(self, index: int) -> ImageTruth:
+        """The annotations of a sample, without its image where that is possible."""
+        ...
+
+    def subset(self, indices: Iterable[int]) -> "Source":
+        """The same source with just these samples, in this order."""
+        ...
+
+    def fingerprint(self) -> str | None:
+        """A hash that changes with all that the samples depend on; None where that is not known."""
+        ...
+
+
+@dataclass(frozen=True)
+class SourceSubset:
+    """Some samples of another source, in the order of `indices`."""
+
+    source: Source
+    indices: tuple[int, ...]
+
+    @property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]:
+        return self.source.vocabulary
+
+    @property
+    def sha256(self) -> str:
+        return self.source.sha256
+
+    @property
+    def has_images(self) -> bool:
+        return self.source.has_images
+
+    @property
+    def is_procedural(self) -> bool:
+        return self.source.is_procedural
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.source[self.indices[index]]
+
+    def queries_at(self, index: int) -> tuple[Query, ...]:
+        return self.source.queries_at(self.indices[index])
+
+    def truth_at(self, index: int) -> ImageTruth:
+        return self.source.truth_at(self.indices[index])
+
+    def subset(self, indices: Iterable[int]) -> "SourceSubset":
+        return SourceSubset(self.source, tuple(self.indices[index] for index in indices))
+
+    def fingerprint(self) -> str | None:
+        fingerprint = self.source.fingerprint()
+        return None if fingerprint is None else f"{fingerprint} {self.indices}"
 
 
 class Problem(NamedTuple):
@@ -280,6 +363,8 @@ class Dataset:
     (`check_records`). Images are looked for as in `image_folders`.
     """
 
+    is_procedural = False
+
     def __init__(
         self,
         path: Path,
@@ -329,6 +414,15 @@ class Dataset:
         image = self.images[index]
         return tuple(
             read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]]
+        )
+
+    def truth_at(self, index: int) -> ImageTruth:
+        """The annotations of image `index`; no image is opened. Raises InputError for a bad mask."""
+        return ImageTruth(
+            image_id=self.images[index]["id"],
+            size=self.size_at(index),
+            instances=self.rles_at(index),
+            queries=self.queries_at(index),
         )
 
     def size_at(self, index: int) -> tuple[int, int]:

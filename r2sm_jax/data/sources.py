@@ -1,12 +1,14 @@
-"""Where samples come from: `SPEC` -> an indexable source of `Sample`s; and where sentences without an image come from.
+"""Where samples come from: a SPEC such as `compose:photos.json` -> a source of samples.
 
-The only file of the core that imports scenes and queries.
+The only file of data/ that imports the synthetic sources.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from r2sm_jax.config import is_procedural
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.dataset import Dataset, Source, read_json
 from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
@@ -21,6 +23,83 @@ from r2sm_jax.synthetic.scenes.source import SceneSource
 
 REPORTED = "reported"
 """In place of the name of a split: those that a run on the data reports."""
+ALL = "all"
+"""In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
+PROCEDURAL = ("scenes", "compose", "cutouts")
+WITH_PATH = ("compose", "cutouts", "json", "tfds")
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`, `tfds:DIR`."""
+
+    kind: str
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "SourceSpec":
+        """Raises InputError for a text that is none of these."""
+        kind, _, path = text.partition(":")
+        if text == "scenes":
+            return cls("scenes")
+        if kind in WITH_PATH and path:
+            return cls(kind, Path(path))
+        raise InputError(
+            f"data source {text!r} is unknown; use scenes, compose:FILE, cutouts:DIR, json:FILE or "
+            "tfds:DIR"
+        )
+
+    @property
+    def is_procedural(self) -> bool:
+        """Whether samples are made on request, as many as are asked for."""
+        return self.kind in PROCEDURAL
+
+    @property
+    def asks_for_absent_things(self) -> bool:
+        """Whether some training queries are for something that is not in the picture."""
+        return self.kind == "compose"
+
+    def is_same_data(self, other: "SourceSpec") -> bool:
+        """Whether both name the same data, perhaps by different paths."""
+        if self.path is None or other.path is None:
+            return self == other
+        return self.kind == other.kind and self.path.resolve() == other.path.resolve()
+
+
+def open_dataset(
+    data: DataConfig,
+    split: str,
+    *,
+    image_size: int,
+    count: int,
+    queries: int = 8,
+    need_images: bool = True,
+) -> Source:
+    """Opens one split of the data source of a configuration.
+
+    Args:
+        data: The configuration.
+        split: Name of the split.
+        image_size: Pixels of a side of scenes, composed photographs and pictures of cut-outs.
+        count: Number of these. Files and TFDS data sets are opened whole.
+        queries: Number of queries for each of these.
+        need_images: False to score a dataset file without its images.
+
+    Raises:
+        InputError: The source or the split is unknown, or the data cannot be read.
+    """
+    return open_source(
+        data.source,
+        split,
+        count=count,
+        seed=data.seed,
+        size=image_size,
+        queries=queries,
+        images_dir=data.images,
+        backgrounds=data.backgrounds,
+        cutouts=data.cutouts,
+        need_images=need_images,
+    )
 
 
 def open_source(
@@ -44,16 +123,22 @@ def open_source(
 
     Raises InputError for an unknown SPEC or split, or unreadable data.
     """
-    if spec == "scenes":
+    where = SourceSpec.parse(spec)
+    if where.path is None:
         return SceneSource(split, count, seed=seed, size=size, queries=queries)
-    kind, _, path = spec.partition(":")
-    if kind == "cutouts" and path:
+    if where.kind == "cutouts":
         return CutoutSource(
-            path, split, count, seed=seed, size=size, queries=queries, backgrounds=backgrounds
+            where.path,
+            split,
+            count,
+            seed=seed,
+            size=size,
+            queries=queries,
+            backgrounds=backgrounds,
         )
-    if kind == "compose" and path:
+    if where.kind == "compose":
         return ComposeSource(
-            path,
+            where.path,
             split,
             count,
             seed=seed,
@@ -62,15 +147,20 @@ def open_source(
             images=images_dir,
             cutouts=cutouts,
         )
-    if kind == "json" and path:
-        return load_json_split(path, split, images_dir, need_images=need_images)
-    if kind == "tfds" and path:
-        from r2sm_jax.data.tfds import TfdsSource  # imports slowly
+    if where.kind == "json":
+        return load_json_split(where.path, split, images_dir, need_images=need_images)
 
-        return TfdsSource(Path(path), split)
-    raise InputError(
-        f"data source {spec!r} is unknown; use scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR"
-    )
+    from r2sm_jax.data.tfds import TfdsSource  # imports slowly
+
+    return TfdsSource(where.path, split)
+
+
+def spread_evenly(source: Source, count: int) -> Source:
+    """At most `count` samples of a source, at equal distances."""
+    size = len(source)
+    if size <= count:
+        return source
+    return source.subset(number * size // count for number in range(count))
 
 
 def load_json_split(
@@ -85,61 +175,70 @@ def load_json_split(
 
     Raises InputError for a split that does not exist, and as `read_json`.
     """
-    file, held_out = Path(path), ("val", "dev")
+    file = Path(path)
+    held_out: Sequence[str] = ("val", "dev")
     if file.is_dir():
-        there = stored_splits(file)
-        stored, held_out = resolve_split(split, there)
-        if stored not in there:
+        stored = stored_splits(file)
+        name, held_out = resolve_split(split, stored)
+        if name not in stored:
             raise InputError(
-                f"{path}: there is no {stored}.json; the folder has {', '.join(there)}; choose one"
+                f"{path}: there is no {name}.json; the folder has {', '.join(stored)}; choose one"
             )
-        file /= f"{stored}.json"
+        file = file / f"{name}.json"
+
     dataset = read_json(file, images_dir, need_images=need_images)
     if not held_out:
         return dataset
-    chosen = split_ids(file, dataset.image_ids, split, *held_out)
-    return dataset.subset(i for i, image_id in enumerate(dataset.image_ids) if image_id in chosen)
+
+    ids = split_ids(file, dataset.image_ids, split, *held_out)
+    indices = [index for index, image_id in enumerate(dataset.image_ids) if image_id in ids]
+    return dataset.subset(indices)
 
 
 def stored_splits(folder: Path) -> list[str]:
-    """The splits of a folder: the names of its JSON files. Raises InputError where there is none."""
-    if names := sorted(file.stem for file in folder.glob("*.json")):
-        return names
-    raise InputError(
-        f"{folder}: there is no .json file in this folder; give one with train.json, val.json, ..."
-    )
+    """The splits of a folder: the names of its JSON files. Raises InputError if there is none."""
+    names = sorted(file.stem for file in folder.glob("*.json"))
+    if not names:
+        raise InputError(
+            f"{folder}: there is no .json file in this folder; give one with train.json, val.json, "
+            "..."
+        )
+    return names
 
 
 def split_names(spec: str, split: str) -> list[str]:
-    """The names of the splits that are asked for: some with commas between them, `REPORTED` or "all".
+    """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
-    `REPORTED` are those that a run on these data reports: every val split of scenes, composed photos and cut-outs, val
-    of a single file, and whatever else than train and dev is stored. "all" is the same, but the whole of a single file.
-    Raises InputError where nothing is stored but train and dev.
+    `REPORTED` are those that a run on these data reports: every val split of procedural data, val
+    of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
+    same, except that a single file is scored whole.
+
+    Raises InputError where nothing is stored except train and dev.
     """
-    kind, _, path = spec.partition(":")
-    if split not in (REPORTED, "all"):
+    if split not in (REPORTED, ALL):
         return split.split(",")
-    if is_procedural(spec):
-        return [
-            n for n in SPLITS if n.startswith("val") and (n != ABSENT_SPLIT or kind == "compose")
-        ]
-    if kind == "json" and Path(path).is_dir():
-        stored = stored_splits(Path(path))
-    elif kind == "tfds":
+
+    where = SourceSpec.parse(spec)
+    if where.is_procedural:
+        names = [name for name in SPLITS if name.startswith("val")]
+        # Only composed photographs have queries for things that are absent.
+        if where.kind != "compose":
+            names.remove(ABSENT_SPLIT)
+        return names
+
+    if where.kind == "json" and where.path.is_dir():
+        stored = stored_splits(where.path)
+    elif where.kind == "tfds":
         from r2sm_jax.data.tfds import open_builder  # imports slowly
 
-        stored = list(open_builder(Path(path)).info.splits)
+        stored = list(open_builder(where.path).info.splits)
     else:
-        return ["val" if split == REPORTED else "all"]
-    if names := sorted({*stored} - {"train", "dev"}):
-        return names
-    raise InputError(
-        f"{path}: no split other than train and dev; add one such as val, or give --split train"
-    )
+        return ["val" if split == REPORTED else ALL]
 
-
-def same_data(spec: str, other: str) -> bool:
-    """Whether two SPECs name the same data, perhaps by different paths."""
-    (kind, _, path), (other_kind, _, other_path) = spec.partition(":"), other.partition(":")
-    return kind == other_kind and Path(path).resolve() == Path(other_path).resolve()
+    names = sorted({*stored} - {"train", "dev"})
+    if not names:
+        raise InputError(
+            f"{where.path}: no split other than train and dev; add one such as val, or give "
+            "--split train"
+        )
+    return names

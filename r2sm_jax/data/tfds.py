@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, Sample
+from r2sm_jax.data.dataset import Dataset, ImageTruth, Instance, Sample, truth_of_sample
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
@@ -134,6 +134,10 @@ class TfdsSource:
     `dev` is held out of `train` by image id, unless the folder has a `dev` of its own.
     """
 
+    sha256 = ""
+    has_images = True
+    is_procedural = False
+
     def __init__(self, folder: Path, split: str):
         """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
         self._folder, builder = folder, open_builder(folder)
@@ -172,6 +176,14 @@ class TfdsSource:
         image = open_image(record["image"], name)
         instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
         return Sample(int(record["image_id"]), name, image, instances, _queries(record))
+
+    def truth_at(self, index: int) -> ImageTruth:
+        """The annotations of sample `index`."""
+        return truth_of_sample(self[index])
+
+    def fingerprint(self) -> None:
+        """Not known: the files of a TFDS data set may be anywhere."""
+        return None
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""

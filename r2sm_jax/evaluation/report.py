@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
-from r2sm_jax.config import is_procedural
-from r2sm_jax.data.dataset import Dataset, Source
+from r2sm_jax.data.dataset import Source
 from r2sm_jax.errors import writing
 from r2sm_jax.evaluation.compare import NAME, write_queries
 from r2sm_jax.evaluation.instances import Unit, instance_figures, muse
@@ -305,7 +304,7 @@ def make_report(
     for name, (source, scored) in evaluated.items():
         counts = {t: sum(r.mask_type == t for r in scored.results) for t in TYPES}
         benchmark = benchmark_of(images=len(source), **counts)
-        if benchmark and not is_procedural(meta["source"]):
+        if benchmark and not source.is_procedural:
             benchmarks[name] = benchmark
     return {
         "splits": {
@@ -336,7 +335,7 @@ def write_report(
             for title, chosen in choose(scored.results).items()
         }
         for name, (source, scored) in evaluated.items()
-        if not isinstance(source, Dataset) or source.has_images
+        if source.has_images
     }
     with writing(folder / "report.json") as part:
         part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")

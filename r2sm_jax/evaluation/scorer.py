@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import logit
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, Sample, Source
+from r2sm_jax.data.dataset import Instance, Sample, Source, truth_of_sample
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.evaluation.instances import Unit, unit
 from r2sm_jax.evaluation.iou import Overlap, boundary_overlap
@@ -63,15 +63,15 @@ def truths(source: Source) -> Iterator[QueryTruth]:
 
 
 def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[QueryTruth]:
-    """The queries of one sample. No image is opened for a dataset file; other sources need the `sample`, which is
-    made again where it is not given."""
-    if isinstance(source, Dataset):
-        image_id, (height, width) = source.images[index]["id"], source.size_at(index)
-        queries, instances = source.queries_at(index), source.rles_at(index)
-    else:
-        sample = sample or source[index]
-        image_id, (height, width), queries = sample.image_id, sample.image.shape[:2], sample.queries
-        instances = tuple(instance.convert(masks.encode) for instance in sample.instances)
+    """The queries of one sample with their true masks.
+
+    `sample`: the sample, where it was made already, so that a procedural source need not again.
+    """
+    truth = source.truth_at(index) if sample is None else truth_of_sample(sample)
+    image_id = truth.image_id
+    height, width = truth.size
+    instances = truth.instances
+    queries = truth.queries
     by_id = {instance.id: instance for instance in instances}
     regions = [instance.complete for instance in instances if instance.ignore]
     ignored = masks.merge(regions, height, width) if regions else None

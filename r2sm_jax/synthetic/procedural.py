@@ -1,12 +1,13 @@
 """The base of all sources whose pictures are made on request: any sample is rebuilt from (seed, split, index)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from r2sm_jax.data.cache import fingerprint
-from r2sm_jax.data.dataset import Sample
+from r2sm_jax.data.dataset import ImageTruth, Sample, SourceSubset, truth_of_sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.write import (
@@ -33,6 +34,9 @@ class ProceduralSource(ABC):
 
     vocabulary: dict[str, tuple[str, ...]]
     files: tuple[Path, ...] = ()
+    sha256 = ""
+    has_images = True
+    is_procedural = True
     splits: tuple[str, ...] = tuple(
         split for split in SPLITS if split not in (ABSENT_SPLIT, TEST_SPLIT)
     )
@@ -92,6 +96,14 @@ class ProceduralSource(ABC):
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of scene `index`."""
         return self[index].queries
+
+    def truth_at(self, index: int) -> ImageTruth:
+        """The annotations of scene `index`, which is made for it."""
+        return truth_of_sample(self[index])
+
+    def subset(self, indices: Iterable[int]) -> "SourceSubset":
+        """Some of the scenes, in this order."""
+        return SourceSubset(self, tuple(indices))
 
     def fingerprint(self) -> str:
         """Changes with all that the samples depend on, except their number."""
