@@ -6,19 +6,21 @@ __version__ = "0.1.0"
 
 
 def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
-    """A `Predictor` from a run folder, an export, a released model of this package such as "photos-small", or
-    `hf:owner/name` of an export on the Hugging Face hub. With `matmul_precision` "bfloat16" it is faster on CPUs
-    that have AMX or AVX512-BF16, and masks differ a little.
+    """Returns a `Predictor`.
 
-    Raises InputError where there is none, one of its files is missing or was changed, or `matmul_precision` is neither.
+    Args:
+        path: a run folder, an export, a released model of this package such as "photos-small", or
+            `hf:owner/name` of an export on the Hugging Face hub.
+        matmul_precision: "bfloat16" is faster on CPUs that have AMX or AVX512-BF16; masks differ a little.
+
+    Raises InputError if there is none, one of its files is missing or was changed, or the precision is unknown.
     """
-    from pathlib import Path
-
+    # Imported here, so that `import r2sm_jax` loads no JAX.
     from r2sm_jax.errors import InputError
-    from r2sm_jax.inference.run import open_run
+    from r2sm_jax.inference import run as runs
 
     if matmul_precision not in ("float32", "bfloat16"):
         raise InputError(
             f'load: matmul_precision is {matmul_precision!r}; give "float32" or "bfloat16"'
         )
-    return open_run(Path(path), matmul_precision=matmul_precision).predictor
+    return runs.load(path, matmul_precision=matmul_precision).predictor

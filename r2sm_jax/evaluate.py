@@ -30,7 +30,7 @@ from r2sm_jax.evaluation.report import make_report, sentence_figures, write_repo
 from r2sm_jax.evaluation.scorer import QueryTruth, Scored, truths_at
 from r2sm_jax.evaluation.tables import markdown, page, render
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
-from r2sm_jax.inference.run import enable_compilation_cache, open_run
+from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.matmul import tune_malloc
 from r2sm_jax.query import Sentence
@@ -216,7 +216,7 @@ def main() -> None:
 
 def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path | None]:
     folder, compiled = Path(args.run or ""), count_compilations()
-    run = open_run(folder, checkpoint=args.checkpoint)
+    run = load(folder, checkpoint=args.checkpoint)
     trained = run.config.data
     data = DataConfig(source=args.data, seed=trained.seed) if args.data else trained
     split, selected = args.split or ("all" if args.data else REPORTED), args.checkpoint == "best"
@@ -243,7 +243,7 @@ def _evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path
         )
     if args.verbose:
         print(compiled())
-    as_trained = selected and split == REPORTED and not (args.samples or run.exported)
+    as_trained = selected and split == REPORTED and not (args.samples or run.is_export)
     return report, evaluated, Path(args.out) if args.out else folder if as_trained else None
 
 

@@ -20,7 +20,7 @@ from r2sm_jax.errors import InputError, cli_main, refuse_overwrite
 from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery, check_query
-from r2sm_jax.inference.run import enable_compilation_cache, open_run
+from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.inference.tasks import find_tasks, is_many
 from r2sm_jax.training.sharding import running
 
@@ -119,9 +119,7 @@ def predict_many(args: PredictConfig) -> None:
 
 def load_predictor(args: PredictConfig) -> Predictor:
     """Opens the run or the export."""
-    run = open_run(
-        Path(args.run), checkpoint=args.checkpoint, matmul_precision=args.matmul_precision
-    )
+    run = load(args.run, checkpoint=args.checkpoint, matmul_precision=args.matmul_precision)
     return run.predictor
 
 

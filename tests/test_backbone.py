@@ -20,9 +20,9 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.exported import by_dotted_path
+from r2sm_jax.inference.export_folder import flat_weights
 from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import open_run, read_config, read_sizes
+from r2sm_jax.inference.run import load, read_config, read_sizes
 from r2sm_jax.models import weights
 from r2sm_jax.models.efficientnet import (
     Depthwise,
@@ -326,7 +326,7 @@ def flags(tiny_flags, folder) -> list[object]:
 
 def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
     """Last weights of a run by dotted path; the best may be those before the rates rise above 0."""
-    found = nnx.to_flat_state(open_run(run_folder, checkpoint="latest").predictor.weights)
+    found = nnx.to_flat_state(load(run_folder, checkpoint="latest").predictor.weights)
     return {".".join(map(str, path)): leaf for path, leaf in found}
 
 
@@ -383,7 +383,7 @@ def test_a_compact_export_has_no_frozen_backbone(
 ):
     """Its weights are found by name when the export is loaded, here beside it."""
     assert command(main, *flags, "--run", tmp_path / "run").code == 0
-    run, out = open_run(tmp_path / "run"), tmp_path / "small"
+    run, out = load(tmp_path / "run"), tmp_path / "small"
     export(run, out, compact=True)
     stored = load_file(out / "model.safetensors")
     assert (
@@ -393,8 +393,8 @@ def test_a_compact_export_has_no_frozen_backbone(
     assert all(x.dtype == np.float16 for x in stored.values())
     monkeypatch.chdir(folder.parent)
     Path(bert_folder.name).symlink_to(bert_folder)
-    loaded = by_dotted_path(open_run(out).predictor.weights)
-    for name, x in by_dotted_path(run.predictor.weights).items():
+    loaded = flat_weights(load(out).predictor.weights)
+    for name, x in flat_weights(run.predictor.weights).items():
         kept = name in stored
         np.testing.assert_array_equal(
             loaded[name], x.astype(np.float16).astype(np.float32) if kept else x

@@ -18,12 +18,12 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import web_answers as answers, web_page as demo
-from r2sm_jax.inference.run import open_run
+from r2sm_jax.inference.run import load
 
 
 @pytest.fixture(scope="module")
 def predictor(tiny_run):
-    return open_run(tiny_run).predictor
+    return load(tiny_run).predictor
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import score, truths_at
 from r2sm_jax.evaluation.tables import first_of_images, panels
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.run import open_run
+from r2sm_jax.inference.run import load
 from r2sm_jax.query import MaskType, Query, Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
 from r2sm_jax.synthetic.scenes.source import SceneSource
@@ -44,7 +44,7 @@ def dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(tiny_run):
-    return open_run(tiny_run).predictor
+    return load(tiny_run).predictor
 
 
 def test_a_run_is_evaluated_again_to_the_same_report(tiny_run, command, tmp_path):
@@ -268,10 +268,10 @@ def test_bad_arguments_are_one_sentence(arguments, words, tiny_run, refused):
 
 
 def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
-    run, asked = open_run(tiny_run), {}
+    run, asked = load(tiny_run), {}
     data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
     opened = replace(run, config=replace(run.config, data=data))
-    monkeypatch.setattr(evaluate, "open_run", lambda folder, checkpoint: opened)
+    monkeypatch.setattr(evaluate, "load", lambda folder, checkpoint: opened)
     monkeypatch.setattr(
         evaluate,
         "open_dataset",

@@ -1,3 +1,5 @@
+"""Exports: what is written, that it predicts as its run, and what is refused."""
+
 import json
 import os
 import re
@@ -20,15 +22,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import r2sm_jax
-from r2sm_jax import evaluate, predict
+from r2sm_jax import evaluate, export, predict
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference import exporter as export
-from r2sm_jax.inference.exported import by_dotted_path, find_export, with_weights, write_sums
+from r2sm_jax.inference import export_folder, exporter, run as runs, stablehlo
+from r2sm_jax.inference.export_folder import (
+    find_folder,
+    flat_weights,
+    model_with_weights,
+    write_checksums,
+)
+from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.inference.run import open_run
-from r2sm_jax.inference.verify import verify
-from r2sm_jax.models.r2sm import R2SM, Calibration
+from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.models.weights import find_model
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
@@ -38,7 +44,7 @@ COMMANDS = {"export": export.main, "predict": predict.main, "evaluate": evaluate
 
 @pytest.fixture(scope="module")
 def run(tiny_run):
-    return open_run(tiny_run)
+    return runs.load_run(tiny_run)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +53,8 @@ def workplace(tiny_run, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "runs").mkdir()
     shutil.copytree(tiny_run, folder / "runs" / "mugs")
-    Image.fromarray(open_source("scenes", "val", count=1, size=64)[0].image[:45]).save(
-        folder / "photo.jpg"
-    )
+    image = open_source("scenes", "val", count=1, size=64)[0].image[:45]
+    Image.fromarray(image).save(folder / "photo.jpg")
     return folder
 
 
@@ -58,7 +63,7 @@ def exported(workplace) -> Path:
     """The export that the documentation's first command writes."""
     patch = pytest.MonkeyPatch()
     patch.chdir(workplace)
-    patch.setattr(sys, "argv", blocks("")[0].split()[2:])
+    patch.setattr(sys, "argv", code_blocks("")[0].split()[2:])
     export.main()
     patch.undo()
     return workplace / "exports" / "mugs"
@@ -70,17 +75,51 @@ def copy(exported, tmp_path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "copy"))
 
 
-def blocks(language: str) -> list[str]:
+@pytest.fixture(scope="module")
+def compact(run, tmp_path_factory) -> Path:
+    """A compact export in the place of a whole one."""
+    folder = tmp_path_factory.mktemp("compact") / "small"
+    folder.mkdir()
+    (folder / "model.stablehlo").write_text("of an earlier export")
+    exporter.export(run, folder, compact=True)
+    return folder
+
+
+@pytest.fixture
+def found_language_model(run, monkeypatch) -> list[str]:
+    """Finds the language model of the run by whatever name; gives the names."""
+    names = []
+
+    def find(name, flag):
+        names.append(name)
+        return run.predictor.text_encoder.folder
+
+    monkeypatch.setattr("r2sm_jax.data.text_states.find_model", find)
+    return names
+
+
+def code_blocks(language: str) -> list[str]:
     """The code blocks of the documentation."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
-    return [code for name, code in found if name == language]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+    return [code for name, code in blocks if name == language]
+
+
+def assert_same_predictions(one: Predictor, other: Predictor, photo: Path) -> None:
+    one.set_image(photo)
+    other.set_image(photo)
+    for a, b in zip(one.predict(QUERIES), other.predict(QUERIES), strict=True):
+        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
+        assert len(a.instances) == len(b.instances)
+
+
+# The documentation, the run and its export.
 
 
 def test_every_command_and_program_of_the_documentation_runs(
     exported, workplace, monkeypatch, command, capsys
 ):
     monkeypatch.chdir(workplace)
-    first, *others = [line for block in blocks("") for line in block.splitlines()]
+    first, *others = [line for block in code_blocks("") for line in block.splitlines()]
     assert first.startswith("python -m r2sm_jax.export") and len(others) == 2
     for line in others:
         words = re.findall(r'"[^"]*"|\S+', line)
@@ -88,10 +127,10 @@ def test_every_command_and_program_of_the_documentation_runs(
         end = command(COMMANDS[name], *(word.strip('"') for word in words[3:]))
         assert end.code == 0, end.err
     assert (workplace / "answer" / "mask.png").exists() and not (exported / "report.json").exists()
-    programs = blocks("python")
-    assert (
-        len(programs) == 3 and "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
-    )
+
+    programs = code_blocks("python")
+    assert len(programs) == 3
+    assert "jax import export" in programs[2] and "r2sm_jax" not in programs[2]
     capsys.readouterr()
     printed = []
     for program in programs:
@@ -99,139 +138,143 @@ def test_every_command_and_program_of_the_documentation_runs(
         printed.append(capsys.readouterr().out)
     assert (workplace / "overlay.jpg").exists()
     # The program without our code decides like the one with it.
-    decided = [line.split()[0] for line in printed[0].splitlines()]
-    assert printed[2].split()[0] == decided[1]
+    decisions = [line.split()[0] for line in printed[0].splitlines()]
+    assert printed[2].split()[0] == decisions[1]
 
 
-def test_an_export_says_what_its_run_says(run, exported, workplace):
+def test_an_export_predicts_as_its_run(run, exported, workplace):
     predictor = r2sm_jax.load(exported)
-    for one in (run.predictor, predictor):
-        one.set_image(workplace / "photo.jpg")
-    for a, b in zip(run.predictor.predict(QUERIES), predictor.predict(QUERIES), strict=True):
-        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
-        assert a.instances == () == b.instances or len(a.instances) == len(b.instances)
+    assert_same_predictions(run.predictor, predictor, workplace / "photo.jpg")
     assert predictor.weights_sha256 == run.predictor.weights_sha256
 
 
-def test_verification_measures_and_refuses(run, exported, copy):
-    said = verify(run, copy)
-    found = [float(figure) for figure in re.findall(r"([\d.e-]+) in mask logits", said)]
-    assert len(found) == 3 and found[0] == 0 and found[1] <= 1e-4 and "without r2sm_jax" in said
-    weights, name = load_file(copy / "model.safetensors"), "decoder.image.kernel"
+def test_verification_measures_and_refuses(run, copy):
+    text = stablehlo.verify(run, copy)
+    differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
+    assert len(differences) == 3 and differences[0] == 0 and differences[1] <= 1e-4
+    weights = load_file(copy / "model.safetensors")
+    name = "decoder.image.kernel"
     save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
-    write_sums(copy)
+    write_checksums(copy)
     with pytest.raises(InputError, match="safetensors, differs from the run"):
-        verify(run, copy)
-
-
-def stablehlo(folder: Path) -> dict[str, list[str]]:
-    """The programs of an export as text, without the places in Python that they come from."""
-    with zipfile.ZipFile(folder / "model.stablehlo") as file:
-        functions = {
-            name: jax.export.deserialize(bytearray(file.read(name))) for name in file.namelist()
-        }
-    modules = {name: function.mlir_module().splitlines() for name, function in functions.items()}
-    return {
-        name: [line.split(" loc(")[0] for line in lines if not line.startswith("#loc")]
-        for name, lines in modules.items()
-    }
-
-
-def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
-    """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default precision is."""
-    command = [
-        sys.executable,
-        "-m",
-        "r2sm_jax.export",
-        "runs/mugs",
-        "--out",
-        str(tmp_path / "mugs"),
-        "--verify",
-    ]
-    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
-    done = subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"([\d.e-]+) in mask logits", done.stdout)[0] == "0"
-    programs = stablehlo(tmp_path / "mugs")
-    assert programs == stablehlo(exported) and any(
-        "HIGHEST" in line for line in programs["encode_image"]
-    )
+        stablehlo.verify(run, copy)
 
 
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     answer = R2SM.answer
 
     def wrong(*inputs):
-        found = answer(*inputs)
-        return found._replace(amodal=found.amodal + 0.01)
+        output = answer(*inputs)
+        return output._replace(amodal=output.amodal + 0.01)
 
-    folder = run.predictor.text_encoder.folder
-    tensors = load_file(folder / "model.safetensors")
-    weights = by_dotted_path(run.predictor.weights)
     with monkeypatch.context() as patch:
         patch.setattr(R2SM, "answer", wrong)
-        patch.setattr(export, "PLATFORMS", ("cpu",))  # lowering takes most of the time
-        spoilt = export.export_functions(run.config.model, weights, Calibration(), folder, tensors)
-    export.write_functions(copy / "model.stablehlo", spoilt)
-    write_sums(copy)
+        patch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
+        functions = stablehlo.export_functions(run)
+    stablehlo.write_functions(copy / "model.stablehlo", functions)
+    write_checksums(copy)
     with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, .* differs from the run"):
-        verify(run, copy)
+        stablehlo.verify(run, copy)
+
+
+def read_programs(folder: Path) -> dict[str, list[str]]:
+    """The programs of an export as text, without the places in Python that they come from."""
+    programs = {}
+    with zipfile.ZipFile(folder / "model.stablehlo") as file:
+        for name in file.namelist():
+            function = jax.export.deserialize(bytearray(file.read(name)))
+            lines = function.mlir_module().splitlines()
+            lines = [line for line in lines if not line.startswith("#loc")]
+            programs[name] = [line.split(" loc(")[0] for line in lines]
+    return programs
+
+
+@pytest.mark.slow
+def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
+    """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default precision is."""
+    command = [sys.executable, "-m", "r2sm_jax.export", "runs/mugs", "--verify", "--out"]
+    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
+    ended = subprocess.run(
+        [*command, tmp_path / "mugs"],
+        cwd=workplace,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"([\d.e-]+) in mask logits", ended.stdout)[0] == "0"
+    programs = read_programs(tmp_path / "mugs")
+    assert programs == read_programs(exported)
+    assert any("HIGHEST" in line for line in programs["encode_image"])
+
+
+# The files.
 
 
 def test_the_folder_has_hugging_faces_layout(exported, run, workplace):
     names = {p.relative_to(exported).as_posix() for p in exported.rglob("*") if p.is_file()}
-    assert {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "preprocessor_config.json",
-        "README.md",
-    } <= names
-    assert {"model.stablehlo", "SHA256SUMS", "language_model/model.safetensors"} <= names
-    assert (
-        find_model(str(exported / "language_model"), "--model.text.name")
-        == exported / "language_model"
-    )
-    checked = subprocess.run(
-        ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=exported, capture_output=True
-    )
-    assert checked.returncode == 0, checked
+    expected = "config.json model.safetensors tokenizer.json preprocessor_config.json README.md"
+    assert {*expected.split(), "SHA256SUMS", "model.stablehlo"} <= names
+    language_model = exported / "language_model"
+    assert find_model(str(language_model), "--model.text.name") == language_model
+    check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=exported).returncode == 0
     config = json.loads((exported / "config.json").read_text())
     assert config["format_version"] == 1 and config["architectures"] == ["R2SM"]
-    weights = load_file(exported / "model.safetensors")
     assert config["calibration"] == run.predictor.calibration._asdict()
-    assert (
-        "decoder.blocks.0.mlp.layers.0.kernel" in weights and "decoder.positions" in weights
-    )  # a constant
+    weights = load_file(exported / "model.safetensors")
+    assert "decoder.blocks.0.mlp.layers.0.kernel" in weights
+    assert "decoder.positions" in weights  # a constant
     text = (exported / "config.json").read_text() + (exported / "README.md").read_text()
     assert str(workplace) not in text and str(Path.home()) not in text and "/tmp" not in text
     assert not list(exported.parent.glob(".*"))  # no half-written folder is left
 
 
 def test_the_card_has_the_runs_own_figures(exported, run, tiny_run):
-    loaded = huggingface_hub.ModelCard.load(exported / "README.md")
+    card = huggingface_hub.ModelCard.load(exported / "README.md")
     report = json.loads((tiny_run / "report.json").read_text())
-    assert loaded.data.license == "apache-2.0" and loaded.data.library_name == "r2sm_jax"
-    results = {(r.dataset_split, r.metric_type): r.metric_value for r in loaded.data.eval_results}
+    assert card.data.license == "apache-2.0" and card.data.library_name == "r2sm_jax"
+    results = {(r.dataset_split, r.metric_type): r.metric_value for r in card.data.eval_results}
     assert results["val_hard", "giou"] == report["splits"]["val_hard"]["all"]["giou"]
     for split, digest in report["meta"]["data_sha256"].items():
-        assert f"| `{split}` |" in loaded.text and digest in loaded.text
-    assert run.predictor.text_encoder.sha256 in loaded.text and "procedural scenes" in loaded.text
-    written = json.loads((exported / "config.json").read_text())
-    without = export.model_card("mugs", written, export.portable(run.config), None)
-    assert "There is no report about these weights." in without and "model-index" not in without
+        assert f"| `{split}` |" in card.text and digest in card.text
+    assert run.predictor.text_encoder.sha256 in card.text and "procedural scenes" in card.text
+    stored = json.loads((exported / "config.json").read_text())
+    without = model_card("mugs", stored, exporter.portable_config(run.config), None)
+    assert "no report about these weights" in without and "model-index" not in without
 
 
-def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path, tiny_run):
-    report = json.loads((tiny_run / "report.json").read_text())
-    other = shutil.copytree(
-        tiny_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints")
-    )
-    assert export.report_of(run) == report
+def test_figures_of_other_weights_do_not_go_on_the_card(run, tmp_path):
+    report = json.loads((run.folder / "report.json").read_text())
+    assert exporter.read_report(run) == report
     report["meta"]["weights_sha256"] = "0" * 64
-    for content in (report, [], {"meta": []}, {"meta": "x"}):
-        (other / "report.json").write_text(json.dumps(content))
-        assert export.report_of(type(run)(other, run.config, run.step, run.predictor)) is None
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    other = runs.Run(tmp_path, run.config, run.sizes, run.step, run.predictor)
+    assert exporter.read_report(other) is None
+
+
+def test_the_card_may_be_edited(copy):
+    (copy / "README.md").write_text("Mine.")
+    (copy / ".gitattributes").write_text("*.safetensors filter=lfs")
+    assert r2sm_jax.load(copy)
+
+
+def test_a_language_model_by_reference_replaces_an_earlier_export(
+    run, copy, monkeypatch, found_language_model
+):
+    (copy / "notes.txt").write_text("mine")
+    monkeypatch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
+    exporter.export(run, copy, embed_language_model=False)
+    assert (copy / "notes.txt").read_text() == "mine"
+    assert not (copy / "language_model").exists() and (copy / "tokenizer.json").exists()
+    checksums = (copy / "SHA256SUMS").read_text()
+    assert "language_model" not in checksums and "model.stablehlo" in checksums
+    text_encoder = run.predictor.text_encoder
+    assert r2sm_jax.load(copy).text_encoder.sha256 == text_encoder.sha256
+    assert found_language_model == [text_encoder.folder.name]
+
+
+# What does not load.
 
 
 @pytest.mark.parametrize(
@@ -247,44 +290,23 @@ def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, cop
         content = bytearray((copy / name).read_bytes())
         content[len(content) // 2] ^= 1
         (copy / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: {how}.*sha256.*{digest}"):
+    with pytest.raises(InputError, match=rf"{name}: {how}.*{digest}"):
         r2sm_jax.load(copy)
 
 
-def test_other_products_are_refused(copy):
-    with pytest.raises(InputError, match='products is \'half\'; give "float32" or "bfloat16"'):
-        r2sm_jax.load(copy, matmul_precision="half")
-
-
-def test_the_card_may_be_edited(copy):
-    (copy / "README.md").write_text("Mine.")
-    (copy / ".gitattributes").write_text("*.safetensors filter=lfs")
-    assert r2sm_jax.load(copy)
-
-
-def change(copy: Path, **values) -> None:
+def test_a_later_format_is_refused(copy):
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | values))
-
-
-def test_a_version_from_the_future_is_one_sentence(copy):
-    change(copy, format_version=2)
-    with pytest.raises(
-        InputError, match="format version 2, but this r2sm_jax reads up to 1; upgrade it"
-    ):
+    (copy / "config.json").write_text(json.dumps(config | {"format_version": 2}))
+    with pytest.raises(InputError, match="format version 2.*upgrade"):
         r2sm_jax.load(copy)
 
 
-def test_weights_and_sums_that_do_not_fit_are_one_sentence(copy):
+def test_weights_and_checksums_that_do_not_fit_are_refused(copy):
     weights = load_file(copy / "model.safetensors")
-    save_file(
-        {name: x for name, x in weights.items() if name != "decoder.positions"},
-        copy / "model.safetensors",
-    )
-    write_sums(copy)
-    with pytest.raises(
-        InputError, match=r"safetensors does not fit its config\.json: missing decoder\.positions"
-    ):
+    del weights["decoder.positions"]
+    save_file(weights, copy / "model.safetensors")
+    write_checksums(copy)
+    with pytest.raises(InputError, match=r"does not fit its config\.json: missing decoder\.pos"):
         r2sm_jax.load(copy)
     (copy / "SHA256SUMS").write_text("nothing here\n")
     with pytest.raises(InputError, match="SHA256SUMS: missing or not readable"):
@@ -295,124 +317,83 @@ def test_another_language_model_is_refused(copy):
     weights = load_file(copy / "language_model" / "model.safetensors")
     name = "embeddings.LayerNorm.bias"
     save_file(weights | {name: weights[name] + 1}, copy / "language_model" / "model.safetensors")
-    write_sums(copy)
+    write_checksums(copy)
     with pytest.raises(InputError, match="but this export needs"):
         r2sm_jax.load(copy)
 
 
-def test_an_export_with_the_language_model_by_reference_replaces_an_earlier_one(
-    run, copy, monkeypatch
+def test_an_unknown_precision_is_refused(exported):
+    with pytest.raises(InputError, match="half"):
+        r2sm_jax.load(exported, matmul_precision="half")
+
+
+# Compact exports.
+
+
+def test_a_compact_export_predicts_like_the_run_in_float16(
+    run, compact, workplace, found_language_model
 ):
-    (copy / "notes.txt").write_text("mine")
-    monkeypatch.setattr(export, "PLATFORMS", ("cpu",))  # lowering takes most of the time
-    export.export(run, copy, lm="reference")
-    assert (copy / "notes.txt").read_text() == "mine"
-    assert not (copy / "language_model").exists() and (copy / "tokenizer.json").exists()
-    sums = (copy / "SHA256SUMS").read_text()
-    assert "language_model" not in sums and "model.stablehlo" in sums
-    found = []
-    monkeypatch.setattr(
-        "r2sm_jax.data.text_states.find_model",
-        lambda name, flag: found.append(name) or run.predictor.text_encoder.folder,
-    )
-    assert r2sm_jax.load(copy).text_encoder.sha256 == run.predictor.text_encoder.sha256
-    assert found == [run.predictor.text_encoder.folder.name]
-
-
-@pytest.fixture(scope="module")
-def compact(run, tmp_path_factory) -> Path:
-    """A compact export in the place of a whole one."""
-    folder = tmp_path_factory.mktemp("compact") / "small"
-    folder.mkdir()
-    (folder / "model.stablehlo").write_text("of an earlier export")
-    export.export(run, folder, compact=True)
-    return folder
-
-
-def test_a_compact_export_answers_like_the_run_in_float16(run, compact, workplace, monkeypatch):
-    texts = run.predictor.text_encoder
-    monkeypatch.setattr("r2sm_jax.data.text_states.find_model", lambda name, flag: texts.folder)
-    weights = {
-        k: np.asarray(x).astype(np.float16)
-        for k, x in by_dotted_path(run.predictor.weights).items()
-    }
+    weights = {}
+    for name, value in flat_weights(run.predictor.weights).items():
+        weights[name] = np.asarray(value).astype(np.float16)
     stored = load_file(compact / "model.safetensors")
-    assert stored.keys() == weights.keys() and all(
-        np.array_equal(stored[k], weights[k]) for k in weights
+    assert stored.keys() == weights.keys()
+    assert all(np.array_equal(stored[name], weights[name]) for name in weights)
+
+    rounded = {name: value.astype(np.float32) for name, value in weights.items()}
+    model = model_with_weights(run.config.model, run.sizes, rounded, compact)
+    before = run.predictor
+    expected = Predictor(
+        run.config.model, *nnx.split(model), before.text_encoder, before.calibration
     )
-    model = with_weights(
-        run.config.model, {k: x.astype(np.float32) for k, x in weights.items()}, compact
-    )
-    calibration = run.predictor.calibration
-    rounded = Predictor(run.config.model, *nnx.split(model), texts, calibration)
-    loaded = r2sm_jax.load(compact)
-    assert loaded.weights_sha256 == rounded.weights_sha256 != run.predictor.weights_sha256
-    for one in (rounded, loaded):
-        one.set_image(workplace / "photo.jpg")
-    for a, b in zip(rounded.predict(QUERIES), loaded.predict(QUERIES), strict=True):
-        assert a.amodal_probability == b.amodal_probability and np.array_equal(a.amodal, b.amodal)
+    predictor = r2sm_jax.load(compact)
+    assert predictor.weights_sha256 == expected.weights_sha256 != before.weights_sha256
+    assert_same_predictions(expected, predictor, workplace / "photo.jpg")
 
 
+@pytest.mark.parametrize("change", [0, 1])
 def test_another_published_encoder_of_a_compact_export_is_refused(
-    run, compact, tmp_path, monkeypatch
+    change, compact, tmp_path, monkeypatch, found_language_model
 ):
-    folder, encoder = (
-        Path(shutil.copytree(compact, tmp_path / "copy")),
-        export.exported.published_weights,
-    )
-    monkeypatch.setattr(
-        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.text_encoder.folder
-    )
-    stored = load_file(folder / "model.safetensors")
-    name, value = stored.popitem()
-    save_file(stored, folder / "model.safetensors")
-    write_sums(folder)
-    for changed in (0, 1):
-        found = {name: value.astype(np.float32) + changed}
-        monkeypatch.setattr(
-            export.exported,
-            "published_weights",
-            lambda config, found=found: encoder(config) | found,
-        )
-        if changed:
-            with pytest.raises(
-                InputError,
-                match="with the published image encoder that was found, its weights have",
-            ):
-                r2sm_jax.load(folder)
-        else:
+    folder = Path(shutil.copytree(compact, tmp_path / "copy"))
+    weights = load_file(folder / "model.safetensors")
+    name, value = weights.popitem()
+    save_file(weights, folder / "model.safetensors")
+    write_checksums(folder)
+    published = {name: value.astype(np.float32) + change}
+    monkeypatch.setattr(runs, "published_weights", lambda config, sizes: published)
+    if change:
+        with pytest.raises(InputError, match="published image encoder"):
             r2sm_jax.load(folder)
+    else:
+        r2sm_jax.load(folder)
 
 
 def test_a_compact_export_is_small(compact, exported):
     names = {file.name for file in compact.iterdir()}
     assert names == {
-        "config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-        "README.md",
-        "SHA256SUMS",
-    }
+        *"config.json model.safetensors preprocessor_config.json README.md".split()
+    } | {"SHA256SUMS"}
     assert "stablehlo" not in (compact / "README.md").read_text()
     assert "stablehlo" in (exported / "README.md").read_text()
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (compact, exported)]
     assert sizes[0] < 0.7 * sizes[1]
 
 
-def test_a_released_model_is_found_by_its_name(run, compact, tmp_path, monkeypatch):
+# Finding exports.
+
+
+def test_a_released_model_is_found_by_its_name(
+    run, compact, tmp_path, monkeypatch, found_language_model
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "r2sm_jax.data.text_states.find_model", lambda name, flag: run.predictor.text_encoder.folder
-    )
-    monkeypatch.setattr("r2sm_jax.inference.exported.RELEASED", compact.parent)
-    assert (
-        find_export("small") == compact
-        and r2sm_jax.load("small").config.vision == run.config.model.vision
-    )
-    with pytest.raises(InputError, match="no such run folder"):
+    monkeypatch.setattr(export_folder, "RELEASED", compact.parent)
+    assert find_folder("small") == compact
+    assert r2sm_jax.load("small").config.vision == run.config.model.vision
+    with pytest.raises(InputError, match="no such run folder.*small"):
         r2sm_jax.load("large")
     (tmp_path / "small").mkdir()
-    assert find_export("small") == Path("small")  # a folder of one's own goes first
+    assert find_folder("small") == Path("small")  # a folder of one's own goes first
 
 
 def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monkeypatch):
@@ -420,86 +401,88 @@ def test_an_export_is_found_on_the_hub_or_in_its_cache(exported, tmp_path, monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "hub" / "models--somebody--mugs"
-    with pytest.raises(
-        InputError, match="hf:somebody/mugs: the Hugging Face hub did not give this export"
-    ):
+    with pytest.raises(InputError, match="hf:somebody/mugs"):
         r2sm_jax.load("hf:somebody/mugs")
     shutil.copytree(exported, repository / "snapshots" / ("0" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
-    assert (
-        r2sm_jax.load("hf:somebody/mugs").weights_sha256 == r2sm_jax.load(exported).weights_sha256
-    )
+    expected = r2sm_jax.load(exported).weights_sha256
+    assert r2sm_jax.load("hf:somebody/mugs").weights_sha256 == expected
 
 
 def test_of_the_hub_an_export_is_fetched_and_nothing_else(exported, tmp_path, monkeypatch):
-    asked = []
+    folder = Path(shutil.copytree(exported, tmp_path / "hub"))
+    requested = []
 
     def hub(name, *, allow_patterns, **options):
-        asked.append(allow_patterns)
+        requested.append(allow_patterns)
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    folder = Path(shutil.copytree(exported, tmp_path / "hub"))
-    assert (
-        find_export("hf:somebody/mugs") == folder
-        and asked[0] == ["config.json"]
-        and len(asked) == 2
-    )
-    names = [
-        file.relative_to(exported).as_posix() for file in exported.rglob("*") if file.is_file()
-    ]
-    assert [name for name in names if not any(fnmatch(name, pattern) for pattern in asked[1])] == []
-    assert not any(
-        fnmatch("evil.py", pattern) or fnmatch("data/all.bin", pattern) for pattern in asked[1]
-    )
-    asked.clear()
+    assert find_folder("hf:somebody/mugs") == folder
+    assert len(requested) == 2 and requested[0] == ["config.json"]
+    patterns = requested[1]
+    for file in exported.rglob("*"):
+        if file.is_file():
+            name = file.relative_to(exported).as_posix()
+            assert any(fnmatch(name, pattern) for pattern in patterns), name
+    for name in ("evil.py", "data/all.bin"):
+        assert not any(fnmatch(name, pattern) for pattern in patterns)
+
+    requested.clear()
     (folder / "config.json").write_text('{"model_type": "bert"}')
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(InputError, match="no export of r2sm_jax"):
-        find_export("hf:somebody/mugs")
-    assert asked == [["config.json"]]
+        find_folder("hf:somebody/mugs")
+    assert requested == [["config.json"]]
 
 
-def test_a_missing_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["runs/latest", "a/b", "nowhere", "exports/mugs"])
+def test_a_missing_run_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub")
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    for name in ("runs/latest", tmp_path / "a" / "b", "nowhere", "exports/mugs"):
-        with pytest.raises(InputError, match="no such run folder"):
-            r2sm_jax.load(name)
+    with pytest.raises(InputError, match="no such run folder"):
+        r2sm_jax.load(name)
 
 
-def test_what_cannot_be_exported_is_one_sentence(
-    tiny_run, exported, tmp_path, refused, monkeypatch
-):
-    main = export.main
-    assert "an export already" in refused(main, exported, "--out", tmp_path / "again")
-    assert "--overwrite" in refused(main, tiny_run, "--out", exported)
-    assert "is a folder of this machine" in refused(
-        main, tiny_run, "--out", tmp_path / "new", "--lm", "reference"
-    )
-    assert "--compact: the language model" in refused(
-        main, tiny_run, "--out", tmp_path / "new", "--compact"
-    )
-    said = refused(main, tiny_run, "--out", tmp_path / "new", "--compact", "--verify")
-    assert (
-        "--verify compares float32 weights with the StableHLO; leave it out with --compact" in said
-    )
-    assert "no such run folder" in refused(main, tmp_path / "nowhere", "--out", tmp_path / "new")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "config.json").write_text("{}")
-    for taken in (tiny_run, tmp_path / "file", tmp_path):
-        assert "a file, a run folder, or has another model's" in refused(
-            main, tiny_run, "--out", taken, "--overwrite"
-        )
-    monkeypatch.setattr(
-        export, "save_file", Mock(side_effect=SafetensorError("No space left on device"))
-    )
-    assert "cannot be written (No space left on device)" in refused(
-        main, tiny_run, "--out", tmp_path / "new"
-    )
-    assert "holds one only" in refused(evaluate.main, exported, "--checkpoint", "latest")
-    assert not (tmp_path / "new").exists() and not (tmp_path / "again").exists()
+# Refusals of the command.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["EXPORT", "--out", "NEW"], "export already"),
+        (["RUN", "--out", "EXPORT"], "--overwrite"),
+        (["RUN", "--out", "RUN", "--overwrite"], "run folder"),
+        (["RUN", "--out", "OTHER", "--overwrite"], "another model"),
+        (["RUN", "--out", "OTHER/file", "--overwrite"], "a file"),
+        (["RUN", "--out", "NEW", "--lm", "reference"], "--lm reference"),
+        (["RUN", "--out", "NEW", "--compact"], "--compact"),
+        (["RUN", "--out", "NEW", "--compact", "--verify"], "--verify"),
+        (["OTHER/nowhere", "--out", "NEW"], "no such run folder"),
+    ],
+)
+def test_refusals(arguments, word, tiny_run, exported, tmp_path, refused):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("")
+    (other / "config.json").write_text("{}")
+    paths = {"EXPORT": exported, "RUN": tiny_run, "NEW": tmp_path / "new", "OTHER": other}
+    for name, path in paths.items():
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
+    assert word in refused(export.main, *arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing(tiny_run, tmp_path, refused, monkeypatch):
+    full = Mock(side_effect=SafetensorError("No space left on device"))
+    monkeypatch.setattr(exporter, "save_file", full)
+    message = refused(export.main, tiny_run, "--out", tmp_path / "new")
+    assert "No space left on device" in message and not list(tmp_path.iterdir())
+
+
+def test_an_export_has_one_checkpoint(exported, refused):
+    assert "--checkpoint" in refused(evaluate.main, exported, "--checkpoint", "latest")

@@ -8,7 +8,7 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluate import score_source
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import truths
-from r2sm_jax.inference.run import open_run
+from r2sm_jax.inference.run import load
 from r2sm_jax.train import train
 
 SCENES, SIDE = 4, 48
@@ -46,7 +46,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
             report_samples=1,
         ),
     )
-    run = open_run(train(config))
+    run = load(train(config))
     source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
     figures = split_figures(score_source(run.predictor, source).results)
     guess = best_without_learning(source)

@@ -14,7 +14,7 @@ import r2sm_jax
 from r2sm_jax.data import masks, text_states
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.exported import by_dotted_path, with_weights
+from r2sm_jax.inference.export_folder import flat_weights, model_with_weights
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery
 
@@ -182,7 +182,7 @@ def test_below_the_threshold_of_presence_the_answer_is_empty(above, predictor, i
     (before,) = predictor.predict(QUERIES[:1], image=predictor.encode(images[0]))
     logit = np.log(before.presence / (1 - before.presence))
     config = replace(predictor.config, presence_threshold=float(logit + (-0.1 if above else 0.1)))
-    model = with_weights(config, by_dotted_path(predictor.weights), Path("weights"))
+    model = model_with_weights(config, flat_weights(predictor.weights), Path("weights"))
     other = Predictor(config, *nnx.split(model), predictor.text_encoder, predictor.calibration)
     (found,) = other.predict(QUERIES[:1], image=other.encode(images[0]))
     assert found.presence == pytest.approx(before.presence, abs=1e-5) and 0 < found.presence < 1

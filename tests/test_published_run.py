@@ -12,7 +12,7 @@ from flax import nnx
 from r2sm_jax import evaluate, predict
 from r2sm_jax.cli import parse_config
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.inference.run import abstract_state, open_run, read_config, read_sizes
+from r2sm_jax.inference.run import abstract_state, load, read_config, read_sizes
 from r2sm_jax.train import main, train
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 
@@ -105,7 +105,7 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
         ]
     )
     run = train(replace(config, run=str(tmp_path / "run"), train=replace(config.train, steps=1)))
-    weights = open_run(run).predictor.weights
+    weights = load(run).predictor.weights
     theirs = dict(published.load(published_folders["sam"]))
     ours = {
         ".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(weights)

@@ -1,4 +1,4 @@
-"""The model that the package brings along: small, whole, and ready to answer."""
+"""The model that the package brings along: small, complete and ready to predict."""
 
 import numpy as np
 import pytest
@@ -9,19 +9,27 @@ import r2sm_jax
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.exported import CARD, RELEASED, WEIGHTS, check_export, read_config
+from r2sm_jax.inference.export_folder import (
+    CARD,
+    RELEASED,
+    WEIGHTS,
+    check_export,
+    read_export_config,
+)
+from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.models.weights import find_model
 
 FOLDER = RELEASED / "photos-small"
+STORED = read_export_config(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return from_json(Config, read_config(FOLDER)["config"], str(FOLDER))
+    return from_json(Config, STORED["config"], str(FOLDER))
 
 
-def test_it_is_small_whole_and_has_a_card() -> None:
+def test_it_is_small_and_complete_and_has_a_card() -> None:
     check_export(FOLDER)
     assert sum(file.stat().st_size for file in FOLDER.rglob("*")) <= 12_000_000
     card = (FOLDER / CARD).read_text()
@@ -32,26 +40,27 @@ def test_it_is_small_whole_and_has_a_card() -> None:
 
 def test_its_weights_have_the_shapes_of_this_version(config) -> None:
     """All but the published encoder's, which are not in the file."""
-    wanted = nnx.to_flat_state(nnx.state(abstract_model(config.model)))
-    shapes = {".".join(map(str, path)): variable.shape for path, variable in wanted}
-    found = {name: weights.shape for name, weights in load_file(FOLDER / WEIGHTS).items()}
-    assert found == {name: shape for name, shape in shapes.items() if name in found}
-    assert all("backbone" in name for name in shapes.keys() - found.keys())
+    sizes = EncoderSizes.from_json(STORED["image_encoder"])
+    leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model, sizes)))
+    expected = {".".join(map(str, path)): leaf.shape for path, leaf in leaves}
+    shapes = {name: weights.shape for name, weights in load_file(FOLDER / WEIGHTS).items()}
+    assert shapes == {name: shape for name, shape in expected.items() if name in shapes}
+    assert all("efficientnet" in name for name in expected.keys() - shapes.keys())
 
 
-def test_it_answers_by_name(config) -> None:
+def test_it_predicts_by_name(config) -> None:
     try:
         for name in (config.model.text.name, config.model.vision.efficientnet):
             find_model(str(name), "photos-small")
     except InputError as error:
         pytest.skip(f"its published parts cannot be had here: {error}")
     predictor = r2sm_jax.load("photos-small")
-    image = np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8)
-    predictor.set_image(image)
-    visible, whole = predictor.predict(
+    predictor.set_image(np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8))
+    modal, amodal = predictor.predict(
         ["only the visible part of the cat", "the cat, including what the chair hides"]
     )
-    assert (visible.mask_type, whole.mask_type) == ("modal", "amodal")
-    for answer in (visible, whole):
-        assert answer.mask.shape == (90, 120) and not (answer.modal & ~answer.amodal).any()
-        assert 0 <= answer.score <= 1 and 0 <= answer.presence <= 1
+    assert (modal.mask_type, amodal.mask_type) == ("modal", "amodal")
+    for prediction in (modal, amodal):
+        assert prediction.mask.shape == (90, 120)
+        assert not (prediction.modal & ~prediction.amodal).any()
+        assert 0 <= prediction.score <= 1 and 0 <= prediction.presence <= 1

@@ -18,7 +18,7 @@ from test_train import at_step
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
-from r2sm_jax.inference.run import open_run, read_config
+from r2sm_jax.inference.run import load, read_config
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.step import TrainState
@@ -57,7 +57,7 @@ def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints
         message = refused(main, *tiny_flags, "--run", run, "--train.evaluate-every", 100)
     assert "a checkpoint could not be saved" in message and "free disk space" in message
     assert Checkpoints(run).steps[-1] <= 2
-    assert open_run(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
+    assert load(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
 
 
 def damage(folder: Path) -> None:
@@ -143,17 +143,17 @@ def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused
 
 def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
     with pytest.raises(InputError, match="no such run folder"):
-        open_run(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"config\.json is missing"):
-        open_run(tmp_path)
+        load(tmp_path)
     shutil.copy(tiny_run / "config.json", tmp_path)
     with pytest.raises(InputError, match="no checkpoint yet"):
-        open_run(tmp_path)
+        load(tmp_path)
     with pytest.raises(InputError, match="best, latest or one of the steps"):
-        open_run(tiny_run, checkpoint="17")
+        load(tiny_run, checkpoint="17")
     (tmp_path / "config.json").write_text('{"run": ')
     with pytest.raises(InputError, match="not a readable configuration"):
-        open_run(tmp_path)
+        load(tmp_path)
 
 
 def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ from conftest import write_bert
 
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.exported import check_texts
-from r2sm_jax.inference.run import open_run
+from r2sm_jax.inference.run import check_language_model, load
 from r2sm_jax.train import main
 
 
@@ -33,10 +32,10 @@ def test_replaced_weights_of_the_language_model_are_refused(changed, tmp_path, r
     run = changed("text", name=str(write_bert(tmp_path / "other", seed=1)))
     sentence = f"other: its weights have sha256 .*, but the run {run} needs .*; get the"
     with pytest.raises(InputError, match=sentence):
-        open_run(run)
+        load(run)
     assert re.search(sentence, refused(main, "--resume", "--run", run))
     (run / "inputs.json").unlink()  # a run of an earlier version
-    assert open_run(run).step
+    assert load(run).step
 
 
 def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(
@@ -46,11 +45,11 @@ def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
     run = changed("text", name=str(folder))
-    assert open_run(run).step
+    assert load(run).step
     tokenizer["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(InputError, match="its tokenizer has sha256"):
-        open_run(run)
+        load(run)
 
 
 def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
@@ -61,7 +60,7 @@ def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tm
     }
     assert texts.identity | {"name": stored["name"]} == stored
     with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
-        check_texts(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
+        check_language_model(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
 
 
 def test_other_training_data_are_refused(changed, refused):

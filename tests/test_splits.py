@@ -16,7 +16,7 @@ from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.tables import selection
-from r2sm_jax.inference.exporter import model_card
+from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.run import read_config, resolve_loop
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource

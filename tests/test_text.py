@@ -16,7 +16,7 @@ from r2sm_jax.config import MINILM
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.exported import find_export
+from r2sm_jax.inference.export_folder import find_folder
 from r2sm_jax.models import weights
 from r2sm_jax.models.text_encoder import load_text_encoder
 
@@ -215,7 +215,7 @@ def test_a_local_folder_comes_first(folder, places):
     assert find(str(folder)) == folder and places == []
 
 
-@pytest.mark.parametrize("find_any", [find, find_export])
+@pytest.mark.parametrize("find_any", [find, find_folder])
 def test_a_proxy_that_refuses_is_one_sentence(find_any, places, monkeypatch):
     def hub(*_, **__):
         raise HTTPError("403 Forbidden")

@@ -15,7 +15,7 @@ from r2sm_jax import train as train_module
 from r2sm_jax.config import Config, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
-from r2sm_jax.inference.run import abstract_state, open_run, read_config, resolve
+from r2sm_jax.inference.run import abstract_state, load, read_config, resolve
 from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.train import main
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
@@ -199,7 +199,7 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
 
     _, params, constants = split_model(tiny_config.model, NO_SIZES, 5)
     loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
-    best = open_run(tiny_run).step
+    best = load(tiny_run).step
     saved = arrays(tiny_run, best)
     assert all(
         np.array_equal(leaf, saved[f"[0].params{name}"]) for name, leaf in flatten(loaded).items()
@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tiny_run, t
     content = bytearray(largest.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
     largest.write_bytes(content)
-    opened = open_run(run, checkpoint="latest")
+    opened = load(run, checkpoint="latest")
     assert opened.step == steps[-2]
     captured = capsys.readouterr()
     assert "checkpoint 4 is damaged" in captured.err and captured.out == ""
@@ -267,7 +267,7 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_one_sentence(tiny_run, tm
         if path.is_file() and path.stat().st_size > 5000:
             path.write_bytes(b"")
     with pytest.raises(InputError, match="no usable checkpoint"):
-        open_run(run)
+        load(run)
 
 
 def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path, refused):

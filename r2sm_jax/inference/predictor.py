@@ -127,12 +127,7 @@ class Predictor:
     @property
     def weights_sha256(self) -> str:
         """Hash of all weights but the language model's."""
-        digest = hashlib.sha256()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.weights):
-            array = np.ascontiguousarray(leaf)
-            digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        return hash_weights(self.weights)
 
     def set_image(self, image: ImageLike) -> None:
         """Sets the image for the next calls of `predict`.
@@ -434,6 +429,16 @@ class Predictor:
 
     def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:
         return Letterbox(image.shape[0], image.shape[1], self.config.vision.image_size)
+
+
+def hash_weights(weights: nnx.State) -> str:
+    """Returns the sha256 of the names, types, shapes and values of weights."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _calibrated_amodal_logit(

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
@@ -24,13 +25,23 @@ from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import Config, DistributedConfig, LoopConfig, MatmulPrecision
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, load_json, writing
-from r2sm_jax.inference import exported
+from r2sm_jax.inference.export_folder import (
+    CONFIG,
+    LANGUAGE_MODEL,
+    WEIGHTS,
+    check_export,
+    find_folder,
+    is_export,
+    model_with_weights,
+    published_weights,
+    read_export_config,
+)
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.r2sm import Calibration, abstract_model
-from r2sm_jax.models.weights import cache_dir
+from r2sm_jax.models.weights import cache_dir, read_tensors
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import TrainState, init_state
@@ -66,32 +77,20 @@ def enable_compilation_cache() -> None:
         )  # a start has a hundred small programs
 
 
-@dataclass(frozen=True)
-class Run:
-    """A trained run, ready to answer."""
-
-    folder: Path
-    config: Config
-    sizes: EncoderSizes
-    """Of its published image encoders."""
-    step: int
-    predictor: Predictor
-    exported: bool = False
-    """Whether it is an export of a run."""
-
-
 def read_config(folder: Path) -> Config:
     """The configuration of a run folder. Raises InputError if it is not a run folder."""
     path = folder / "config.json"
-    if exported.is_export(folder):
-        raise InputError(
-            f"{folder}: this is an export, which cannot be trained on; give the run folder"
-        )
     if not path.exists():
-        given = f"one that train wrote, or a released model ({', '.join(exported.RELEASED_MODELS)})"
-        raise InputError(f"{folder}: no such run folder, its config.json is missing; give {given}")
+        raise InputError(
+            f"{folder}: no such run folder, its config.json is missing; give one that train wrote"
+        )
     try:
-        return from_json(Config, json.loads(path.read_text("utf-8")), str(path))
+        values = json.loads(path.read_text("utf-8"))
+        if "model_type" in values:
+            raise InputError(
+                f"{folder}: this is an export, which cannot be trained on; give the run folder"
+            )
+        return from_json(Config, values, str(path))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{path}: not a readable configuration ({error}); restore it or train again"
@@ -223,9 +222,9 @@ def check_inputs(
     """Writes the sizes of the image encoders and the hashes of the language model, its tokenizer and the training data
     into the folder of a new run, and compares the hashes of a resumed run, or of the run that it starts from. Raises InputError if they differ."""
     if config.init and (first := read_inputs(Path(config.init))):
-        exported.check_texts(texts, first["language_model"], f"--init {config.init}")
+        check_language_model(texts, first["language_model"], f"--init {config.init}")
     if config.resume and (before := read_inputs(folder)):
-        exported.check_texts(texts, before["language_model"], f"the run {folder}")
+        check_language_model(texts, before["language_model"], f"the run {folder}")
         if before["data"]["sha256"] != data_sha256:
             raise InputError(
                 f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
@@ -272,14 +271,8 @@ class Stored(NamedTuple):
 
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
-    """Reads the weights of a run or an export, without the language model. Raises InputError if the folder is neither,
-    has no usable checkpoint, or `checkpoint` is not best, latest or a step, or is a damaged step."""
-    if exported.is_export(folder):
-        if checkpoint != "best":
-            raise InputError(
-                f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out"
-            )
-        return Stored(*exported.read_weights(folder))
+    """Reads the weights of a run, without the language model. Raises InputError if it has no usable checkpoint, or
+    `checkpoint` is not best, latest or a step, or is a damaged step."""
     config = read_config(folder)
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -303,29 +296,111 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     return Stored(config, sizes, graphdef, state.params, constants, calibration, int(state.step))
 
 
-def open_run(
+@dataclass(frozen=True)
+class Run:
+    """A trained segmenter, ready to predict: from a run folder or an export."""
+
+    folder: Path
+    config: Config
+    sizes: EncoderSizes
+    """Sizes of its published image encoders."""
+    step: int
+    predictor: Predictor
+    is_export: bool = False
+
+
+def load(
+    name: str | Path, *, checkpoint: str = "best", matmul_precision: MatmulPrecision = "float32"
+) -> Run:
+    """Loads a run folder, an export, a released model or an export on the hub (`hf:owner/name`).
+
+    Raises InputError as `find_folder`, `load_run` and `load_export`.
+    """
+    folder = find_folder(name)
+    if not is_export(folder):
+        return load_run(folder, checkpoint=checkpoint, matmul_precision=matmul_precision)
+    if checkpoint != "best":
+        raise InputError(
+            f"--checkpoint {checkpoint}: the export {folder} holds one only; leave the flag out"
+        )
+    return load_export(folder, matmul_precision=matmul_precision)
+
+
+def load_run(
     folder: Path, *, checkpoint: str = "best", matmul_precision: MatmulPrecision = "float32"
 ) -> Run:
-    """Loads a run, an export, or an export on the hub (`hf:owner/name`) for inference, which multiplies as `matmul_precision` says
-    (cpu.py). Raises InputError as `restore_weights`, or if the language model or the hub's export cannot be had, or the
-    language model or the image encoder of a compact export is not the one of training."""
-    folder = exported.find_export(folder)
+    """Loads a checkpoint of a run folder.
+
+    Args:
+        checkpoint: best, latest or a step.
+        matmul_precision: how dense layers and convolutions multiply (models/matmul.py).
+
+    Raises InputError as `restore_weights`, or if the language model cannot be had or is another one than in
+    training.
+    """
     stored = restore_weights(folder, checkpoint=checkpoint)
-    text, of_export = stored.config.model.text, exported.is_export(folder)
-    trained = exported.read_config(folder) if of_export else read_inputs(folder)
-    trained = trained.get("language_model", {})
-    name = str(folder / exported.LANGUAGE_MODEL) if trained.get("embedded") else text.name
-    texts = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
-    exported.check_texts(texts, trained, "this export" if of_export else f"the run {folder}")
+    config = stored.config
+    text = config.model.text
+    text_encoder = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
+    trained = read_inputs(folder).get("language_model", {})
+    check_language_model(text_encoder, trained, f"the run {folder}")
+
     weights = nnx.merge_state(stored.params, stored.constants)
     predictor = Predictor(
-        stored.config.model,
-        stored.graphdef,
-        weights,
-        texts,
-        stored.calibration,
-        matmul_precision,
+        config.model, stored.graphdef, weights, text_encoder, stored.calibration, matmul_precision
     )
-    if of_export:
-        exported.check_weights(folder, predictor)
-    return Run(folder, stored.config, stored.sizes, stored.step, predictor, of_export)
+    return Run(folder, config, stored.sizes, stored.step, predictor)
+
+
+def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
+    """Loads an export.
+
+    Raises InputError as `check_export`, if the weights do not fit the configuration, or if the language model,
+    or the image encoder of a compact export, cannot be had or is another one than in training.
+    """
+    check_export(folder)
+    stored = read_export_config(folder)
+    config = from_json(Config, stored["config"], str(folder / CONFIG))
+    sizes = EncoderSizes.from_json(stored["image_encoder"])
+    weights: dict[str, Any] = {**read_tensors(folder / WEIGHTS)}
+    if stored["compact"]:
+        # The file has only what was trained, in float16.
+        trained = {name: value.astype(np.float32) for name, value in weights.items()}
+        weights = published_weights(config.model, sizes) | trained
+    model = model_with_weights(config.model, sizes, weights, folder / WEIGHTS)
+
+    text = config.model.text
+    language_model = stored["language_model"]
+    name = str(folder / LANGUAGE_MODEL) if language_model["embedded"] else text.name
+    text_encoder = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
+    check_language_model(text_encoder, language_model, "this export")
+
+    graphdef, state = nnx.split(model)
+    calibration = Calibration(**stored["calibration"])
+    predictor = Predictor(
+        config.model, graphdef, state, text_encoder, calibration, matmul_precision
+    )
+    if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
+        raise InputError(
+            f"{folder}: with the published image encoder that was found, its weights have sha256 "
+            f"{predictor.weights_sha256}, not {stored['weights_sha256']}; get the encoder that it was trained with"
+        )
+    return Run(folder, config, sizes, stored["step"], predictor, is_export=True)
+
+
+def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], user: str) -> None:
+    """Raises InputError if a language model or its tokenizer is another one than in training.
+
+    Args:
+        trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not compared.
+        user: the run or the export, for messages.
+    """
+    identity = text_encoder.identity
+    for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
+        if trained.get(key, identity[key]) == identity[key]:
+            continue
+        revision = f", revision {trained['revision']}" if trained.get("revision") else ""
+        raise InputError(
+            f"{text_encoder.folder}: its {part} sha256 {identity[key]}, but {user} needs {trained[key]}; "
+            f"get the {trained['name']} that it was trained with{revision}"
+        )

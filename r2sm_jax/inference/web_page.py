@@ -23,7 +23,7 @@ from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import web_answers as answers
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery
-from r2sm_jax.inference.run import enable_compilation_cache, open_run
+from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.inference.web_answers import Answer, Photo, View, message_html
 
 Changes = dict[Any, Any]
@@ -288,7 +288,7 @@ def launch(args: DemoConfig, folder: Path, *, block: bool = True) -> Any:
         as that of a function."""
         return JSONResponse({"detail": "This page cannot read the request."}, 422)
 
-    predictor = open_run(Path(args.run), checkpoint=args.checkpoint).predictor
+    predictor = load(args.run, checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
         raise InputError(
             f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides"

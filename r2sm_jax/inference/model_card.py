@@ -1,0 +1,148 @@
+"""The model card of an export, as the Hugging Face hub shows it."""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from r2sm_jax.config import MINILM, Config
+from r2sm_jax.models.weights import HUB
+
+METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
+LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}
+
+FUNCTIONS_TEXT = (
+    "\n`model.stablehlo` holds the same model as three functions that need only JAX; "
+    "docs/export.md of r2sm_jax shows how to call them.\n"
+)
+SCENES_TEXT = (
+    "{scenes:,} procedural scenes (seed {seed}): drawn everyday objects that hide one another, with exact "
+    "masks, and queries from a grammar. No photographs, and no sentences written by people."
+)
+OTHER_DATA_TEXT = (
+    "`{source}`. Its publisher sets its licence; state it here before you pass these weights on."
+)
+NO_PHOTOS_TEXT = (
+    "\n- It was trained on drawn or composed scenes only: expect much lower figures on photographs."
+)
+
+
+def model_card(
+    title: str, stored: Mapping[str, Any], config: Config, report: Mapping[str, Any] | None
+) -> str:
+    """Returns the model card as Markdown: card.md filled in.
+
+    Args:
+        title: the name of the model.
+        stored: the export's `config.json`.
+        config: its configuration, without local folders.
+        report: the run's `report.json`; None where there is none about these weights.
+    """
+    compact = stored.get("compact", False)
+    language_model = stored["language_model"]
+    text_name = config.model.text.name
+    is_published = "/" in text_name
+    encoders = config.model.vision.pretrained
+    source = config.data.source
+    if source == "scenes":
+        data_text = SCENES_TEXT.format(scenes=config.data.scenes, seed=config.data.seed)
+    else:
+        data_text = OTHER_DATA_TEXT.format(source=source)
+    origin = f"trained by r2sm_jax {stored['r2sm_jax_version']}, step {stored['step']}"
+    if encoders:
+        origin += f", image encoder from {' and '.join(encoders)}"
+
+    card = (files("r2sm_jax.inference") / "card.md").read_text("utf-8")
+    return card.format(
+        front_matter=_front_matter(title, config, report, compact),
+        title=title,
+        num_slots=config.model.decoder.slots,
+        functions="" if compact else FUNCTIONS_TEXT,
+        figures=_figures(report) if report else "There is no report about these weights.",
+        data=data_text,
+        image_size=config.model.vision.image_size,
+        max_tokens=config.model.text.max_tokens,
+        no_photos=NO_PHOTOS_TEXT if source.startswith(("scenes", "cutouts:")) else "",
+        temperature=stored["calibration"]["type_temperature"],
+        origin=origin,
+        licence="that of the image encoder's publisher" if encoders else "Apache-2.0",
+        language_model_folder=f"`{language_model['folder']}/`"
+        if language_model["embedded"]
+        else "not in this folder",
+        language_model=text_name if is_published else "a local language model",
+        language_model_sha256=language_model["sha256"],
+        language_model_licence=LANGUAGE_MODEL_LICENCES.get(text_name, "that of its publisher"),
+        weights_sha256=stored["weights_sha256"],
+    )
+
+
+def _front_matter(
+    title: str, config: Config, report: Mapping[str, Any] | None, compact: bool
+) -> str:
+    """The YAML that the hub reads."""
+    text_name = config.model.text.name
+    tags = ["jax", "flax", "amodal-segmentation", "referring-expression-segmentation"]
+    if not compact:
+        tags.append("stablehlo")
+    data = ModelCardData(
+        language="en",
+        license="other" if config.model.vision.pretrained else "apache-2.0",
+        library_name="r2sm_jax",
+        pipeline_tag="image-segmentation",
+        tags=tags,
+        base_model=text_name.removeprefix(HUB).partition("@")[0] if "/" in text_name else None,
+        model_name=title,
+        eval_results=_eval_results(report) if report else None,
+    )
+    return data.to_yaml()
+
+
+def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
+    source = report["meta"]["source"].partition(":")[0]
+    results = []
+    for split, figures in report["splits"].items():
+        for metric, name in METRICS.items():
+            value = figures["all"][metric]
+            if value is None:
+                continue
+            result = EvalResult(
+                task_type="image-segmentation",
+                dataset_type=source,
+                dataset_name=f"{source} {split}",
+                dataset_split=split,
+                metric_type=metric,
+                metric_name=name,
+                metric_value=value,
+            )
+            results.append(result)
+    return results
+
+
+def _figures(report: Mapping[str, Any]) -> str:
+    """A table of the report's splits."""
+    lines = [
+        "| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy | data sha256 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for split, figures in report["splits"].items():
+        overall = figures["all"]
+        values = [
+            overall["giou"],
+            figures["modal"]["giou"],
+            figures["amodal"]["giou"],
+            overall["ciou"],
+            overall["occluded_iou"],
+            figures["mask_type"]["accuracy"],
+        ]
+        cells = ["-" if value is None else f"{value:.3f}" for value in values]
+        digest = report["meta"]["data_sha256"][split]
+        lines.append(f"| `{split}` | {overall['queries']} | {' | '.join(cells)} | `{digest}` |")
+    lines.append("")
+    lines.append(
+        "At the images' own resolution, over all queries; the predicted mask type picks the mask."
+    )
+    selected_on = report["meta"].get("selected_on")
+    if selected_on:
+        lines.append(f"The checkpoint was selected on `{selected_on}`.")
+    return "\n".join(lines)
