@@ -26,10 +26,10 @@ from r2sm_jax.data.batches import TYPE_SENTENCES
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.inference.run import abstract_state, resolve
+from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.text_encoder import abstract_text_encoder
-from r2sm_jax.models.weights import find_model
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.sharding import AXES, shardings
 from r2sm_jax.training.step import jit_train_step, make_mesh

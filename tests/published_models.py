@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 from r2sm_jax.config import ModelConfig, VisionConfig
 from r2sm_jax.models.encoder_sizes import EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
+from r2sm_jax.models.matching import LoadReport
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
-from r2sm_jax.models.weights import Match
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SAM_IMAGE = 80
@@ -99,7 +99,7 @@ def build_encoder(config: VisionConfig, sizes: EncoderSizes) -> VisionEncoder:
     return encoder
 
 
-def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, Match]:
+def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, LoadReport]:
     """Ours, with published sizes and weights, and what became of them."""
     model = ModelConfig(vision=config)
     sizes = read_encoder_sizes(model)

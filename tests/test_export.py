@@ -34,8 +34,8 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import R2SM
-from r2sm_jax.models.weights import find_model
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]

@@ -384,6 +384,8 @@ def test_why_images_are_not_cached(tmp_path, capsys):
         "--model.vision.sam",
         "facebook/sam-vit-base",
         "--model.vision.sam-frozen",
+        "--model.vision.patch-size",
+        "16",
     ]
     still = ["--data.no-mirror"]
     assert not obstacle(*frozen, *still) and not obstacle(

@@ -162,6 +162,7 @@ def test_what_cannot_be_is_one_sentence_and_no_run(
     extra, said, published_folders, tmp_path, refused, bert_folder
 ):
     words = [word.format(**published_folders) for word in extra]
+    words += ["--model.vision.patch-size", "16"]
     sentence = refused(main, "--run", tmp_path / "run", "--model.text.name", bert_folder, *words)
     assert said in sentence and not (tmp_path / "run").exists()
 

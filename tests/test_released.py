@@ -17,8 +17,8 @@ from r2sm_jax.inference.export_folder import (
     read_export_config,
 )
 from r2sm_jax.models.encoder_sizes import EncoderSizes
+from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import abstract_model
-from r2sm_jax.models.weights import find_model
 
 FOLDER = RELEASED / "photos-small"
 STORED = read_export_config(FOLDER)

@@ -11,8 +11,9 @@ from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.images import Letterbox
+from r2sm_jax.models.keys_sam import match_sam
 from r2sm_jax.models.mask_decoder import draw_masks
-from r2sm_jax.models.pretrained import load_pretrained, match_sam, read_encoder_sizes
+from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
@@ -226,7 +227,7 @@ def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
     ours = ModelConfig(vision, decoder=DecoderConfig("sam"))
     sizes = read_encoder_sizes(ours)
     state = nnx.state(nnx.eval_shape(lambda: R2SM(ours, sizes, rngs=nnx.Rngs(0))))
-    report = match_sam(ours, state, tensors, tmp_path)
+    report = match_sam(state, tensors, tmp_path, num_slots=ours.decoder.slots, with_decoder=True)
     assert set(report.loaded.values()) | set(report.unused) == set(tensors)
     assert len(report.copied) == 6 * (5 + 1) and len(report.initialised) == 8
     shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}

@@ -10,7 +10,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.models.pretrained import _fit_sam, resize_grid, sam_names
+from r2sm_jax.models.keys_plain_vit import resize_grid
+from r2sm_jax.models.keys_sam import fit_sam, to_transformers_names
 
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
@@ -135,7 +136,7 @@ def test_the_original_names_give_the_same_weights(sam, tmp_path):
     assert len(original) == len(tensors) and not set(original) & {
         k for k in tensors if k.startswith("vision")
     }
-    back = sam_names(original)
+    back = to_transformers_names(original)
     used = {k for k in tensors if not k.startswith(("prompt_encoder.point", "prompt_encoder.mask"))}
     assert used <= set(back) and all(np.array_equal(back[k], tensors[k]) for k in used)
     shutil.copy(folder / "config.json", tmp_path)
@@ -166,6 +167,6 @@ def test_relative_positions_are_resized_as_torch_does(size):
     table = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
     theirs = torch.nn.functional.interpolate(torch.tensor(table).T[None], size=size, mode="linear")
     for length, wanted in ((size, theirs[0].T), (13, table)):
-        ours = _fit_sam("vision.blocks.0.attention.rel_pos_h", table, (length, 4))
+        ours = fit_sam("vision.blocks.0.attention.rel_pos_h", table, (length, 4))
         assert ours.shape == (length, 4) and published.difference(ours, wanted) < 1e-5
     np.testing.assert_array_equal(ours, table)  # of its own length it is the same to the bit

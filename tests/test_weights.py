@@ -9,20 +9,24 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.layers import Linear
-from r2sm_jax.models.weights import (
+from r2sm_jax.models.hub import (
     INDEX,
-    KeyTable,
     file_sha256,
-    fill,
     find_model,
-    key_table,
-    match,
-    place,
-    read_published,
+    read_model_config,
     read_tensors,
     weight_files,
     weights_sha256,
+)
+from r2sm_jax.models.keys_sam import ENCODER_AND_DECODER
+from r2sm_jax.models.layers import Linear
+from r2sm_jax.models.matching import (
+    KeyTable,
+    fill_state,
+    match_weights,
+    parameter_shapes,
+    put_weights,
+    rename_keys,
 )
 
 
@@ -37,8 +41,19 @@ class Small(nnx.Module):
 
 
 TABLE = KeyTable(
-    {"words.weight": "words.embedding", "fc.*": "dense.*", "norm.*": "norm.*", "conv.*": "conv.*"}
+    {
+        "words.weight": "words.embedding",
+        "fc.(weight|bias)": r"dense.\1",
+        "norm.(weight|bias)": r"norm.\1",
+        "conv.(weight|bias)": r"conv.\1",
+    }
 )
+
+
+def match(state: nnx.State, tensors, table: KeyTable, source):
+    """The report of a file that needs no fitting."""
+    shapes = parameter_shapes(state, table)
+    return match_weights(rename_keys(tensors, table), shapes, table, source=source)
 
 
 @pytest.fixture
@@ -76,7 +91,7 @@ def shard(tensors, folder, count=3) -> None:
 def test_layouts_of_torch_become_ours(tmp_path, tensors, abstract):
     save_file(tensors, tmp_path / "model.safetensors")
     model = nnx.merge(
-        abstract[0], fill(abstract[1], read_tensors(tmp_path), TABLE, source=tmp_path)
+        abstract[0], fill_state(abstract[1], read_tensors(tmp_path), TABLE, source=tmp_path)
     )
     np.testing.assert_array_equal(model.dense.kernel[...], tensors["fc.weight"].T)
     np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"])
@@ -91,7 +106,7 @@ def test_half_precision_files_are_read_as_they_are(tmp_path, tensors, abstract, 
     save_file({k: v.astype(stored) for k, v in tensors.items()}, tmp_path / "model.safetensors")
     read = read_tensors(tmp_path)
     assert {v.dtype for v in read.values()} == {np.dtype(stored)}
-    model = nnx.merge(abstract[0], fill(abstract[1], read, TABLE, source=tmp_path))
+    model = nnx.merge(abstract[0], fill_state(abstract[1], read, TABLE, source=tmp_path))
     assert model.dense.kernel[...].dtype == jnp.float32
     np.testing.assert_array_equal(
         model.dense.bias[...], tensors["fc.bias"].astype(stored).astype(np.float32)
@@ -171,7 +186,7 @@ def test_a_file_of_tensors_can_stand_for_a_folder(tmp_path, tensors):
     )
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(
-        InputError, match=r"--model\.vision\.init .*notes\.txt: not a safetensors file"
+        InputError, match=r"--model\.vision\.sam .*notes\.txt: not a safetensors file"
     ):
         find_model(str(tmp_path / "notes.txt"), "--model.vision.sam")
 
@@ -181,7 +196,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     tensors["fc.bias"] = np.ones(9, np.float32)
     del tensors["words.weight"], tensors["norm.bias"]
     with pytest.raises(InputError) as caught:
-        fill(abstract[1], tensors, TABLE, source=tmp_path)
+        fill_state(abstract[1], tensors, TABLE, source=tmp_path)
     message = str(caught.value)
     for part in (
         "unknown key gain",
@@ -191,62 +206,54 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path, tensors, abstrac
     ):
         assert part in message
     with pytest.raises(InputError, match="and 50 more"):
-        fill(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, TABLE, source=tmp_path)
+        fill_state(abstract[1], {f"k{i}": np.ones(1) for i in range(63)}, TABLE, source=tmp_path)
 
 
 def test_part_of_a_file_can_be_loaded_and_the_rest_reported(tmp_path, tensors, abstract):
     model = Small(rngs=nnx.Rngs(1))
     state = nnx.state(model)
     table = TABLE._replace(
-        prefixes=["net."], unused=["old.**"], fresh=["dense.**"], within=["dense.**", "conv.**"]
+        prefixes=("net.",), unused=("old.*",), new=("dense.*",), within=("dense.*", "conv.*")
     )
     given = {f"net.{k}": v for k, v in tensors.items() if "conv" in k} | {"net.old.1.2": np.ones(1)}
-    found = match(state, given, table, source=tmp_path)
+    found = match(state, given, table, tmp_path)
     assert found.loaded["conv.kernel"] == "net.conv.weight" and found.unused == ["net.old.1.2"]
     assert sorted(found.initialised) == ["dense.bias", "dense.kernel"] and not found.copied
     assert (
         str(found) == "2 loaded, 0 copied, 2 initialised, 1 unused"
         and "unused       net.old.1.2" in found.lines()
     )
-    nnx.update(model, place(state, found.values))
+    nnx.update(model, put_weights(state, found.values))
     np.testing.assert_array_equal(model.conv.bias[...], tensors["conv.bias"])
     np.testing.assert_array_equal(
         model.dense.kernel[...], Small(rngs=nnx.Rngs(1)).dense.kernel[...]
     )
     with pytest.raises(InputError, match="missing dense"):
-        match(state, given, table._replace(fresh=[]), source=tmp_path)
+        match(state, given, table._replace(new=()), tmp_path)
 
 
-def test_a_value_may_be_changed_to_fit_and_fill_several_places(tmp_path, tensors, abstract):
-    tensors["words.weight"] = np.arange(14 * 4, dtype=np.float32).reshape(14, 4)
+def test_one_key_can_fill_several_parameters(tmp_path, tensors, abstract):
     del tensors["norm.bias"]
-
-    def fit(path, value, shape):
-        return value[::2] if path == "words.embedding" and value.shape != shape else value
-
-    def targets(path):
-        return ["norm.scale", "norm.bias"] if path == "norm.scale" else [path]
-
-    found = match(abstract[1], tensors, TABLE, source=tmp_path, fit=fit, targets=targets)
-    model = nnx.merge(abstract[0], place(abstract[1], found.values))
-    np.testing.assert_array_equal(model.words.embedding[...], tensors["words.weight"][::2])
+    renamed = rename_keys(tensors, TABLE)
+    for weight in list(renamed.weights):
+        if weight.path == "norm.scale":
+            renamed.weights.append(weight._replace(path="norm.bias"))
+    shapes = parameter_shapes(abstract[1], TABLE)
+    report = match_weights(renamed, shapes, TABLE, source=tmp_path)
+    model = nnx.merge(abstract[0], put_weights(abstract[1], report.values))
     np.testing.assert_array_equal(model.norm.bias[...], tensors["norm.weight"])
-    assert found.copied == {"norm.bias": "norm.weight"}
+    assert report.copied == {"norm.bias": "norm.weight"}
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "\xff"])
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
-        read_published(tmp_path, lambda config: config)
+        read_model_config(tmp_path, lambda config: config)
 
 
-def test_the_notation_of_the_key_tables():
-    table = KeyTable({"a.#.b#.*": "x.#.y.#.*", "a.#.gain": "x.#", "a.**": "rest.**"})
-    assert table.rename("a.12.b3.bias") == "x.12.y.3.bias" and table.rename("a.0.gain") == "x.0"
-    assert table.rename("a.12.b3.gain") == "rest.12.b3.gain" and table.rename("b.a.1") is None
-    assert (
-        key_table("clip").rename("encoder.layers.1.mlp.fc2.bias")
-        == "vision.plain.blocks.1.mlp.layers.1.bias"
-    )
-    assert key_table("sam").rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"
+def test_the_first_pattern_that_matches_a_whole_key_names_the_path():
+    table = KeyTable({r"a.(\d+).gain": r"x.\1", "a.(.*)": r"rest.\1"})
+    assert table.rename("a.0.gain") == "x.0" and table.rename("a.12.bias") == "rest.12.bias"
+    assert table.rename("b.a.1") is None
+    assert ENCODER_AND_DECODER.rename("mask_decoder.mask_tokens.weight") == "decoder.mask_tokens"

@@ -20,9 +20,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from r2sm_jax.config import MatmulPrecision
 from r2sm_jax.data.cache import FeatureCache, Place, digest, to_float16
 from r2sm_jax.errors import InputError, refuse
+from r2sm_jax.models.hub import VOCABULARIES, find_model, weights_sha256
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.text_encoder import TextSizes, load_text_encoder
-from r2sm_jax.models.weights import VOCABULARIES, find_model, weights_sha256
 from r2sm_jax.training.sharding import gather, place_locally
 
 BATCH_TOKENS = 2048
@@ -85,8 +85,6 @@ class TextStates:
             sizes.pool,
             max_tokens,
         )
-        self._full_length = sizes.max_tokens if sizes.reads_padding else 0
-        self._limit = max_tokens - sizes.reads_padding
         graphdef, weights = nnx.split(encoder)
         self.weights = place_locally(fsdp, weights)
         self._encoder = _compiled(graphdef, layers)
@@ -143,12 +141,7 @@ class TextStates:
         """
         with self._lock:
             new = self._not_known(sentences)
-            size = (
-                2
-                * len(self.layers)
-                * self.dim
-                * sum(max(len(x), 1) + bool(self._full_length) for x in new.values())
-            )
+            size = 2 * len(self.layers) * self.dim * sum(max(len(x), 1) for x in new.values())
             states = self._encoded(new, kind)
             if self._cache is not None:
                 self._cache.make_room("sentences", len(new), size)
@@ -263,16 +256,16 @@ class TextStates:
         self, sentence: str, words: Sequence[Sequence[int]]
     ) -> Int[np.ndarray, " t"]:
         """For each token that is read, the word whose characters `start, end` hold its middle; -1 for special ones."""
-        spans = np.array(self._spans(sentence)[: self._limit] or [(0, 0)])
+        spans = np.array(self._spans(sentence)[: self.max_tokens] or [(0, 0)])
         middles = np.where(spans[:, 0] < spans[:, 1], spans.mean(1), -1)
         found = np.full(len(spans), -1)
         for word, (first, last) in enumerate(words):
             found[(first <= middles) & (middles <= last)] = word
-        return np.append(found, -1) if self._full_length else found
+        return found
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the token limit, the first of them maybe in part."""
-        cut = [start for start, end in self._spans(sentence)[self._limit :] if start < end]
+        cut = [start for start, end in self._spans(sentence)[self.max_tokens :] if start < end]
         if not cut:
             return ""
         start = cut[0] + (
@@ -304,7 +297,7 @@ class TextStates:
     def _encodings(self, sentences: Sequence[str]) -> Sequence[Encoding]:
         """What is longer than the limit is cut before the tokens that end every sentence, and in `overflowing`."""
         read = [read_part(sentence) for sentence in sentences]
-        return self.tokenizer(read, truncation=True, max_length=self._limit).encodings or []
+        return self.tokenizer(read, truncation=True, max_length=self.max_tokens).encodings or []
 
     def _not_known(self, sentences: Iterable[str]) -> dict[str, list[int]]:
         """Ids of the sentences that neither memory nor files have."""
@@ -325,18 +318,13 @@ class TextStates:
         ids, mask = self._pad(list(batch.values()), rows, length)
         states = np.asarray(self._encoder(self.weights, ids, mask, kind))
         for row, (sentence, ids) in enumerate(batch.items()):
-            kept = states[row, : max(len(ids), 1)]
-            yield (
-                sentence,
-                np.concatenate([kept, states[row, -1:]]) if self._full_length else kept.copy(),
-            )
+            yield sentence, states[row, : max(len(ids), 1)].copy()
 
     def _pad(
         self, sentences: Sequence[Sequence[int]], rows: int, length: int
     ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
-        length = self._full_length or length
         ids = np.full((rows, length), self.tokenizer.pad_token_id or 0, np.int32)
-        mask = np.full((rows, length), bool(self._full_length))
+        mask = np.zeros((rows, length), bool)
         mask[:, 0] = (
             True  # a sentence without tokens (decoder-only models add none) is its first padding token
         )
@@ -361,7 +349,7 @@ def _compiled(graphdef: nnx.GraphDef, layers: tuple[int, ...]) -> Callable[..., 
         weights: nnx.State, ids: jax.Array, mask: jax.Array, kind: MatmulPrecision
     ) -> jax.Array:
         with products(kind):
-            return nnx.merge(graphdef, weights).kept_states(ids, mask, layers)
+            return nnx.merge(graphdef, weights).float16_states(ids, mask, layers)
 
     return states
 
@@ -375,8 +363,8 @@ def _key(ids: list[int]) -> str:
 
 
 def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. Raises InputError if it is missing or unreadable, has no padding token where the
-    model reads one, or has ids that the model has no embedding for."""
+    """The tokenizer of a model folder. Raises InputError if it is missing or unreadable, or has
+    ids that the model has no embedding for."""
     if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
@@ -390,8 +378,6 @@ def load_tokenizer(folder: Path, sizes: TextSizes) -> PreTrainedTokenizerBase:
     largest = max(tokenizer.get_vocab().values())
     problems = {
         "has no tokenizer.json and cannot be converted to one; add the file": not tokenizer.is_fast,
-        "has no padding token, which this model reads; restore pad_token": sizes.reads_padding
-        and tokenizer.pad_token_id is None,
         f"has ids up to {largest}, the model {sizes.vocab_size} embeddings; take the tokenizer that belongs to it": largest
         >= sizes.vocab_size,
     }

@@ -12,9 +12,10 @@ from huggingface_hub.errors import HTTPError
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.encoder_sizes import EncoderSizes
+from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
+from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.pretrained import match_pretrained
 from r2sm_jax.models.r2sm import R2SM, abstract_model
-from r2sm_jax.models.weights import HUB, MODEL_FILES, Tensor, download, file_sha256
 
 FORMAT_VERSION = 1
 MODEL_TYPE = "r2sm"

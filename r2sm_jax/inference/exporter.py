@@ -38,8 +38,8 @@ from r2sm_jax.inference.export_folder import (
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run
+from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, weight_files
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
-from r2sm_jax.models.weights import INDEX, TOKENIZER_FILES, weight_files
 
 
 def export(

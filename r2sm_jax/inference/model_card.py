@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from r2sm_jax.config import MINILM, Config
-from r2sm_jax.models.weights import HUB
+from r2sm_jax.models.hub import HUB
 
 METRICS = {"giou": "gIoU", "ciou": "cIoU", "occluded_iou": "occluded IoU"}
 LANGUAGE_MODEL_LICENCES = {MINILM: "Apache-2.0"}

@@ -38,10 +38,10 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
+from r2sm_jax.models.hub import cache_dir, read_tensors
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.r2sm import Calibration, abstract_model
-from r2sm_jax.models.weights import cache_dir, read_tensors
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import TrainState, init_state

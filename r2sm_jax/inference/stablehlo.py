@@ -29,11 +29,12 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export_folder import WEIGHTS, flat_weights, model_with_weights
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, load_export
+from r2sm_jax.models.hub import read_tensors, weight_files
 from r2sm_jax.models.mask_decoder import PixelFeatures
+from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
-from r2sm_jax.models.weights import Tensor, read_tensors, weight_files
 
 Tensors = Mapping[str, Tensor]
 """Arrays by dotted name."""
@@ -52,23 +53,17 @@ def export_functions(run: Run) -> dict[str, bytes]:
     """Lowers the three functions for `PLATFORMS` and serialises them.
 
     They multiply in float32, whatever JAX's default is. The calibration is part of `answer`.
-
-    Raises InputError if the language model reads its padding, as SigLIP does: the number of tokens cannot be free.
     """
     config = run.config.model
     calibration = run.predictor.calibration
     text_folder = run.predictor.text_encoder.folder
     text_sizes = abstract_text_encoder(text_folder).sizes
-    if text_sizes.reads_padding:
-        raise InputError(
-            f"{text_folder}: a language model that reads its padding (SigLIP) cannot be exported yet"
-        )
 
     def model_of(tensors: Tensors) -> R2SM:
         return model_with_weights(config, run.sizes, tensors, Path(WEIGHTS))
 
     def encode_text(tensors: Tensors, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return load_text_encoder(text_folder, tensors).kept_states(ids, mask, config.text.layers)
+        return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)
 
     def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         tokens, pixels = model_of(tensors).encode_image(image, valid)

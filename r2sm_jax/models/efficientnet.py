@@ -5,10 +5,8 @@ lite): inverted residual blocks (arXiv 1801.04381) without squeeze and excitatio
 batch norm is folded into the convolution before it, so training changes kernels and biases only.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from r2sm_jax.errors import InputError
 from r2sm_jax.models.layers import Linear, freeze
-from r2sm_jax.models.pickles import read_pickle
-from r2sm_jax.models.weights import read_tensors
 
 STRIDES = (2, 4, 8, 16, 32)
 STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
@@ -27,17 +22,6 @@ STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 
 these stages; what differs is the number of blocks and of channels."""
 FIRST_DIM = 32
 """Channels of the first convolution, at stride 2."""
-EPSILON = 1e-3
-"""Of the batch norms."""
-NORM_OF = {
-    "_conv_stem": "_bn0",
-    "_expand_conv": "_bn0",
-    "_depthwise_conv": "_bn1",
-    "_project_conv": "_bn2",
-    "_conv_head": "_bn1",
-}
-"""Published name of a convolution -> that of the batch norm after it."""
-
 Levels = tuple[Float[Array, "b _h _w _c"], ...]
 """Features at several strides, from fine to coarse."""
 
@@ -186,55 +170,3 @@ class EfficientNetLite(nnx.Module):
             if number in self.ends:
                 features.append(x)
         return tuple(features)
-
-
-# Published weights
-
-
-def read_efficientnet(source: Path) -> dict[str, np.ndarray]:
-    """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded. Raises InputError if the
-    file cannot be read, or lacks the statistics of a batch norm."""
-    tensors = read_pickle(source) if source.suffix == ".pth" else read_tensors(source)
-    try:
-        return fold(tensors)
-    except KeyError as error:
-        raise InputError(
-            f"{source}: not an EfficientNet-Lite, since it has no {error}; give a published one"
-        ) from None
-
-
-def fold(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each batch norm as part of the convolution before it, whose bias it becomes. Raises KeyError if one has no
-    statistics."""
-    folded = {}
-    for key, value in tensors.items():
-        layer = key.rpartition(".")[0]
-        part, dot, name = layer.rpartition(".")
-        if name in NORM_OF:
-            norm = part + dot + NORM_OF[name]
-            scale = tensors[f"{norm}.weight"] / np.sqrt(
-                tensors[f"{norm}.running_var"].astype(np.float64) + EPSILON
-            )
-            bias = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
-            folded[key] = (value * scale[:, None, None, None]).astype(np.float32)
-            folded[f"{layer}.bias"] = bias.astype(np.float32)
-        elif not name.startswith("_bn"):
-            folded[key] = value
-    return folded
-
-
-def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[int, ...]:
-    """Channels after each block. Raises InputError if these are not the stages of an EfficientNet-Lite."""
-    dims = []
-    while (last := weights.get(f"_blocks.{len(dims)}._project_conv.weight")) is not None:
-        dims.append(len(last))
-    if len(list(groupby(dims))) != len(STAGES):
-        raise InputError(
-            f"{source}: not an EfficientNet-Lite, since its blocks are not of seven kinds"
-        )
-    return tuple(dims)
-
-
-def fit_dense(path: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A convolution of single pixels as the dense layer that it is."""
-    return value[0, 0] if value.ndim == 4 and len(shape) == 2 else value
