@@ -140,7 +140,8 @@ def test_nothing_held_out_occurs_in_the_text_only_queries():
     for entry in EVERYTHING:
         nouns = (*entry.held_out_nouns, *map(plural, entry.held_out_nouns))
         for words in (*nouns, *map(clause_of, entry.held_out_functions)):
-            assert not has_words(text, words), words
+            # A plain search first: the text is long.
+            assert words.lower() not in text or not has_words(text, words), words
 
 
 def test_held_out_splits_use_no_training_noun_or_function():

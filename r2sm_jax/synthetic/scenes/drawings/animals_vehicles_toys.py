@@ -53,6 +53,7 @@ def draw_fish(rng: Generator, paint: Paint) -> None:
         fin_role,
         curve((-0.1, h * 0.8), (0.08, h + fin * 0.8), (0.32, h + fin * 0.3), (0.3, h * 0.5)),
     )
+    # The tail.
     paint(
         fin_role,
         curve(
@@ -69,6 +70,7 @@ def draw_fish(rng: Generator, paint: Paint) -> None:
     paint("shade", belly)
     paint("deep", stroke((-0.38, -h * 0.6), (-0.26, -0.05), (-0.36, h * 0.55), width=0.07))
     paint(fin_role, curve((-0.14, 0.0), (0.3, 0.04), (0.26, 0.26), (-0.02, 0.2)))
+    # The eye.
     paint("cream", ellipse((-0.62, -h * 0.25), 0.13, count=16))
     paint("ink", ellipse((-0.64, -h * 0.25), 0.075, count=12))
     paint("glow", rotate(ellipse((-0.1, -h * 0.72), (0.24, 0.05), count=14), 2))
@@ -86,6 +88,7 @@ def draw_cat(rng: Generator, paint: Paint) -> None:
         (0.2, y - head * 0.75), (head * 0.76, y - head * 1.14), (head * 0.82, y - head * 0.35)
     )
 
+    # The tail.
     paint(
         "shade",
         curve(
@@ -99,13 +102,16 @@ def draw_cat(rng: Generator, paint: Paint) -> None:
             (0.6, 1.08),
         ),
     )
+    # The body; the head comes in front.
     paint("main", symmetric((0.2, -0.35), (0.36, 0), (w + 0.04, 0.6), (w, 1.0), (0.2, 1.05)))
     paint("main", ear, both_sides=True)
     paint("rose", inner, both_sides=True)
     paint("shade", ellipse((0, y + head * 0.52), (head * 0.74, head * 0.56)))
+    # Chest, haunches and paws.
     paint("cream", ellipse((0, 0.28), (0.2, 0.36), count=20))
     paint("shade", ellipse((w - 0.08, 0.85), (0.14, 0.24), count=16), both_sides=True)
     paint("light", ellipse((0.19, 0.97), (0.17, 0.11), count=16), both_sides=True)
+    # The face.
     paint("main", ellipse((0, y), (head * 1.08, head * 0.92)))
     paint("cream", ellipse((0, y + head * 0.42), (head * 0.42, head * 0.3), count=18))
     paint("cream", ellipse((head * 0.44, y - head * 0.06), (0.12, 0.13), count=14), both_sides=True)
@@ -135,12 +141,14 @@ def draw_butterfly(rng: Generator, paint: Paint) -> None:
     )
     spot_role = "detail" if rng.random() < 0.6 else "cream"
 
+    # Wings with darker edges and spots.
     paint("shade", lower, both_sides=True)
     paint("light", scale(lower, 0.6, 0.4, 0.35), both_sides=True)
     paint("deep", upper, both_sides=True)
     paint("main", scale(upper, 0.88, out * 0.58, -up * 0.5), both_sides=True)
     paint(spot_role, ellipse((out * 0.68, -up * 0.58), (0.13, 0.15), count=16), both_sides=True)
     paint(spot_role, ellipse((out * 0.52, low * 0.55), 0.1, count=14), both_sides=True)
+    # Feelers, body and head.
     paint("ink", stroke((0.02, -0.4), (0.1, -0.62), (0.22, -0.8), width=0.11), both_sides=True)
     paint("ink", ellipse((0, 0.08), (0.12, 0.5), count=22))
     paint("ink", ellipse((0, -0.4), 0.14, count=18))
@@ -168,12 +176,14 @@ def draw_car(rng: Generator, paint: Paint) -> None:
 
     paint("main", body)
     paint("shade", polygon((-1, 0.16), (0.99, 0.16), (1, 0.38), (-1, 0.38)))
+    # Windows.
     paint("glass", polygon((back + 0.12, -0.08), (back + 0.26, y), (-0.16, y), (-0.16, -0.08)))
     paint("glass", polygon((-0.06, -0.08), (-0.06, y), (0.1, y), (front - 0.04, -0.08)))
     paint(
         "glass_light",
         polygon((back + 0.3, -0.08), (back + 0.42, y), (back + 0.52, y), (back + 0.4, -0.08)),
     )
+    # Lamps, door handle and sill.
     paint("cream", ellipse((0.93, 0.12), (0.08, 0.1), count=14))
     paint("detail", box((-1.02, 0.02), (-0.92, 0.16), 0.03))
     paint("deep", box((-0.14, 0.02), (0.02, 0.07)))
@@ -190,6 +200,7 @@ def draw_sailboat(rng: Generator, paint: Paint) -> None:
     y = 0.52
     hull_role = "wood" if rng.random() < 0.5 else "detail"
 
+    # The mast, two sails, the hull with its stripe, and a pennant.
     paint("wood_shade", box((-0.13, top - 0.04), (0.03, y + 0.1), 0.03))
     paint(
         "main",
@@ -271,6 +282,7 @@ def draw_rocket(rng: Generator, paint: Paint) -> None:
     )
     y = rng.uniform(-0.28, -0.16)
 
+    # The flame comes out behind the fins and the nozzle.
     paint(
         "flame",
         curve((-0.2, 0.6), (0.2, 0.6), (0.17, 0.86), (0.0, 1.08), (0.0, 1.08), (-0.17, 0.86)),
@@ -279,6 +291,7 @@ def draw_rocket(rng: Generator, paint: Paint) -> None:
     paint("detail", wing)
     paint("detail_shade", mirror(wing))
     paint("metal_shade", symmetric((w * 0.5, 0.6), (w * 0.66, 0.76), smooth=False))
+    # The body with its nose.
     paint(
         "main",
         symmetric((0.03, -1.08), (w * 0.7, -0.62), (w, -0.05), (w * 0.62, 0.66), (w * 0.5, 0.68)),
@@ -308,6 +321,7 @@ def draw_rocket(rng: Generator, paint: Paint) -> None:
             (-w * 0.5, -0.82),
         ),
     )
+    # The window and the middle fin.
     paint("cream", ellipse((0, y), w * 0.56))
     paint("glass", ellipse((0, y), w * 0.38, count=20))
     paint("glass_light", ellipse((-w * 0.12, y - w * 0.12), w * 0.16, count=12))
@@ -318,6 +332,7 @@ def draw_ball(rng: Generator, paint: Paint) -> None:
     style = ("star", "band", "seams")[rng.integers(3)]
 
     paint("main", ellipse((0, 0), 1, count=40))
+    # The side away from the light.
     paint(
         "shade",
         curve(
@@ -392,6 +407,7 @@ def draw_teddy_bear(rng: Generator, paint: Paint) -> None:
     w = rng.uniform(0.44, 0.54)
     y = -0.46
 
+    # Ears and arms lie behind the body.
     paint("main", ellipse((head * 0.82, y - head * 0.72), 0.2, count=20), both_sides=True)
     paint("cream", ellipse((head * 0.82, y - head * 0.72), 0.11, count=14), both_sides=True)
     paint(
@@ -399,10 +415,12 @@ def draw_teddy_bear(rng: Generator, paint: Paint) -> None:
         rotate(ellipse((w + 0.12, 0.22), (0.17, 0.36), count=20), -32, w + 0.12, 0.22),
         both_sides=True,
     )
+    # Body and feet.
     paint("main", ellipse((0, 0.42), (w, 0.55)))
     paint("light", ellipse((0, 0.42), (w * 0.58, 0.36), count=22))
     paint("main", ellipse((w + 0.02, 0.8), (0.26, 0.25), count=22), both_sides=True)
     paint("cream", ellipse((w + 0.03, 0.82), (0.15, 0.15), count=16), both_sides=True)
+    # The head with its snout, eyes and nose.
     paint("shade", ellipse((0, y + 0.12), (head * 0.98, head * 0.82)))
     paint("main", ellipse((0, y), (head * 1.06, head * 0.92)))
     paint("cream", ellipse((0, y + head * 0.36), (head * 0.46, head * 0.36), count=20))
@@ -427,6 +445,7 @@ def draw_kite(rng: Generator, paint: Paint) -> None:
     paint("main", polygon(top, right, bottom, left))
     paint("shade", polygon(top, right, (0.0, waist)))
     paint("shade", polygon(left, (0.0, waist), bottom))
+    # The two sticks and the bow.
     paint("detail", stroke(left, (0.0, waist), right, width=0.07))
     paint("detail", stroke(top, (0.0, waist), bottom, width=0.07))
     paint("cream", ellipse((0, waist), 0.13, count=14))

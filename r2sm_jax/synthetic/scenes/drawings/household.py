@@ -28,6 +28,7 @@ def draw_mug(rng: Generator, paint: Paint) -> None:
     # The handle is a ring beside the body.
     paint("shade", ellipse((0.62, y), (grip + 0.08, grip + 0.12)))
     paint("hole", ellipse((0.66, y), (grip - 0.15, grip - 0.12)))
+    # The body.
     paint("main", symmetric(*right, (foot * 0.6, h + 0.02)))
     paint("shade", curve(*right, (foot * 0.55, h + 0.02), (foot * 0.62, 0)))
     paint("glow", box((-0.52, -h * 0.6), (-0.38, h * 0.35), 0.07))
@@ -46,6 +47,7 @@ def draw_bottle(rng: Generator, paint: Paint) -> None:
     label = rng.uniform(0.12, 0.22)
     right = [(neck, shoulder - 0.3), (w, shoulder + 0.1), (w, 0.4), (w, 0.9)]
 
+    # The body, then label and cork.
     paint("main", symmetric((neck, -0.9), (neck, -0.9), *right, (w * 0.8, 1.0)))
     paint(
         "shade",
@@ -66,6 +68,7 @@ def draw_wine_glass(rng: Generator, paint: Paint) -> None:
     stem = [(0.1, depth), (0.1, 0.6), (0.17, 0.84), (0.3, 0.92)]
     bowl = [(w + belly, -0.5), (w * 0.72, depth)]
 
+    # Foot, stem, bowl and rim.
     paint("main", ellipse((0, 0.9), (foot, 0.15)))
     paint("shade", ellipse((0.03, 0.94), (foot * 0.9, 0.1)))
     paint("main", symmetric(*stem, smooth=False))
@@ -92,6 +95,7 @@ def draw_book(rng: Generator, paint: Paint) -> None:
     h = rng.uniform(0.85, 0.98)
     d = rng.uniform(0.14, 0.24)
 
+    # The back cover and the pages, seen from the lower right; then the front cover with its spine.
     paint(
         "deep",
         polygon((-w, -h), (w, -h), (w + d, -h + d), (w + d, h + d), (-w + d, h + d), (-w, h)),
@@ -142,6 +146,7 @@ def draw_envelope(rng: Generator, paint: Paint) -> None:
     paint("main", box((-1, -h), (1, h), 0.06))
     paint("shade", polygon((-0.98, h), (0, -0.05), (0.98, h)))
     paint("light", polygon((-0.9, h), (0, 0.06), (0.9, h)))
+    # The flap with its shadow, then the seal.
     paint("deep", polygon((-0.99, -h + 0.02), (0, tip + 0.1), (0.99, -h + 0.02)))
     paint(
         "main",
@@ -162,6 +167,7 @@ def draw_pencil(rng: Generator, paint: Paint) -> None:
     tip = rng.uniform(0.42, 0.54)
     end = -0.72
 
+    # The sharpened end.
     paint("wood", polygon((-w, 1 - tip), (w, 1 - tip), (0.05, 1), (-0.05, 1)))
     paint("wood_shade", polygon((w * 0.3, 1 - tip), (w, 1 - tip), (0.05, 1), (0.02, 1)))
     paint(
@@ -174,6 +180,7 @@ def draw_pencil(rng: Generator, paint: Paint) -> None:
             (-0.06, 0.99),
         ),
     )
+    # The painted shaft ends in three waves where it was sharpened.
     paint(
         "main",
         polygon(
@@ -195,6 +202,7 @@ def draw_pencil(rng: Generator, paint: Paint) -> None:
         ),
     )
     paint("light", polygon((-w, end), (-w * 0.5, end), (-w * 0.5, 1.03 - tip), (-w, 1 - tip)))
+    # The eraser in its metal ring.
     paint("rose", box((-w, -1), (w, end), 0.09))
     paint("metal", box((-w - 0.01, end - 0.1), (w + 0.01, end + 0.08)))
     paint("metal_shade", box((-w - 0.01, end - 0.03), (w + 0.01, end + 0.01)))
@@ -216,11 +224,13 @@ def draw_hat(rng: Generator, paint: Paint) -> None:
         (w * 0.6, y + 0.15),
     )
 
+    # The brim lies behind the crown.
     paint("shade", ellipse((0, y + 0.05), (1, brim + 0.03)))
     paint("main", ellipse((0, y), (1, brim)))
     paint("shade", ellipse((0.04, y + 0.02), (w + 0.12, brim * 0.72)))
     paint("main", crown)
     paint("light", ellipse((-top * 0.45, y - h * 0.62), (0.1, 0.2), count=18))
+    # The ribbon.
     paint(
         "detail",
         symmetric(
@@ -255,9 +265,11 @@ def draw_shirt(rng: Generator, paint: Paint) -> None:
     )
     trim_role = "detail" if rng.random() < 0.6 else "shade"
 
+    # Sleeves with their cuffs.
     paint("shade", sleeve)
     paint("main", mirror(sleeve))
     paint(trim_role, band, both_sides=True)
+    # The body.
     paint(
         "main",
         polygon(
@@ -273,6 +285,7 @@ def draw_shirt(rng: Generator, paint: Paint) -> None:
     )
     paint("shade", polygon((w, -0.3), (w + 0.02, hem), (w - 0.16, hem), (w - 0.04, 0.2)))
     paint("shade", polygon((-w, -0.3), (-w + 0.05, 0.3), (-w - 0.02, 0.1)))
+    # The collar.
     paint(trim_role, ellipse((0, -0.92), (0.33, 0.27), count=22))
     paint("deep", ellipse((0, -0.93), (0.23, 0.17), count=22))
     paint("hole", box((-0.37, -1.3), (0.37, -0.92)))  # cuts off the collar above the shoulders
@@ -286,6 +299,7 @@ def draw_boot(rng: Generator, paint: Paint) -> None:
     w = rng.uniform(0.32, 0.4)
     toe = rng.uniform(0.85, 1.02)
 
+    # The sole with its heel.
     paint(
         "ink",
         curve(
@@ -303,6 +317,7 @@ def draw_boot(rng: Generator, paint: Paint) -> None:
             (-0.5, 1.02),
         ),
     )
+    # The shaft and the foot.
     paint(
         "main",
         curve(
@@ -337,5 +352,6 @@ def draw_boot(rng: Generator, paint: Paint) -> None:
     )
     paint("glow", rotate(ellipse((toe - 0.28, 0.42), (0.16, 0.07), count=14), 18, toe - 0.28, 0.42))
     paint("light", box((-0.34, -0.6), (-0.22, 0.2), 0.06))
+    # The cuff.
     paint("detail", box((-0.52, -1.02), (w, -0.76), 0.06))
     paint("detail_shade", box((w - 0.24, -1.02), (w, -0.76), 0.06))

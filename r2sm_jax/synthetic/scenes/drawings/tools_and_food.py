@@ -26,10 +26,12 @@ def draw_apple(rng: Generator, paint: Paint) -> None:
     droop = rng.uniform(-40, -10)
     right = [(w, y - h * 0.42), (w * 0.86, y + h * 0.4), (w * 0.42, y + h)]
 
+    # The stalk, once behind the apple and once in front of the dent.
     paint(
         "wood_shade",
         stroke((0, y - h * 0.7), (lean, y - h - 0.05), (lean + 0.12, y - h - 0.3), width=0.16),
     )
+    # The fruit with its dent.
     paint("main", symmetric((0.12, y - h + dip), (w * 0.5, y - h), *right, (0.1, y + h - 0.07)))
     paint(
         "shade",
@@ -84,6 +86,7 @@ def draw_banana(rng: Generator, paint: Paint) -> None:
         (-0.92, -0.44),
     ]
 
+    # Stalk, fruit, and the dark ends.
     paint("wood_shade", stroke((-0.86, -0.3), (-0.9, -0.46), (-0.98, -0.72), width=0.24, taper=0.9))
     paint("main", curve(*under, *over))
     paint("shade", curve(*under, *middle))
@@ -114,6 +117,7 @@ def draw_ice_cream(rng: Generator, paint: Paint) -> None:
         else:
             drip.append((x * 0.98, y + r * 0.55 - 0.02))
 
+    # The cone with its lines.
     paint("wood", polygon((-cone, y + r * 0.4), (cone, y + r * 0.4), (0.09, 1), (-0.09, 1)))
     paint(
         "wood_shade", polygon((cone * 0.35, y + r * 0.4), (cone, y + r * 0.4), (0.09, 1), (0.02, 1))
@@ -123,6 +127,7 @@ def draw_ice_cream(rng: Generator, paint: Paint) -> None:
         stroke((-cone * 0.75, y + r * 0.8), (cone * 0.35, y + r * 1.25 + 0.1), width=0.06),
     )
     paint("wood_shade", stroke((cone * 0.4, y + r * 0.6), (-cone * 0.5, y + r * 1.3), width=0.06))
+    # The scoop.
     paint("main", ellipse((0, y), r))
     paint(
         "shade",
@@ -153,6 +158,7 @@ def draw_hammer(rng: Generator, paint: Paint) -> None:
     y = -0.66
     h = rng.uniform(0.2, 0.25)
 
+    # The handle with two rings.
     paint(
         "main",
         symmetric(
@@ -177,6 +183,7 @@ def draw_hammer(rng: Generator, paint: Paint) -> None:
     )
     paint("detail", box((-w * 1.15, 0.55), (w * 1.15, 0.68), 0.03))
     paint("detail", box((-w * 1.15, 0.78), (w * 1.15, 0.91), 0.03))
+    # The claw, then the face of the head and what holds it.
     paint(
         "metal",
         polygon(
@@ -214,6 +221,7 @@ def draw_key(rng: Generator, paint: Paint) -> None:
     tooth = rng.uniform(0.3, 0.42)
     is_round = rng.random() < 0.5
 
+    # The shaft and two teeth.
     paint("main", box((-w, y), (w, 1.02), 0.06))
     paint("main", box((0, 0.72), (tooth + w, 0.98), 0.04))
     paint("main", box((0, 0.3), (tooth * 0.75 + w, 0.54), 0.04))
@@ -228,6 +236,7 @@ def draw_key(rng: Generator, paint: Paint) -> None:
         paint("main", ellipse((0, y + 0.02 - 0.25), r * 0.6, count=22))
         paint("main", ellipse((0, y), r * 0.7))
         paint("shade", ellipse((0, y), gap + 0.09))
+    # The collar, then the hole.
     paint("main", box((-w - 0.1, y + r * 0.86), (w + 0.1, y + r * 0.86 + 0.2), 0.06))
     paint("light", box((-w - 0.1, y + r * 0.86), (w + 0.1, y + r * 0.86 + 0.08), 0.04))
     paint("hole", ellipse((0, y), gap, count=20))
@@ -272,5 +281,6 @@ def draw_scissors(rng: Generator, paint: Paint) -> None:
     paint("shade", rotate(rim, gape))
     paint("hole", rotate(gap, gape))
 
+    # The screw.
     paint("detail", ellipse((0, 0), 0.1, count=14))
     paint("cream", ellipse((-0.02, -0.02), 0.045, count=8))
