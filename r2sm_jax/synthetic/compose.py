@@ -1,8 +1,9 @@
-"""Photographs with objects of other photographs pasted over them, so that the hidden part of what they cover is known.
+"""Photographs with objects of others pasted over them, so that hidden parts are known.
 
-Complete objects (photos.py) have amodal masks and are hidden on purpose; of all others only the modal mask is known.
-The pasted objects are of other photos of the same split, about as large as they are there. In training some can be of a
-folder of cut-outs (cutout_folder.py), for names that the photos do not have.
+Complete objects (photos.py) have amodal masks and are hidden on purpose; of all others only the
+modal mask is known. The pasted objects are of other photos of the same split, about as large as
+they are there. In training some can be of a folder of cut-outs (cutout_folder.py), for names that
+the photos do not have.
 """
 
 from collections import Counter
@@ -70,10 +71,11 @@ NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 
 
 class ComposeSource(ProceduralSource):
-    """Composed photographs: any sample is rebuilt from (seed, split, index) and the content of file and photos.
+    """Composed photographs, rebuilt from (seed, split, index) and the content of file and photos.
 
-    The photo below is number `index` modulo their number. Train, dev and the other splits share neither photos nor
-    cut-outs. In training half of the pictures are mirrored, and half show only a part of the photo.
+    The photo below is number `index` modulo their number. Train, dev and the other splits share
+    neither photos nor cut-outs. In training half of the pictures are mirrored, and half show only a
+    part of the photo.
     """
 
     splits = (*ProceduralSource.splits, ABSENT_SPLIT)
@@ -90,9 +92,11 @@ class ComposeSource(ProceduralSource):
     ):
         """`count` pictures whose longer side is `size`.
 
-        Photos are in the folder `images` or beside the file. `cutouts` is a folder of more objects for training.
+        Photos are in the folder `images` or beside the file. `cutouts` is a folder of more objects
+        for training.
 
-        Raises InputError for an unknown split, a file without masks, photos that are missing, and too few cut-outs.
+        Raises InputError for an unknown split, a file without masks, photos that are missing, and
+        too few cut-outs.
         """
         super().__init__(split, count, **options)
         self.is_training = split == "train"
@@ -139,15 +143,19 @@ class ComposeSource(ProceduralSource):
         )
 
     def _find_cutouts(self) -> list[PhotoCutout]:
-        """What can be pasted, by size. In training that includes objects that may not be complete."""
+        """What can be pasted, by size.
+
+        In training that includes objects that may not be complete.
+        """
         cutouts = self.photos.find_cutouts(self.photo_indices)
         cutouts.sort(key=lambda cutout: cutout.side)
         complete = [cutout for cutout in cutouts if cutout.complete]
         min_cutouts = MIN_CUTOUTS if self.is_training else 1
         if len(complete) < min_cutouts:
             raise InputError(
-                f"{self.photos.path}: the split {self.split!r} has {len(complete)} complete objects to lay over photos "
-                f"(not small, with a gap to the border and to other masks), {min_cutouts} are needed; add photos with masks"
+                f"{self.photos.path}: the split {self.split!r} has {len(complete)} complete "
+                "objects to lay over photos (not small, with a gap to the border and to other "
+                f"masks), {min_cutouts} are needed; add photos with masks"
             )
         return cutouts if self.is_training else complete
 
@@ -183,7 +191,7 @@ class ComposeSource(ProceduralSource):
     def write_queries(
         self, scene: Scene, rng: np.random.Generator, first_id: int
     ) -> tuple[Query, ...]:
-        """As for all scenes, and some without a target: one of eight in training, all in the split `val_absent`."""
+        """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
         num_absent = 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
@@ -297,7 +305,7 @@ class ComposeSource(ProceduralSource):
         return True
 
     def _choose_cutout(self, rng: np.random.Generator, side: float) -> PhotoCutout:
-        """A cut-out of about this longer side, if there is one; frequent classes less often than they occur."""
+        """A cut-out of about this longer side; frequent classes less often than they occur."""
         low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
         low = max(0, min(low, len(self.cutouts) - MIN_CUTOUTS))
         high = min(max(high, low + MIN_CUTOUTS), len(self.cutouts))
@@ -308,7 +316,7 @@ class ComposeSource(ProceduralSource):
     def _make_instances(
         self, pasted: Sequence[PhotoObject], below: Sequence[PhotoObject], shape: tuple[int, ...]
     ) -> list[Instance]:
-        """The objects of the picture: the pasted ones, the front one first, and those of the photo."""
+        """The objects of the picture: the pasted ones, the front one first, then the photo's."""
         height, width = shape
         covered = np.zeros((height, width), bool)
         instances = []
@@ -332,7 +340,7 @@ def _horizontal_position(instance: Instance) -> int:
 
 
 def choose_unambiguous(cutouts: Sequence[CutoutFile], classes: Sequence[str]) -> list[CutoutFile]:
-    """The cut-outs that are of one of the classes by label, or that no noun of another class could mean."""
+    """The cut-outs whose label is one of the classes, or that no noun of a class could mean."""
     known_classes = lexicon().classes
     nouns = set(classes)
     for name in classes:

@@ -1,8 +1,8 @@
 """A folder of cut-outs: PNG or WebP files, each a single object on a transparent background.
 
-An `index.json` may describe them: a list of `{"file", "label", "tags", "group", "uses"}`, or an object from file names
-to such records or to labels. All fields but the file name may be missing, others are ignored. With an index only its
-files are used; without one, file names give the labels.
+An `index.json` may describe them: a list of `{"file", "label", "tags", "group", "uses"}`, or an
+object from file names to such records or to labels. All fields but the file name may be missing,
+others are ignored. With an index only its files are used; without one, file names give the labels.
 """
 
 import re
@@ -29,7 +29,10 @@ MAX_CACHE_BYTES = 64_000_000  # of decoded cut-outs, for each source
 
 @dataclass(frozen=True)
 class CutoutFile:
-    """One file and what it shows. `name` is its path in the folder; `words` are those of its label and tags."""
+    """One file and what it shows.
+
+    `name` is its path in the folder; `words` are those of its label and tags.
+    """
 
     path: Path
     name: str
@@ -37,7 +40,7 @@ class CutoutFile:
     words: frozenset[str]
 
     def is_confusable_with(self, other: "CutoutFile") -> bool:
-        """Whether one label might also mean the other object: "cow" beside "cow face", "dog" beside a poodle."""
+        """Whether one label might mean the other object: "cow" and "cow face", "dog" and poodle."""
         label, other_label = self.item.category, other.item.category
         if label == other_label:
             return False
@@ -71,16 +74,21 @@ class CutoutFolder:
             )
         if left_out:
             warnings.warn(
-                f"{folder}: left out {len(left_out)} of {len(all_files)} images, which are {remedy}",
+                f"{folder}: left out {len(left_out)} of {len(all_files)} images, "
+                f"which are {remedy}",
                 stacklevel=3,
             )
 
     def picture(self, cutout: CutoutFile) -> Image.Image:
-        """The picture of a cut-out, mode RGBA. Raises InputError for one that is unusable by now."""
+        """The picture of a cut-out, mode RGBA.
+
+        Raises InputError for one that is unusable by now.
+        """
         picture = self._read(cutout)
         if picture is None:
             raise InputError(
-                f"{cutout.path}: the image has changed and is no cut-out any more; start again without it"
+                f"{cutout.path}: the image has changed and is no cut-out any more; "
+                "start again without it"
             )
         return picture
 
@@ -143,7 +151,8 @@ def read_index(index: Path) -> list[dict[str, Any]]:
     is_list = isinstance(records, list) and len(records) > 0
     if not is_list or not all(isinstance(record, dict) for record in records):
         raise InputError(
-            f'{index}: there is no list of cut-outs; give [{{"file": .., "label": ..}}, ..] or remove it'
+            f"{index}: there is no list of cut-outs; "
+            'give [{"file": .., "label": ..}, ..] or remove it'
         )
     for number, record in enumerate(records, start=1):
         _check_record(f"{index}: record {number}", record)

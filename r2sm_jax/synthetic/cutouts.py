@@ -1,7 +1,7 @@
 """Scenes composed of cut-outs (`cutout_folder`), laid over photos or drawn backdrops.
 
-Tags and uses in the index ("to light a room") give queries that do not name the object, where every object of a picture
-has some.
+Tags and uses in the index ("to light a room") give queries that do not name the object, where every
+object of a picture has some.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class CutoutSource(ProceduralSource):
-    """Composed scenes: any sample is rebuilt from (seed, split, index) and the content of the folder.
+    """Scenes of cut-outs, rebuilt from (seed, split, index) and the content of the folder.
 
-    Train, dev and the other splits share neither objects nor photos, if there are three or more. `vocabulary` has the
-    labels of this split's objects, and their groups if the index has some.
+    Train, dev and the other splits share neither objects nor photos, if there are three or more.
+    `vocabulary` has the labels of this split's objects, and their groups if the index has some.
     """
 
     def __init__(
@@ -62,9 +62,12 @@ class CutoutSource(ProceduralSource):
         backgrounds: str | PathLike[str] | None = None,
         **options: int,
     ):
-        """`count` scenes, over photos of the folder `backgrounds` if given. `options` are those of `ProceduralSource`.
+        """`count` scenes, over photos of the folder `backgrounds` if given.
 
-        Raises InputError for an unknown split, and for a folder, an index or an image that cannot be used.
+        `options` are those of `ProceduralSource`.
+
+        Raises InputError for an unknown split, and for a folder, an index or an image that cannot
+        be used.
         """
         super().__init__(split, count, **options)
         part = split if split in ("train", "dev") else "val"
@@ -73,7 +76,8 @@ class CutoutSource(ProceduralSource):
         names = [cutout.name for cutout in self._folder.cutouts]
         if len(names) < 2:
             raise InputError(
-                f"{folder}: {names[0]} is the only cut-out; add others, since training and validation share none"
+                f"{folder}: {names[0]} is the only cut-out; add others, "
+                "since training and validation share none"
             )
         names_of_split = divide(names, HELD_OUT, key=_stem)[part]
         self.cutouts = [c for c in self._folder.cutouts if c.name in names_of_split]
@@ -110,12 +114,13 @@ class CutoutSource(ProceduralSource):
             if len(placed) >= MIN_OBJECTS:
                 return placed
         raise InputError(
-            f"{self._folder.path}: {MAX_LAYOUTS} attempts gave no picture with {MIN_OBJECTS} objects of the split "
-            f"{self.split!r} at {self.size} pixels; add cut-outs or use larger pictures"
+            f"{self._folder.path}: {MAX_LAYOUTS} attempts gave no picture with {MIN_OBJECTS} "
+            f"objects of the split {self.split!r} at {self.size} pixels; add cut-outs or "
+            "use larger pictures"
         )
 
     def _choose_items(self, rng: np.random.Generator) -> list[tuple[Item, Image.Image]]:
-        """Objects for a scene with their pictures, the rearmost first; no label could mean another's object."""
+        """Objects with their pictures, the rearmost first. No label could mean another's object."""
         count = MIN_OBJECTS + choose(rng, COUNT_SHARES)
         num_candidates = min(len(self.cutouts), 4 * count)
         candidates = rng.choice(len(self.cutouts), num_candidates, replace=False)
@@ -161,7 +166,7 @@ def _stem(name: str) -> str:
 def place_cutouts(
     rng: np.random.Generator, items: Sequence[tuple[Item, Image.Image]], size: int
 ) -> list[PlacedItem]:
-    """Places items with their pictures (mode RGBA), the rearmost first; leaves out those that fit nowhere."""
+    """Places items with their RGBA pictures, the rearmost first, as far as they fit."""
     rules = LayoutRules(
         hidden_range=(MIN_OCCLUSION + 0.01, MAX_OCCLUSION),
         tolerance=0.04,
@@ -184,7 +189,7 @@ def place_cutouts(
 
 
 def make_sprite(rng: np.random.Generator, picture: Image.Image, extent: float, size: int) -> Sprite:
-    """The picture turned a little, perhaps mirrored, and scaled to about `extent`; slender ones become longer."""
+    """The picture turned, perhaps mirrored, and scaled to about `extent`; slender ones longer."""
     slenderness = (0.45 / max(filled_share(picture), 1e-3)) ** 0.25
     side = extent * float(np.clip(slenderness, 0.85, 1.35))
     side = float(np.clip(side, MIN_EXTENT * size, MAX_EXTENT * size))
@@ -197,6 +202,9 @@ def make_sprite(rng: np.random.Generator, picture: Image.Image, extent: float, s
 
 
 def read_photo(path: Path, max_side: int) -> Image.Image:
-    """A photo, its shorter side at most `max_side`, mode RGB. Raises InputError for one that cannot be read."""
+    """A photo, its shorter side at most `max_side`, mode RGB.
+
+    Raises InputError for one that cannot be read.
+    """
     photo = Image.fromarray(open_image(path))
     return rescale(photo, min(1.0, max_side / min(photo.size)), reducing_gap=3.0)

@@ -1,8 +1,9 @@
-"""Photos with masks: which of their objects are complete, what can be cut out of them, and enlarged parts of them.
+"""Photos with masks: which objects are complete, what can be cut out, and enlarged parts.
 
-A COCO instances file says what is visible in each photo. An object counts as complete if its mask is in one part and
-touches neither the border nor another mask. The mask of a larger object that is drawn right through it is allowed, as a
-table may be drawn through a cup: then nothing that is annotated can hide a part of it.
+A COCO instances file says what is visible in each photo. An object counts as complete if its mask
+is in one part and touches neither the border nor another mask. The mask of a larger object that is
+drawn right through it is allowed, as a table may be drawn through a cup: then nothing that is
+annotated can hide a part of it.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class Photos:
     """The photos of an instances file with their masks, read as they are needed."""
 
     def __init__(self, path: str | PathLike[str], images: str | PathLike[str] | None = None):
-        """Raises InputError for a file that is not a COCO instances file, and for a folder that does not exist."""
+        """Raises InputError for another kind of file than COCO instances, and a missing folder."""
         self.path = Path(path)
         records = load_json(self.path, "a COCO instances file")
         if isinstance(records, dict):
@@ -92,7 +93,9 @@ class Photos:
         self._is_complete: dict[int, list[bool]] = {}
 
     def photos_of_split(self, split: str) -> list[int]:
-        """The photos of a split, in the order of the file. Train, dev and all other splits share none.
+        """The photos of a split, in the order of the file.
+
+        Train, dev and all other splits share none.
 
         Raises InputError where a photo of the split is missing, or the split has none.
         """
@@ -127,7 +130,7 @@ class Photos:
         return instances, self._is_complete[index]
 
     def find_cutouts(self, photos: Sequence[int]) -> list[PhotoCutout]:
-        """The objects of some photos that are large enough to be pasted over others, at most about `MAX_CUTOUTS`."""
+        """The objects of some photos that are large enough to be pasted; at most `MAX_CUTOUTS`."""
         cutouts: list[PhotoCutout] = []
         for index in photos:
             height, width = self.dataset.size_at(index)
@@ -148,7 +151,10 @@ class Photos:
         return cutouts
 
     def read_photo(self, index: int, side: int) -> Photo:
-        """A photo, its longer side `side`. Raises InputError for one that is damaged or not the annotated one."""
+        """A photo, its longer side `side`.
+
+        Raises InputError for one that is damaged or not the annotated one.
+        """
         image = Image.fromarray(self.dataset.image_at(index))
         image = rescale(image, side / max(image.size), reducing_gap=3.0)
         objects = []
@@ -162,16 +168,18 @@ class Photos:
     def read_cutout(
         self, cutout: PhotoCutout, photo_side: int | None = None
     ) -> tuple[Image.Image, np.ndarray]:
-        """The picture of a cut-out (mode RGBA) with soft edges, and the mean colour `[3]` of its photo.
+        """The RGBA picture of a cut-out with soft edges, and the mean colour `[3]` of its photo.
 
-        `photo_side` is the longer side to which the photo would be scaled; by default it keeps its size.
+        `photo_side` is the longer side to which the photo would be scaled; by default it keeps its
+        size.
         """
         image = self.dataset.image_at(cutout.photo)
         mask = masks.expand(self.dataset.rles_at(cutout.photo)[cutout.annotation].modal)
         blur = ImageFilter.GaussianBlur(max(0.7, 0.0022 * max(mask.shape)))
         alpha = Image.fromarray(mask.astype(np.uint8) * 255).filter(blur)
 
-        # The outline moves inwards by about a pixel, since annotators' outlines include some of the background.
+        # The outline moves inwards by about a pixel, since annotators' outlines include some of the
+        # background.
         alpha = alpha.point([min(255, max(0, 2 * value - 160)) for value in range(256)])
         picture = Image.fromarray(image)
         picture.putalpha(alpha)
@@ -182,7 +190,7 @@ class Photos:
 
 
 def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
-    """The photo with another longer side; in half of the draws a random part of it, enlarged by up to `MAX_ZOOM`.
+    """The photo at another size; in half of the draws a part of it, enlarged by up to `MAX_ZOOM`.
 
     Objects that are cut off are not complete any more.
     """
@@ -220,7 +228,7 @@ def random_zoom(rng: np.random.Generator, photo: Photo, side: int) -> Photo:
 def cut_sprite(
     image: Image.Image, mask: masks.Mask, size: tuple[int, int], x: int = 0, y: int = 0
 ) -> Sprite | None:
-    """The part of an image under a mask that is scaled to `size` and put at (x, y); None if nothing is left of it."""
+    """The part of an image under a mask scaled to `size` and put at (x, y), if any is left."""
     coverage = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)
     scaled = np.asarray(coverage) >= MASK_THRESHOLD
     x0, y0, x1, y1 = masks.box(scaled)
@@ -232,7 +240,7 @@ def cut_sprite(
 
 
 def find_complete(visible_masks: Sequence[masks.Mask]) -> list[bool]:
-    """Which of the visible masks of a photo, all of its size, must be complete: see the top of this file."""
+    """Which of the visible masks `[H W]` of a photo must be complete: see the top of this file."""
     areas = [masks.area(mask) for mask in visible_masks]
     return [
         area > 0 and _is_complete(index, visible_masks, areas) for index, area in enumerate(areas)
@@ -247,8 +255,8 @@ def _is_complete(index: int, visible_masks: Sequence[masks.Mask], areas: Sequenc
     if min(x0, y0) < gap or x1 > width - gap or y1 > height - gap:
         return False
 
-    labels: Any  # scipy's stubs do not know that label returns a pair
-    labels, _ = ndimage.label(mask[y0:y1, x0:x1])
+    labelled: Any = ndimage.label(mask[y0:y1, x0:x1])  # scipy's stubs do not know that it is a pair
+    labels, _ = labelled
     part_areas = np.bincount(labels.ravel())[1:]
     if part_areas.max() < MIN_LARGEST_PART * part_areas.sum():
         return False

@@ -60,7 +60,7 @@ def random_flip(rng: np.random.Generator, picture: Image.Image) -> Image.Image:
 
 
 def crop_to_object(picture: Image.Image) -> Image.Image:
-    """The part of an RGBA picture that is not (nearly) transparent; all of it where everything is."""
+    """The part of an RGBA picture that is not (nearly) transparent; all of it if there is none."""
     is_object = [int(alpha >= MIN_OBJECT_ALPHA) * 255 for alpha in range(256)]
     box = picture.getchannel("A").point(is_object).getbbox()
     return picture.crop(box) if box else picture
@@ -72,7 +72,7 @@ def filled_share(picture: Image.Image) -> float:
 
 
 def paste_sprites(rng: np.random.Generator, canvas: Image.Image, sprites: Sequence[Sprite]) -> None:
-    """Pastes the sprites, the rearmost first, on the canvas (mode RGB), with soft shadows or without."""
+    """Pastes sprites on the canvas (mode RGB), the rearmost first, with soft shadows or without."""
     max_opacity = rng.uniform(0.15, 0.5) if rng.random() < SHADOW_SCENES_SHARE else 0.0
     opacity = [int(max_opacity * alpha) for alpha in range(256)]
     blur = 0.018 * canvas.width

@@ -1,4 +1,4 @@
-"""The base of all sources whose pictures are made on request: any sample is rebuilt from (seed, split, index)."""
+"""The base of all sources that make their pictures, rebuilt from (seed, split, index)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -24,7 +24,9 @@ MIN_SIZE = 16  # pixels; at 8 a drawing can vanish
 
 
 class ProceduralSource(ABC):
-    """A source of made scenes. Subclasses make the scene of a number and may change how queries are written.
+    """A source of made scenes.
+
+    Subclasses make the scene of a number and may change how queries are written.
 
     Attributes:
         vocabulary: The values of every attribute.

@@ -1,4 +1,7 @@
-"""The random choices that scenes and queries share. Each takes exactly one number from the generator."""
+"""The random choices that scenes and queries share.
+
+Each takes exactly one number from the generator.
+"""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -1,6 +1,7 @@
-"""Sentence templates: wordings.txt and its held-out companions, expanded to texts with fields such as {x}.
+"""Sentence templates (wordings.txt and others), expanded to texts with fields such as {x}.
 
-The notation is explained at the top of wordings.txt. Fields are filled later, with the words of a target.
+The notation is explained at the top of wordings.txt. Fields are filled later, with the words of a
+target.
 """
 
 import re
@@ -32,8 +33,8 @@ def expand_template(
 ) -> tuple[str, ...]:
     """Every text that the choices of a template stand for.
 
-    `fields` may be in braces. `shared_words` are alternatives by name, as "whole|complete". Raises ValueError for an
-    unknown field or name, and for a bracket without its partner.
+    `fields` may be in braces. `shared_words` are alternatives by name, as "whole|complete". Raises
+    ValueError for an unknown field or name, and for a bracket without its partner.
     """
     texts = tuple(_expand_choices(template, shared_words))
     without_fields = re.sub(f"{{(?:{'|'.join(fields)})}}", "", "".join(texts))
@@ -64,7 +65,7 @@ def _expand_choices(template: str, shared_words: Mapping[str, str]) -> Iterator[
 
 @cache
 def read_sections(file_name: str) -> dict[str, list[str]]:
-    """The lines of a text file of this package by section ("== …"), without comments and empty lines.
+    """The lines of a text file of this package by section ("== …"), without comments.
 
     Raises ValueError for a line before the first section.
     """
@@ -84,7 +85,10 @@ def read_sections(file_name: str) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Wording:
-    """Texts of one template. The keyword rule gets the mask type of all of them right, or of none."""
+    """Texts of one template.
+
+    The keyword rule gets the mask type of all of them right, or of none.
+    """
 
     texts: tuple[str, ...]
     family: str
@@ -98,7 +102,8 @@ class Phrasebook:
     Attributes:
         easy, hard: Wordings by mask type that the keyword rule gets right, and wrong.
         pairs: Minimal pairs: the wordings of a modal template and of its amodal twin.
-        bare: Modal wordings that say nothing about the mask ("Trace {x}."). plain: only "{x}" of these, if it is there.
+        bare: Modal wordings that say nothing about the mask ("Trace {x}."). plain: only "{x}" of
+            these, if it is there.
         sets: Hard modal wordings of a whole set of things.
         commands, questions: Sentences around a noun phrase {w}.
         shared_words: Alternatives by name.
@@ -183,5 +188,5 @@ def _split_mask_type(
 
 @cache
 def phrasebook(name: Literal["wordings", "held_out", "test"]) -> Phrasebook:
-    """The training wordings, the held-out ones, or those of the split `test`, which are neither of these."""
+    """The training wordings, the held-out ones, or those of the split `test`."""
     return Phrasebook(f"{name}.txt")

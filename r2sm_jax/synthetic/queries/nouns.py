@@ -1,4 +1,4 @@
-"""Nouns: what objects are called (lexicon.toml), plurals, which objects a noun could mean, and names of classes."""
+"""Nouns: what objects are called, plurals, which objects a noun could mean, class names."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ _SINGULAR_ENDINGS = ("ss", "us", "is", "'s", "lens", "canvas")
 
 @dataclass(frozen=True)
 class LexiconEntry:
-    """Nouns and function clauses of a class or of a group of classes, as lexicon.toml explains them."""
+    """Nouns and function clauses of a class or a group of classes (see lexicon.toml)."""
 
     classes: Sequence[str]
     functions: Sequence[str] = ()
@@ -27,7 +27,7 @@ class LexiconEntry:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The classes that the grammar knows, and nouns in general. lexicon.toml explains the entries."""
+    """The classes that the grammar knows, and nouns in general (see lexicon.toml)."""
 
     classes: Mapping[str, LexiconEntry]
     groups: Mapping[str, LexiconEntry]
@@ -65,13 +65,13 @@ def lexicon_entry(name: str) -> LexiconEntry:
 
 
 def clean_name(name: str) -> str:
-    """The noun in a free-text region name: lower case, no article, no stray blanks or punctuation."""
+    """The noun in a free-text region name: lower case, without article and punctuation."""
     noun = re.sub(r"[^\w\s'&/-]", " ", name.lower().replace("_", " "))
     return re.sub(r"^(?:the|a|an|some)\s+", "", " ".join(noun.split()))
 
 
 def is_plural(noun: str) -> bool:
-    """Whether a noun takes "are": "scissors", "people", "wooden chairs"; not "bus", "row of trees"."""
+    """Whether a noun takes "are": "scissors", "people", "chairs"; not "bus", "row of trees"."""
     if re.search(r"\sand\s", noun):
         return True
     words = _PREPOSITION.split(noun)[0].split()
@@ -82,7 +82,7 @@ def is_plural(noun: str) -> bool:
 
 
 def plural(noun: str) -> str:
-    """The plural of a noun phrase: "wine glass" → "wine glasses", "piece of fruit" → "pieces of fruit"."""
+    """The plural of a noun phrase: "wine glass" → "wine glasses", "bit of pie" → "bits of pie"."""
     irregular = lexicon().plurals
     if noun in irregular:
         return irregular[noun]
@@ -104,7 +104,7 @@ def plural(noun: str) -> str:
 
 @cache
 def could_mean(noun: str, category: str) -> bool:
-    """Whether a noun could mean an object of a category: "cup" a "mug", "box" a "cat litter box"."""
+    """Whether a noun could mean an object of a category: "cup" a mug, "box" a cat litter box."""
     if category in lexicon().classes:
         entry = lexicon().classes[category]
         if noun in entry.nouns or noun in entry.held_out_nouns:
@@ -119,7 +119,7 @@ def could_mean(noun: str, category: str) -> bool:
 
 
 def display_name(name: str) -> str:
-    """A class name without underscores and without trailing numbers: "coffee_mug_075" → "coffee mug"."""
+    """A class name without underscores and final numbers: "coffee_mug_075" → "coffee mug"."""
     words = name.replace("_", " ").split()
     while len(words) > 1 and words[-1].isdigit():
         words.pop()

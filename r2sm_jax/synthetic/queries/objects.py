@@ -27,8 +27,8 @@ Box = tuple[float, float, float, float]
 class ObjectFacts:
     """What the grammar knows of one object.
 
-    `box`, `area` (pixels) and `occlusion` (hidden share; NaN if unknown) are those of the complete mask; `hidden_by`
-    has the ids of the objects that hide a part of it.
+    `box`, `area` (pixels) and `occlusion` (hidden share; NaN if unknown) are those of the complete
+    mask; `hidden_by` has the ids of the objects that hide a part of it.
     """
 
     id: int
@@ -55,7 +55,8 @@ class ImageObjects:
 
     Attributes:
         all, by_id: The objects.
-        category, entry: For each id the noun of its category, and its entry in the lexicon (or the noun alone).
+        category, entry: For each id the noun of its category, and its entry in the lexicon (or the
+            noun alone).
         in_lexicon: Whether the lexicon has all categories.
     """
 
@@ -111,13 +112,13 @@ class ImageObjects:
         return min(gaps), max(gaps)
 
     def could_be_between(self, first: int, last: int, middle: int, margin: float) -> bool:
-        """Whether an object may lie between two others, from left to right, with a margin below 0 for doubt."""
+        """Whether an object may lie between two others; a margin below 0 leaves room for doubt."""
         _, from_first = self.gap(first, middle, axis=0)
         _, to_last = self.gap(middle, last, axis=0)
         return from_first > margin and to_last > margin
 
     def is_between(self, first: int, last: int, middle: int, margin: float) -> bool:
-        """Whether an object clearly lies between two others: at this distance from both, and at their height."""
+        """Whether an object clearly lies between two others, this far from both and level."""
         for end in (first, last):
             lowest, highest = self.gap(end, middle, axis=1)
             if lowest <= -MAX_LEVEL_DIFFERENCE or highest >= MAX_LEVEL_DIFFERENCE:

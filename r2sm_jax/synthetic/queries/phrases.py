@@ -1,7 +1,7 @@
-"""Targets, and phrases that pick exactly those: "the red mug", "the mug behind the book", "what you would drink from".
+"""Phrases that pick exactly their targets: "the red mug", "the mug behind the book".
 
-A phrase is used only if its literal meaning fits its targets and no other object of the image. Positions and sizes need
-a clear margin.
+A phrase is used only if its literal meaning fits its targets and no other object of the image.
+Positions and sizes need a clear margin.
 """
 
 from collections.abc import Sequence, Set
@@ -37,7 +37,8 @@ Named = tuple[str, frozenset[int]]
 class Phrase:
     """Words that pick exactly the objects `ids`.
 
-    `plural`: takes "are". `bare`: the text after "the". `lead`: a sentence before it. `reasoning`: names no class.
+    `plural`: takes "are". `bare`: the text after "the". `lead`: a sentence before it. `reasoning`:
+    names no class.
     """
 
     text: str
@@ -50,7 +51,7 @@ class Phrase:
 
 
 class PhraseWriter:
-    """Writes random phrases for the objects of one image, in the training words or in the held-out ones."""
+    """Writes random phrases for the objects of one image, in training words or held-out ones."""
 
     def __init__(self, objects: ImageObjects, rng: np.random.Generator, held_out: bool):
         self.objects = objects
@@ -60,7 +61,10 @@ class PhraseWriter:
         self._anchors: dict[int, list[str]] = {}
 
     def phrase(self, allowed_ids: Set[int]) -> Phrase | None:
-        """A phrase for a random target of these, in half of the draws for a partly hidden one. None if that fails."""
+        """A phrase for a random target of these, in half of the draws for a partly hidden one.
+
+        None if that fails.
+        """
         prefer_hidden = self.rng.random() < 0.5
         allowed = [facts for facts in self.objects.all if facts.id in allowed_ids]
         preferred = [facts for facts in allowed if facts.is_partly_hidden == prefer_hidden]
@@ -85,7 +89,7 @@ class PhraseWriter:
         return None
 
     def absent(self, category: str) -> Phrase | None:
-        """The name of a class that the image does not have; None if it could mean an object that is there."""
+        """The name of a class that the image lacks; None if it could mean another object."""
         entry = lexicon_entry(clean_name(category))
         nouns = [noun for noun in self._nouns(entry) if not self.objects.named(noun)]
         if not nouns:
@@ -269,9 +273,10 @@ class PhraseWriter:
     # Phrases for one object by what hides it or what it hides.
 
     def _occlusion(self, target: ObjectFacts) -> Phrase | None:
-        """Behind or in front of another object, or in full view where the others of its class are not.
+        """Behind or in front of another object, or in full view unlike the others of its class.
 
-        No phrase says that its target is partly hidden: that would make the query amodal (docs/intent.md).
+        No phrase says that its target is partly hidden: that would make the query amodal
+        (docs/intent.md).
         """
         named = self._noun(target)
         if named is None:
@@ -345,7 +350,10 @@ class PhraseWriter:
         return Phrase(f"{head} {clause}", ids, many, lead=lead, reasoning=True)
 
     def _use_or_idea(self, target: ObjectFacts) -> Phrase | None:
-        """A use or an idea of the target's own. All objects need some, else any phrase could mean the rest."""
+        """A use or an idea of the target's own.
+
+        All objects need some, else any phrase could mean the rest.
+        """
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
         names = {word for name in self.objects.category.values() for word in name.split()}
@@ -428,7 +436,7 @@ class PhraseWriter:
 
 
 def _resembles(idea: str, names: Set[str]) -> bool:
-    """Whether a word of an idea begins like a class name, or the other way round: "sunny" and "sun"."""
+    """Whether a word of an idea and a class name begin alike: "sunny" and "sun"."""
     for word in idea.split():
         for name in names:
             if word.startswith(name) or name.startswith(word):

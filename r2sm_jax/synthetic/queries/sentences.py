@@ -1,8 +1,9 @@
-"""Sentences without an image, for the mask-type head: from the grammar, and from lists that were written for it.
+"""Sentences without an image, for the mask-type head: from the grammar and from written lists.
 
-The drawn scenes know a few dozen classes. A head that reads only about those takes the noun for a part of the wording,
-and fails when somebody asks for a lighthouse. So `write_text_only_queries` fills the training wordings with hundreds of
-other nouns, with people, places and remarks that say nothing about the mask type, and with spelling mistakes.
+The drawn scenes know a few dozen classes. A head that reads only about those takes the noun for a
+part of the wording, and fails when somebody asks for a lighthouse. So `write_text_only_queries`
+fills the training wordings with hundreds of other nouns, with people, places and remarks that say
+nothing about the mask type, and with spelling mistakes.
 
 Of the lists in intent/, only `r2sm_train` and `rules_train` are trained on (docs/intent.md).
 """
@@ -83,10 +84,13 @@ def text_only_templates() -> dict[str, tuple[str, ...]]:
 def write_text_only_queries(
     count: int, *, seed: int, without: Sequence[str] = ()
 ) -> list[Sentence]:
-    """`count` different sentences, half of them modal. The keyword rule gets 0.3 to 0.6 of either type wrong.
+    """`count` different sentences, half of them modal.
 
-    Those in the manner of R2SM are written `without` some of their authors, such as "author a". What says nothing at all
-    (nothing.txt) is there as modal and as amodal, so that a head learns to be undecided.
+    The keyword rule gets 0.3 to 0.6 of either type wrong.
+
+    Those in the manner of R2SM are written `without` some of their authors, such as "author a".
+    What says nothing at all (nothing.txt) is there as modal and as amodal, so that a head learns to
+    be undecided.
     """
     rng = np.random.default_rng(seed)
     book = phrasebook("wordings")
@@ -111,7 +115,7 @@ def write_text_only_queries(
 
 
 def _r2sm_sentences(rng: np.random.Generator, without: Sequence[str]) -> Iterator[Sentence]:
-    """Endless random written sentences, alone or with a second one that may change what they ask for.
+    """Endless random written sentences, perhaps with a second one that changes what they ask for.
 
     Of those that say the same of the mask (`Sentence.reason`), all are used before any comes again.
     """
@@ -123,7 +127,8 @@ def _r2sm_sentences(rng: np.random.Generator, without: Sequence[str]) -> Iterato
 
     while True:
         mask_type: MaskType = pick(rng, MASK_TYPES)
-        # A form is a reason, perhaps with the section of a second sentence: "plain, hiding follow-ups".
+        # A form is a reason, perhaps with the section of a second sentence: "plain, hiding
+        # follow-ups".
         form = pick(rng, text_only_templates()[f"{mask_type}: forms"])
         reason, _, second_section = form.partition(", ")
         if not unused[reason]:
@@ -236,7 +241,7 @@ def _pick_text(rng: np.random.Generator, section: str) -> str:
 
 
 def _fill(rng: np.random.Generator, text: str, fields: Mapping[str, str] | None = None) -> str:
-    """Replaces the fields of a target by their words, and {thing}, {person}, ... each by one word from its list."""
+    """Fills in the fields of a target, and for {thing}, {person}, ... a random word of its list."""
     target_fields = fields or {}
 
     def word(match: re.Match[str]) -> str:
@@ -254,7 +259,7 @@ def _fill(rng: np.random.Generator, text: str, fields: Mapping[str, str] | None 
 
 
 def _finish(rng: np.random.Generator, book: Phrasebook, lead: str | None, text: str) -> str:
-    """A command or question around a noun phrase, remarks before and after, and slips of the pen."""
+    """Puts a noun phrase into a command or question, adds remarks, and makes slips of the pen."""
     if text[-1] not in ".?!" and rng.random() < 0.5:
         frames = book.commands if rng.random() < 0.6 else book.questions
         text = pick(rng, frames).format(w=text)

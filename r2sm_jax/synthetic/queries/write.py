@@ -1,7 +1,8 @@
 """Writes queries about the objects of one image: sentences that ask for modal or amodal masks.
 
-A query has a target (one or more objects), a phrase that means exactly that target in the image, and a wording that
-carries the mask type. Target and phrase are chosen without regard to the type, so that only the wording tells it.
+A query has a target (one or more objects), a phrase that means exactly that target in the image,
+and a wording that carries the mask type. Target and phrase are chosen without regard to the type,
+so that only the wording tells it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,8 +31,9 @@ SPLITS: dict[str, Split] = {
 }
 """Splits of procedural data, and the wordings of each.
 
-`dev` selects the checkpoints of a run and is never reported. `ABSENT_SPLIT`, of composed photographs only, asks for
-things that are not there. `TEST_SPLIT`, of drawn scenes only, is scored once for a release and selects nothing.
+`dev` selects the checkpoints of a run and is never reported. `ABSENT_SPLIT`, of composed
+photographs only, asks for things that are not there. `TEST_SPLIT`, of drawn scenes only, is scored
+once for a release and selects nothing.
 """
 SPLIT_STRIDE = 10_000_000
 """Scene indices of different splits never meet."""
@@ -58,14 +60,16 @@ def write_queries(
     first_id: int = 0,
     forbidden: Mapping[MaskType, Collection[int]] = MappingProxyType({}),
 ) -> tuple[Query, ...]:
-    """Up to `count` different queries about one image, half modal and half amodal, numbered from `first_id` + 1.
+    """Up to `count` queries about one image, half modal, half amodal, with ids from `first_id` + 1.
 
-    No query of a type refers to one of its `forbidden` objects; if that leaves none, all queries are of the other type.
-    Half of the targets of either type are partly hidden, if the image has such objects.
+    No query of a type refers to one of its `forbidden` objects; if that leaves none, all queries
+    are of the other type. Half of the targets of either type are partly hidden, if the image has
+    such objects.
 
-    `train` and `val` use the training words. `val_phrasing` and `val_hard` use only wordings, nouns and function clauses
-    held out from them, `test` the same nouns and clauses in wordings of its own. In `val_hard` the keyword rule gets
-    every query wrong, and every phrase occurs with both types.
+    `train` and `val` use the training words. `val_phrasing` and `val_hard` use only wordings, nouns
+    and function clauses held out from them, `test` the same nouns and clauses in wordings of its
+    own. In `val_hard` the keyword rule gets every query wrong, and every phrase occurs with both
+    types.
     """
     if not objects or count < 1:
         return ()
@@ -108,7 +112,7 @@ def write_absent_queries(
     split: Split = "train",
     first_id: int = 0,
 ) -> tuple[Query, ...]:
-    """Up to `count` queries for things of the classes `absent`, which the image does not have, half of either type.
+    """Up to `count` queries for classes that the image does not have, half of either type.
 
     They have no target. No noun is used that could mean one of the objects that are there.
     """
@@ -151,7 +155,7 @@ class _QueryWriter:
     def write(
         self, num_left: Mapping[MaskType, int], allowed: Mapping[MaskType, set[int]]
     ) -> list[Query]:
-        """A query of a type with some left to write, or one of each type about one target; none if that fails.
+        """A query of a type with some left, or one of each type about one target, or none.
 
         `allowed` are the objects that queries of a type may refer to.
         """
@@ -163,7 +167,7 @@ class _QueryWriter:
         if self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}"):
             return []  # the keyword rule would read the phrase, not the wording
 
-        mask_types = [t for t in open_types if allowed[t].issuperset(phrase.ids)]
+        mask_types: list[MaskType] = [t for t in open_types if allowed[t].issuperset(phrase.ids)]
         if not mask_types:
             return []
         are_twins = len(mask_types) == 2 and (self.all_hard or self.rng.random() < TWIN_SHARE)
@@ -189,7 +193,10 @@ class _QueryWriter:
     def word(
         self, phrase: Phrase, mask_type: MaskType, preferred: Sequence[Wording] = ()
     ) -> Query | None:
-        """A query of a type, in one of the `preferred` wordings if that fits. None if it is not hard and has to be."""
+        """A query of a type, in one of the `preferred` wordings if that fits.
+
+        None if it is not hard and has to be.
+        """
         wording, fields = self._choose_wording(phrase, mask_type)
         if preferred:
             candidate = pick(self.rng, preferred)
@@ -230,7 +237,7 @@ class _QueryWriter:
                 return wording, fields
 
     def _make_fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
-        """The fields that a phrase can fill in a wording, and "hidden" for a partly hidden target."""
+        """The fields that a phrase fills in a wording, and "hidden" for a partly hidden target."""
         is_single = len(phrase.ids) < 2
         fields = agreement("them" if phrase.plural else "it")
         fields["x"] = phrase.text
@@ -248,12 +255,13 @@ class _QueryWriter:
         return fields
 
     def _name_object_in_front(self, phrase: Phrase, mask_type: MaskType) -> str | None:
-        """The name of an object that hides the single target, if the phrase does not have it already."""
+        """The name of an object that hides the single target, if the phrase lacks it."""
         target = self.objects.by_id[phrase.ids[0]]
         if not target.is_partly_hidden:
             return None
         fronts = [i for i in target.hidden_by if i in self.objects.by_id]
-        # An amodal wording asks to think away this object alone, so nothing else may hide the target.
+        # An amodal wording asks to think away this object alone, so nothing else may hide the
+        # target.
         is_only_one = len(fronts) == len(target.hidden_by) == 1
         if not fronts or (mask_type == "amodal" and not is_only_one):
             return None

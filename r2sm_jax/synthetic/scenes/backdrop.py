@@ -1,4 +1,4 @@
-"""Backdrops of the drawn scenes: a wall and a floor, a sky and a lawn, or a floor alone, in procedural textures."""
+"""Backdrops of the drawn scenes: wall and floor, sky and lawn, or a floor alone."""
 
 from functools import cache
 from typing import NamedTuple
@@ -30,7 +30,8 @@ def draw_backdrop(rng: np.random.Generator, size: int) -> Image.Image:
     shift_x, shift_y = rng.uniform(0, 0.5, 2)
     lamp_x, lamp_y = rng.uniform(0, 1, 2)
 
-    # The order of the random numbers is part of the data: here the upper surface comes first, indoors the floor.
+    # The order of the random numbers is part of the data: here the upper surface comes first,
+    # indoors the floor.
     if style < OUTDOOR_SHARE:
         ground = "grass" if rng.random() < 0.7 else "sand"
         upper = Surface("clouds", _random_tone(rng, "skies"), 18.0)
@@ -82,7 +83,7 @@ def noise(seed: int, cells: tuple[int, int], size: int) -> np.ndarray:
 
 @cache
 def texture(material: str, variant: int, size: int) -> np.ndarray:
-    """How light a material is, in about -1..1, `float32 [side side]` with side = `TEXTURE_SIDE` * size.
+    """How light a material is, in about -1..1: `float32 [side side]`, side = `TEXTURE_SIDE` * size.
 
     It is made once and each picture shows a part of it.
     """

@@ -1,7 +1,7 @@
 """Places sprites in a picture so that some hide others by a random share.
 
-Only masks count, so hidden shares are exact at the resolution of the layout. Coordinates are pixels of the layout; the
-position of an object is that of its centre.
+Only masks count, so hidden shares are exact at the resolution of the layout. Coordinates are pixels
+of the layout; the position of an object is that of its centre.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class LayoutRules:
 
 @dataclass(frozen=True)
 class Item:
-    """An object for a picture: what queries may say about it (see `ObjectFacts`), and whether it should be hidden."""
+    """An object for a picture: what queries may say about it, and whether it should be hidden."""
 
     category: str
     attributes: Mapping[str, str]
@@ -71,7 +71,7 @@ class PlacedItem:
     is_occluder: bool = False
 
     def sprite_in_picture(self, scale: float = 1.0) -> Sprite:
-        """The sprite with its corner relative to the picture's, at `scale` pixels per pixel of the layout."""
+        """The sprite in the picture's coordinates, at `scale` pixels per pixel of the layout."""
         sprite = self.sprite
         if scale == 1 or sprite.drawing is None:
             return replace(sprite, x=sprite.x + self.x, y=sprite.y + self.y)
@@ -81,7 +81,7 @@ class PlacedItem:
 def overlap_slices(
     sprite: Sprite, shape: tuple[int, int], x: int = 0, y: int = 0
 ) -> tuple[Slices, Slices]:
-    """Where the sprite, moved by (x, y), lies in a picture `[H W]`: slices into the picture and into the sprite."""
+    """Slices into the picture and into the sprite, moved by (x, y), where the two overlap."""
     height, width = sprite.mask.shape
     x, y = x + sprite.x, y + sprite.y
     x0, y0 = max(x, 0), max(y, 0)
@@ -101,7 +101,7 @@ def mask_in_picture(sprite: Sprite, shape: tuple[int, int]) -> np.ndarray:
 
 
 class Layout:
-    """The placed objects, the rearmost first, the one that is visible at each pixel, and how much is left of each."""
+    """The placed objects, the rearmost first, with the visible one at each pixel."""
 
     def __init__(self, shape: tuple[int, int], rules: LayoutRules) -> None:
         self.shape = shape
@@ -131,7 +131,7 @@ class Layout:
         extent: float,
         make_sprite: Callable[[float], Sprite],
     ) -> None:
-        """Places an item over an object that may be hidden, else where it covers nothing, if there is such a position.
+        """Places an item over one that may be hidden, else where it covers nothing, if possible.
 
         Its longer side is about `extent`, or fits the object that it hides.
         """
@@ -163,7 +163,7 @@ class Layout:
         return 1 - (self.visible_area[k] - num_covered) / self.area[k]
 
     def choose_object_to_hide(self, rng: np.random.Generator) -> int | None:
-        """A free object: preferably one that should be hidden, else one that hides no other, else sometimes any."""
+        """A free object that should be hidden, else one that hides no other, else sometimes any."""
         free = [
             k
             for k, placed in enumerate(self.placed)
@@ -181,7 +181,7 @@ class Layout:
         return None
 
     def find_free_position(self, rng: np.random.Generator, sprite: Sprite) -> Position | None:
-        """Of some random positions, the one farthest from all objects at which the sprite covers nothing."""
+        """Of random positions where the sprite covers nothing, the farthest from all objects."""
         height, width = sprite.mask.shape
         margin_x, margin_y = width / 2 - 1, height / 2 - 1
         low = (margin_x, margin_y)
@@ -204,7 +204,7 @@ class Layout:
     def find_position_over(
         self, rng: np.random.Generator, sprite: Sprite, target: int, share: float
     ) -> Position | None:
-        """A position where the sprite hides about `share` of object `target`, by bisecting their distance."""
+        """A position where the sprite hides about `share` of the target, found by bisection."""
         area = np.count_nonzero(sprite.mask)
         below = self.placed[target]
         best = None
@@ -237,7 +237,7 @@ class Layout:
         return best
 
     def _keep_inside(self, sprite: Sprite, x: int, y: int) -> Position:
-        """The position, moved so that the sprite lies inside the picture if the rules require that."""
+        """The position, moved so that the sprite is inside the picture if the rules require it."""
         if not self.rules.keep_inside:
             return x, y
         height, width = sprite.mask.shape
@@ -246,7 +246,7 @@ class Layout:
         return x, y
 
     def _owners_below(self, sprite: Sprite, x: int, y: int) -> np.ndarray:
-        """What a sprite would cover, for each pixel of its mask inside the picture: 0 nothing, k + 1 object k."""
+        """What a sprite would cover at each pixel of its mask: 0 nothing, k + 1 object k."""
         in_picture, in_sprite = overlap_slices(sprite, self.shape, x, y)
         return self.owner[in_picture][sprite.mask[in_sprite]]
 

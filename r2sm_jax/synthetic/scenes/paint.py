@@ -1,4 +1,4 @@
-"""Painting: drawings become anti-aliased sprites in colours and patterns, and sprites are pasted with light and shadow."""
+"""Paints drawings as sprites in colours and patterns, and pastes sprites with light and shadow."""
 
 import tomllib
 from collections.abc import Sequence
@@ -36,11 +36,14 @@ SHADOW_OPACITY = [int(0.46 * alpha) for alpha in range(256)]
 
 @dataclass(frozen=True)
 class VectorDrawing:
-    """A drawing that can be painted at any size. Lengths are in units of the layout, relative to its centre.
+    """A drawing that can be painted at any size.
 
-    `points` are the corners of all its polygons `[n 2]`, `splits` the indices at which the next polygon begins, and
-    `labels[i]` the role of polygon i. `colours` are those of the labels, as little-endian RGBa words `uint32 [64]`.
-    A point p is at `pattern_matrix @ p + pattern_shift` in the pattern tile.
+    Lengths are in units of the layout, relative to its centre.
+
+    `points` are the corners of all its polygons `[n 2]`, `splits` the indices at which the next
+    polygon begins, and `labels[i]` the role of polygon i. `colours` are those of the labels, as
+    little-endian RGBa words `uint32 [64]`. A point p is at `pattern_matrix @ p + pattern_shift` in
+    the pattern tile.
     """
 
     points: np.ndarray
@@ -54,10 +57,11 @@ class VectorDrawing:
 
 @dataclass(frozen=True)
 class Sprite:
-    """The picture of an object: image (mode RGBA), mask `bool [h w]`, and the position (x, y) of its upper left corner.
+    """The picture of an object: image (mode RGBA), mask `bool [h w]`, and upper left corner (x, y).
 
-    (x, y) is relative to the object's centre until the object is placed. `extent` is the requested length of its longer
-    side in pixels of the layout. Drawn sprites keep their `drawing`, to be painted at other sizes.
+    (x, y) is relative to the object's centre until the object is placed. `extent` is the requested
+    length of its longer side in pixels of the layout. Drawn sprites keep their `drawing`, to be
+    painted at other sizes.
     """
 
     image: Image.Image
@@ -120,7 +124,7 @@ def label_colours(colour: str, accent: int) -> np.ndarray:
 
 @cache
 def pattern_tile(pattern: str) -> Image.Image:
-    """The pattern over `TILE_PERIODS` periods, mode L: `PATTERN_BIT` where it is printed, else 0."""
+    """The pattern over `TILE_PERIODS` periods, mode L: `PATTERN_BIT` where it is printed."""
     u = (np.arange(TILE_PIXELS * TILE_PERIODS) % TILE_PIXELS + 0.5) / TILE_PIXELS
     v = u[:, None]
     if pattern == "striped":
@@ -145,7 +149,7 @@ def arrange_drawing(
     degrees: float,
     mirrored: bool,
 ) -> VectorDrawing:
-    """The drawing rotated, perhaps mirrored, and scaled so that its longer side is `extent`, centred on the origin."""
+    """The drawing rotated, perhaps mirrored, scaled to a longer side of `extent`, and centred."""
     points = np.concatenate([shape for _, shape in parts])
     cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     first_row = (-cos, -sin) if mirrored else (cos, sin)
@@ -181,7 +185,7 @@ def arrange_drawing(
 def paint_drawing(
     drawing: VectorDrawing, extent: float, scale: float = 1.0, x: float = 0.0, y: float = 0.0
 ) -> Sprite:
-    """The drawing at `scale` pixels per unit with its centre at pixel position (x, y), anti-aliased."""
+    """The drawing, anti-aliased, at `scale` pixels per unit with its centre at pixel (x, y)."""
     x0, y0 = (int(v) for v in np.floor(drawing.points.min(0) * scale + (x, y)))
     points = (drawing.points * scale + (x - x0, y - y0)) * SUPERSAMPLING
     width, height = (int(v) // SUPERSAMPLING + 1 for v in points.max(0))
@@ -219,10 +223,10 @@ def cast_shadow(
     shift: tuple[int, int],
     opacity: Sequence[int],
 ) -> Image.Image:
-    """Darkens the canvas (mode RGB) by the sprite's shadow; returns its blurred alpha, `pad` pixels wider on each side.
+    """Darkens the canvas (mode RGB) by the sprite's shadow.
 
-    `opacity` is that of the shadow for each value 0..255 of the blurred alpha.
-    """
+    Returns the sprite's blurred alpha, `pad` pixels wider on each side. `opacity` is that of the
+    shadow for each value 0..255 of the blurred alpha."""
     alpha = Image.new("L", (sprite.image.width + 2 * pad, sprite.image.height + 2 * pad))
     alpha.paste(sprite.image.getchannel("A"), (pad, pad))
     blurred = alpha.filter(ImageFilter.GaussianBlur(blur))
@@ -241,7 +245,8 @@ def paste_with_light(canvas: Image.Image, sprite: Sprite, scale: float) -> None:
     corner = (sprite.x, sprite.y)
     canvas.paste(sprite.image, corner, sprite.image)
 
-    # The blurred alpha is a height map: its slope from upper left to lower right is how much light a pixel gets.
+    # The blurred alpha is a height map: its slope from upper left to lower right is how much light
+    # a pixel gets.
     height, width = sprite.mask.shape
     heights = np.asarray(blurred, np.float32)
 

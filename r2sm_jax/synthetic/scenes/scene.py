@@ -1,4 +1,4 @@
-"""A made picture with its objects, and what the query grammar knows of objects that are given by their masks."""
+"""A made picture with its objects, and what the query grammar knows of objects with masks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ MIN_HIDING_PIXELS = 4
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture `uint8 [H W 3]`, its objects, and what the query grammar knows of each. Coordinates are pixels."""
+    """A picture `uint8 [H W 3]`, its objects, and what the query grammar knows of each.
+
+    Coordinates are pixels.
+    """
 
     image: np.ndarray
     instances: tuple[Instance, ...]
@@ -66,7 +69,8 @@ def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
         if not instance.modal.any():
             continue
 
-        # Another one hides it where its modal mask covers the hidden part. Only the box of that part is compared.
+        # Another one hides it where its modal mask covers the hidden part. Only the box of that
+        # part is compared.
         hidden = instance.complete & ~instance.modal
         x0, y0, x1, y1 = masks.box(hidden)
         window = np.s_[y0:y1, x0:x1]
@@ -108,8 +112,8 @@ def forbidden_targets(
 ) -> dict[MaskType, set[int]]:
     """The ids that no query of a type may refer to.
 
-    These are `background` and ignored objects, and for amodal queries also objects whose complete mask is unknown. The
-    grammar still sees them, so that no phrase fits one of them by accident.
+    These are `background` and ignored objects, and for amodal queries also objects whose complete
+    mask is unknown. The grammar still sees them, so that no phrase fits one of them by accident.
     """
     ignored = set(background)
     ignored.update(instance.id for instance in instances if instance.ignore)

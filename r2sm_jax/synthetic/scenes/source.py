@@ -1,7 +1,7 @@
-"""Drawn scenes: pictures of everyday objects that hide one another, with exact modal and amodal masks.
+"""Drawn scenes: everyday objects that hide one another, with exact modal and amodal masks.
 
-`draw_scene` gives the same bytes for the same arguments in every process. The layout is made for 96 by 96 pixels and
-then scaled, so that it is the same at every size.
+`draw_scene` gives the same bytes for the same arguments in every process. The layout is made for 96
+by 96 pixels and then scaled, so that it is the same at every size.
 """
 
 import numpy as np
@@ -109,7 +109,7 @@ def place_drawings(rng: np.random.Generator) -> list[PlacedItem]:
 
 
 def draw_object(rng: np.random.Generator, item: Item, extent: float) -> Sprite:
-    """An item of one of the `CATEGORIES`, its longer side about `extent` units, at 1 pixel per unit."""
+    """An item of a drawn category, its longer side about `extent` units, at 1 pixel per unit."""
     extent *= LENGTH_FACTOR.get(item.category, 1)
     extent = float(np.clip(extent, MIN_EXTENT, MAX_EXTENT))
     parts = draw_category(item.category, rng)

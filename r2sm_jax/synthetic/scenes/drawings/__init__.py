@@ -1,7 +1,8 @@
 """How an object of each class is drawn: one function a class, with random proportions.
 
-In these functions `w` and `h` are half a width and half a height, and `x`, `y` the position of a part. Every call of
-`paint` covers what was painted before it. The order of random numbers is part of the data: a change gives other scenes.
+In these functions `w` and `h` are half a width and half a height, and `x`, `y` the position of a
+part. Every call of `paint` covers what was painted before it. The order of random numbers is part
+of the data: a change gives other scenes.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Drawings of animals, vehicles and toys: fish, cat, butterfly, car, sailboat, rocket, ball, teddy bear, kite."""
+"""Drawings of animals, vehicles and toys, from fish to kite."""
 
 import numpy as np
 from numpy import cos, pi

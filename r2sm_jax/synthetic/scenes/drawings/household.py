@@ -1,4 +1,4 @@
-"""Drawings of household things and clothes: mug, bottle, wine glass, book, envelope, pencil, hat, shirt, boot."""
+"""Drawings of household things and clothes, from mug to boot."""
 
 from numpy.random import Generator
 

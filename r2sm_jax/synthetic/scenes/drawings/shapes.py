@@ -1,6 +1,7 @@
 """Polygons from which the drawings are built, and the `Paint` function that collects them.
 
-A shape is a polygon `[n 2]` in unit coordinates: x to the right, y down, an object within about [-1, 1].
+A shape is a polygon `[n 2]` in unit coordinates: x to the right, y down, an object within about
+[-1, 1].
 """
 
 from functools import cache
@@ -48,7 +49,10 @@ def box(low: Point, high: Point, radius: float = 0.0) -> np.ndarray:
 
 
 def curve(*points: Point, steps: int = 5) -> np.ndarray:
-    """A smooth closed curve through the points (Catmull-Rom). A point given twice in a row is a sharp corner."""
+    """A smooth closed curve through the points (Catmull-Rom).
+
+    A point given twice in a row is a sharp corner.
+    """
     basis, control_points = _catmull_rom(len(points), steps)
     is_span = [point != points[k + 1 - len(points)] for k, point in enumerate(points)]
     return (basis @ np.array(points)[control_points[is_span]]).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Drawings of food and tools: apple, banana, ice cream, hammer, key, scissors."""
+"""Drawings of food and tools, from apple to scissors."""
 
 from numpy import cos, pi
 from numpy.random import Generator
