@@ -39,7 +39,7 @@ def shapley_values(
     for order in orders:
         for count in range(num_words + 1):
             present = sorted(order[:count])
-            sentences.append(" ".join(words[i] for i in present))
+            sentences.append(" ".join(words[int(i)] for i in present))
 
     unique = list(dict.fromkeys(sentences))
     logit_of = dict(zip(unique, logits(unique), strict=True))

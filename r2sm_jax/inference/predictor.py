@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
@@ -349,7 +350,7 @@ class Predictor:
     ) -> Prediction:
         """Brings the masks of one query to the image's own resolution and picks the one that it asks for."""
 
-        def enlarge(logits: Float[np.ndarray, "h w"]) -> Mask:
+        def enlarge(logits: Any) -> Mask:
             return letterbox.undo(logits) > 0
 
         probability = self._amodal_probability(query, output, mask_type)
@@ -425,7 +426,7 @@ class Predictor:
 
     def _calibration_arrays(self) -> Calibration:
         """The calibration as arrays, so that no compiled function depends on its values."""
-        return Calibration(*(np.float32(value) for value in self.calibration))
+        return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
 
     def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:
         return Letterbox(image.shape[0], image.shape[1], self.config.vision.image_size)
