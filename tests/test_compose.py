@@ -29,7 +29,6 @@ from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
     Photo,
     PhotoObject,
-    Photos,
     find_complete,
     random_zoom,
 )
@@ -284,30 +283,6 @@ def test_no_amodal_query_refers_to_an_unknown_shape():
     assert forbidden_targets(instances) == {"modal": {2}, "amodal": {1, 2}}
     facts = describe_objects(instances)
     assert np.isnan(facts[0].occlusion) and facts[0].box == (2, 2, 9, 9)
-
-
-def test_grey_cmyk_deep_and_turned_photos(file, tmp_path):
-    grey = Image.linear_gradient("L").resize((WIDTH, HEIGHT))
-    turned = grey.transpose(Image.Transpose.ROTATE_90)
-    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    name = Photos(file).dataset.images[0]["file_name"]
-
-    def read() -> np.ndarray:
-        return np.asarray(Photos(file, tmp_path).read_photo(0, WIDTH).image).astype(int)
-
-    for image, form, options in (
-        (grey, "PNG", {}),
-        (grey.convert("CMYK"), "JPEG", {}),
-        (deep, "PNG", {}),
-        (turned, "JPEG", {"exif": exif}),
-    ):
-        image.save(tmp_path / name, form, **options)
-        assert np.abs(read() - np.asarray(grey)[..., None]).max() <= 8, form
-    turned.save(tmp_path / name, "PNG")
-    with pytest.raises(InputError, match="160 pixels high and 120 wide"):
-        read()
 
 
 def test_bad_files_are_refused(file, tmp_path):
