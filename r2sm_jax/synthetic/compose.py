@@ -235,10 +235,9 @@ class ComposeSource(ProceduralSource):
 
         if rng.random() >= PLAIN_PHOTO_SHARE:
             count = 1 + choose(rng, TRAIN_COUNT_SHARES if self.is_training else COUNT_SHARES)
+            # Where nothing in the photo can be hidden, one pasted object can still hide another.
             if num_below == 0:
-                count += (
-                    1  # nothing in the photo can be hidden, but one pasted object can hide another
-                )
+                count += 1
             for _ in range(count):
                 for _ in range(MAX_ATTEMPTS):
                     if self._paste_object(rng, layout, photo, index):
