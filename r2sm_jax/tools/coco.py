@@ -1,16 +1,17 @@
-"""Reads annotations with an amodal and a modal mask for each object: COCOA, COCOA-cls, D2SA, KINS, MUVA.
+"""Reads annotations with an amodal and a modal mask of each object: COCOA, COCOA-cls, D2SA, KINS, MUVA.
 
 All but COCOA are COCO files that differ in field names (amazon-science/c2f-seg data/dataloader_*.py,
-UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron, deocclusion datasets/reader.py). Every known
-name is understood in every format, and a file without any known field of visible masks is refused. D2SA's masks can be
-larger than their image, since objects reach out of it. MUVA's field names are not published, so the user gives them.
+UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron, deocclusion
+datasets/reader.py). Every name of these loaders is understood in every format, and a file without any
+of them is refused. D2SA's masks can be larger than their image, since objects reach out of it. MUVA's
+field names are not published, so the user gives them.
 
-A file of original COCOA (Zhu et al., "Semantic Amodal Segmentation") holds one annotator's regions of one image:
-`image_id`, `url`, `regions`. The published files list many of these under `annotations`, and their `images`.
+A file of original COCOA (Zhu et al., "Semantic Amodal Segmentation") holds one annotator's regions of
+one image: `image_id`, `url`, `regions`. The published files list many of these under `annotations`,
+and their `images`.
 """
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path, PurePosixPath
@@ -24,9 +25,26 @@ from tyro.conf import OmitArgPrefixes
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import is_id, is_text
 from r2sm_jax.data.images import open_image
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, writing
-from r2sm_jax.tools.convert import Conversion, Files, names_of_image
-from r2sm_jax.tools.entries import Entry, Note, RecordError, Size
+from r2sm_jax.tools.convert import (
+    ImageRecord,
+    Item,
+    ObjectRecord,
+    Record,
+    make_image,
+    mask_fields,
+    names_of_image,
+)
+from r2sm_jax.tools.entries import (
+    BadRecord,
+    Entry,
+    Note,
+    RecordError,
+    Size,
+    index_by_id,
+    read_json_files,
+)
 
 RATE_TOLERANCE = 0.02
 """Stored and recomputed occlusion rates may differ by this much before the user is told."""
@@ -34,12 +52,12 @@ RATE_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Preset:
-    """What the fields of a format's annotations are called."""
+    """The field names of a format's annotations."""
 
-    about: str
-    amodal: Sequence[str] = ("amodal_segm", "a_segm", "segmentation")
+    help: str
+    amodal: tuple[str, ...] = ("amodal_segm", "a_segm", "segmentation")
     """Fields of the complete mask; the first that is present counts."""
-    modal: Sequence[str] = (
+    modal: tuple[str, ...] = (
         "visible_mask",
         "visible_segm",
         "inmodal_seg",
@@ -48,17 +66,45 @@ class Preset:
     )
     """Fields of the visible mask. An object without any is fully visible, if others of its file have one."""
     order: str = ""
-    """Depth order, smaller is nearer; compared with what the masks show."""
-    kept: Sequence[str] = ()
+    """Depth order, smaller is nearer; compared with the order that the masks show."""
+    copied: tuple[str, ...] = ()
     """Fields of whole numbers that are copied."""
-    categories: Mapping[str, str] = field(default_factory=dict)
+    categories: Mapping[int, str] = field(default_factory=dict)
     """Category names by id, for files that list none."""
-    regions: bool = False
+    has_regions: bool = False
     """Whether the layout is that of original COCOA, where each region has its own name."""
 
 
-_LAYOUTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-PRESETS = {name: Preset(**fields) for name, fields in _LAYOUTS.items()}
+KINS_CATEGORIES = {
+    1: "cyclist",
+    2: "pedestrian",
+    4: "car",
+    5: "tram",
+    6: "truck",
+    7: "van",
+    8: "misc",
+}
+PRESETS = {
+    "cocoa": Preset(
+        "Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.",
+        amodal=("segmentation",),
+        modal=("visible_mask",),
+        order="order",
+        copied=("order", "isStuff"),
+        has_regions=True,
+    ),
+    "cocoa-cls": Preset("COCOA-cls: COCO with amodal `segmentation` and `visible_mask` as RLE."),
+    "d2sa": Preset(
+        "D2SA: like COCOA-cls, with objects that reach out of the image; several files are merged.",
+        order="occl_depth",
+        copied=("occl_depth",),
+    ),
+    "kins": Preset(
+        "KINS, old (`segmentation`, `inmodal_seg`) and of 2020 (`a_segm`, `i_segm`).",
+        categories=KINS_CATEGORIES,
+    ),
+    "muva": Preset("MUVA, or any other COCO-like file: name the fields of the two masks."),
+}
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -67,274 +113,370 @@ class MaskOptions:
     """How to read masks."""
 
     oversize: Literal["refuse", "crop", "pad"] = "refuse"
-    """Where masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
+    """If masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
     amodal_field: str | None = None
     """Field of an annotation with the complete mask, if it is not the format's own."""
     visible_field: str | None = None
-    """Field of an annotation with the visible mask; fully visible where it is missing."""
+    """Field of an annotation with the visible mask; fully visible if it is missing."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How to read: the arguments of `read_coco_like`, with the user's field names in the preset."""
+
+    preset: Preset
+    images_dir: Path | None
+    oversize: str
+    padded_dir: Path
 
 
 def read_coco_like(
-    files: Files, preset: Preset, options: MaskOptions = MaskOptions()
-) -> Conversion:
-    """Reads files, or folders of files, into records.
+    sources: Sequence[Path],
+    preset: Preset,
+    options: MaskOptions = MaskOptions(),
+    *,
+    images_dir: Path | None = None,
+    padded_dir: Path = Path("padded"),
+) -> Iterator[Item]:
+    """Reads files, or folders of files: first a record of each image, then one of each object.
 
-    Ids of images are kept. Where those of a later COCO file collide with earlier ones, all of its ids are shifted past
-    them; of several COCOA annotations of one image the first is kept. Images are needed where a file does not state
-    their sizes, and to pad them. Raises InputError for files that do not fit the format.
+    Ids of images are preserved. If those of a later COCO file collide with earlier ones, all of its ids
+    are shifted past them; of several COCOA annotations of one image the first is used. Images are needed
+    if a file does not state their sizes, and to pad them (padded copies are written to `padded_dir`).
+    Raises InputError for files that do not fit the format.
     """
-    own = {"amodal": options.amodal_field, "modal": options.visible_field}
-    preset = replace(preset, **{key: (name,) for key, name in own.items() if name is not None})
-    padded_dir = files.out.with_name(files.out.stem + "_padded")
-    reader = _Reader(
-        files.images, files.max_bad, preset=preset, oversize=options.oversize, padded_dir=padded_dir
-    )
-    for file in reader.read_folders(files.sources, "annotations of this format"):
-        if preset.regions:
-            reader.read_cocoa(file, in_folder=file.path not in files.sources)
-        else:
-            reader.read_coco(file)
-    sources, objects = ", ".join(map(str, files.sources)), reader.annotations
-    if reader.region_fields and preset.modal != PRESETS["cocoa"].modal:
-        reader.check_fields(sources, reader.region_fields)
-    if objects and not any(record["occlude_rate"] for record in objects):
-        what = f"no pixel of the {len(objects)} objects is hidden; check the names of the fields"
-        reader.notes.append(Note(sources, what))
-    return reader.finish()
+    if options.amodal_field is not None:
+        preset = replace(preset, amodal=(options.amodal_field,))
+    if options.visible_field is not None:
+        preset = replace(preset, modal=(options.visible_field,))
+    how = _Options(preset, images_dir, options.oversize, padded_dir)
+    read = _read_cocoa if preset.has_regions else _read_coco
+
+    num_objects = 0
+    num_occluded = 0
+    for item in read(sources, how):
+        yield item
+        if isinstance(item, Record):
+            num_objects += len(item.objects)
+            num_occluded += sum(record.fields["occlude_rate"] > 0 for record in item.objects)
+    if num_objects and not num_occluded:
+        what = f"no pixel of the {num_objects} objects is hidden; check the names of the fields"
+        yield Note(", ".join(map(str, sources)), what)
 
 
-@dataclass(kw_only=True)
-class _Reader(Conversion):
-    preset: Preset
-    oversize: str
-    padded_dir: Path
-    region_fields: set[str] = field(default_factory=set)
-
-    def read_coco(self, file: Entry) -> None:
-        images = self.by_id(file, "images", "image")
-        categories = {
-            int(n): Entry(file.path, "", {"name": name})
-            for n, name in self.preset.categories.items()
-        }
-        if file.get("categories") or not categories:
-            categories = self.by_id(file, "categories", "category")
-        annotations: dict[int, list[Entry]] = {image_id: [] for image_id in images}
-        listed = (
-            file.entries("annotations", "annotation") if file.get("annotations") is not None else []
-        )
-        if listed:
-            self.check_fields(str(file), _fields(listed))
-        else:
-            self.note(file, "it has no annotations; its images are kept")
-        for entry in listed:
-            try:
-                name = entry.refer("category_id", categories).need("name", str)
-                entry.refer("image_id", annotations).append(
-                    replace(entry, value=entry.value | {"name": name})
-                )
-            except RecordError as error:
-                self.bad.append(error.note)
-        shift = max(self.images) + 1 - min(images) if self.images.keys() & images.keys() else 0
+def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
+    used_ids: set[int] = set()
+    for file in read_json_files(sources, "annotations of this format"):
+        if isinstance(file, BadRecord):
+            yield file
+            continue
+        images, bad_images = index_by_id(file.children("images", "image"))
+        yield from bad_images
+        shift = max(used_ids) + 1 - min(images) if used_ids & images.keys() else 0
         if shift:
-            self.note(file, f"its image ids collide with those before; {shift} was added to each")
-        for image_id, image in images.items():
-            number = None
-            with self.record():
-                number = self.add_image(
-                    image, [image.text("file_name")], image_id + shift, self._stated_size(image)
-                )
-            if number is None:
-                why = self.bad[-1].sentence
-                self.bad.extend(Note(str(annotation), why) for annotation in annotations[image_id])
-            else:
-                self._read_image(image, number, annotations[image_id])
+            yield file.note(f"its image ids collide with those before; {shift} was added to each")
+        for item in _read_coco_file(file, images, shift, how):
+            yield item
+            if isinstance(item, Record) and item.image.id is not None:
+                used_ids.add(item.image.id)
 
-    def check_fields(self, source: str, fields: set[str]) -> None:
-        """Raises InputError where no field holds a complete mask, or none a visible one: all would be fully visible."""
-        visible = f"--visible-field, {self.preset.amodal[-1]} if every object is fully visible"
-        for keys, flag in ((self.preset.amodal, "--amodal-field"), (self.preset.modal, visible)):
-            if not fields.intersection(keys):
-                there = (
-                    f"no annotation has {' or '.join(keys)}; there are {', '.join(sorted(fields))}"
-                )
-                raise InputError(
-                    f"{source}: {there}; check the format, or name the field with {flag}"
-                )
 
-    def read_cocoa(self, file: Entry, in_folder: bool) -> None:
-        records = (
-            file.entries("annotations") if isinstance(file.get("annotations"), list) else [file]
-        )
+def _read_coco_file(
+    file: Entry, images: Mapping[int, Entry], shift: int, how: _Options
+) -> Iterator[Item]:
+    """Reads one file; `shift` is added to its image ids."""
+    preset_categories = how.preset.categories
+    if file.get("categories") or not preset_categories:
+        categories, bad_categories = index_by_id(file.children("categories", "category"))
+        yield from bad_categories
+    else:
+        categories = {
+            i: Entry(file.path, "", {"name": name}) for i, name in preset_categories.items()
+        }
+
+    annotations: list[Entry] = []
+    if file.get("annotations") is not None:
+        annotations = file.children("annotations", "annotation")
+    if annotations:
+        _check_fields(str(file), _field_names(annotations), how.preset)
+    else:
+        yield file.note("it has no annotations; its images are kept")
+
+    by_image: dict[int, list[Entry]] = {image_id: [] for image_id in images}
+    for annotation in annotations:
+        try:
+            name = annotation.look_up("category_id", categories).require("name", str)
+            of_image = annotation.look_up("image_id", by_image)
+            of_image.append(replace(annotation, value=annotation.value | {"name": name}))
+        except RecordError as error:
+            yield error.bad_record
+
+    for image_id, entry in images.items():
+        try:
+            size = _stated_size(entry, how)
+            names = [entry.text("file_name")]
+            image = make_image(entry, names, how.images_dir, image_id + shift, size)
+        except RecordError as error:
+            yield error.bad_record
+            for annotation in by_image[image_id]:
+                yield BadRecord(str(annotation), error.bad_record.sentence)
+            continue
+        yield from _read_image(entry, image, by_image[image_id], how)
+
+
+def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
+    used_ids: set[int] = set()
+    region_fields: set[str] = set()
+    for file in read_json_files(sources, "annotations of this format"):
+        if isinstance(file, BadRecord):
+            yield file
+            continue
+        records = [file]
+        if isinstance(file.get("annotations"), list):
+            records = file.children("annotations")
         if not records or not all(isinstance(record.get("regions"), list) for record in records):
-            if not in_folder:
+            if file.path in sources:
                 raise file.error(
                     "there is no list of 'regions'", "give an original COCOA annotation"
                 )
-            self.note(file, "left out, it has no COCOA regions")
-            return
-        images = self.by_id(file, "images", "image") if file.get("images") is not None else {}
+            yield file.note("left out, it has no COCOA regions")
+            continue
+        images: dict[int, Entry] = {}
+        if file.get("images") is not None:
+            images, bad_images = index_by_id(file.children("images", "image"))
+            yield from bad_images
+
         for record in records:
-            with self.record():
-                image_id, url = record.need("image_id", int), record.get("url")
-                if image_id in self.images:
-                    self.note(record, f"left out, image {image_id} has been read before")
+            try:
+                image_id = record.require("image_id", int)
+                if image_id in used_ids:
+                    yield record.note(f"left out, image {image_id} has been read before")
                     continue
-                names = [PurePosixPath(url).name] if is_text(url) else []
-                if (image := images.get(image_id)) is not None:
-                    self.add_image(
-                        image, [image.text("file_name"), *names], image_id, self._stated_size(image)
-                    )
-                else:  # a file with one annotation has the name of its image
-                    self.add_image(
-                        record,
-                        [*([] if record.place else names_of_image(record.path)), *names],
-                        image_id,
-                    )
-                regions = [
-                    _as_annotation(region, i)
-                    for i, region in enumerate(record.entries("regions"), start=1)
-                ]
-                self.region_fields.update(_fields(regions))
-                self._read_image(record, image_id, regions)
+                image = _cocoa_image(record, image_id, images, how)
+            except RecordError as error:
+                yield error.bad_record
+                continue
+            used_ids.add(image_id)
+            regions = [
+                _as_annotation(region, number)
+                for number, region in enumerate(record.children("regions"), start=1)
+            ]
+            region_fields |= _field_names(regions)
+            yield from _read_image(record, image, regions, how)
 
-    def _stated_size(self, image: Entry) -> Size | None:
-        """The size that a file states for an image; None where the image file counts, since masks may be larger."""
-        from_image = self.oversize != "refuse" and self.images_dir is not None
-        return (
-            None
-            if from_image or image.get("height") is image.get("width") is None
-            else image.size()
-        )
+    # COCOA's own `visible_mask` may be missing from every region; a field that the user names may not.
+    if region_fields and how.preset.modal != PRESETS["cocoa"].modal:
+        _check_fields(", ".join(map(str, sources)), region_fields, how.preset)
 
-    def _read_image(self, image: Entry, number: int, annotations: Sequence[Entry]) -> None:
-        size, keys = self.size(number), (*self.preset.amodal, *self.preset.modal)
-        stated = [
-            _own_size(annotation.get(key), size) or size
-            for annotation in annotations
-            for key in keys
-        ]
-        height, width = (max(sides) for sides in zip(size, *stated, strict=True))
-        full = replace(image, value={"height": height, "width": width}).size()
-        if full != size and self.oversize == "refuse":
-            what = f"its masks reach {full[0]} x {full[1]} but it is {size[0]} x {size[1]}"
-            raise InputError(f"{image}: {what}; choose --oversize crop or --oversize pad")
-        if full != size and self.oversize == "pad":
-            self._pad_image(number, full)
-        added: list[dict[str, Any]] = []
-        for annotation in annotations:
-            with self.record():
-                added.append(self._add(annotation, number, size))
-        self._compare_order(image, added)
 
-    def _pad_image(self, number: int, size: Size) -> None:
-        """Replaces an image by a PNG copy of this size, black below and to the right of the image."""
-        record, source = self.images[number], self.image_paths.get(number)
-        if source is None:
+def _cocoa_image(
+    record: Entry, image_id: int, images: Mapping[int, Entry], how: _Options
+) -> ImageRecord:
+    """The image of an annotation: listed in its file, or named as the file or as its URL."""
+    url = record.get("url")
+    url_names = [PurePosixPath(url).name] if is_text(url) else []
+    if image_id in images:
+        entry = images[image_id]
+        names = [entry.text("file_name"), *url_names]
+        return make_image(entry, names, how.images_dir, image_id, _stated_size(entry, how))
+    # A file with one annotation is named as its image; the record is then the whole file.
+    file_names = [] if record.name else names_of_image(record.path)
+    return make_image(record, [*file_names, *url_names], how.images_dir, image_id)
+
+
+def _as_annotation(region: Entry, number: int) -> Entry:
+    """A region of COCOA with the fields of an annotation.
+
+    Regions are listed from front to back, so without an `order` the region's number counts.
+    """
+    fields = region.value if isinstance(region.value, dict) else {}
+    annotation = {
+        **fields,
+        "id": None,
+        "name": str(fields.get("name") or "").lower(),
+        "order": fields["order"] if is_id(fields.get("order")) else number,
+        "isStuff": int(fields.get("isStuff") == 1),
+    }
+    return Entry(region.path, f"region {number}", annotation)
+
+
+def _field_names(entries: Sequence[Entry]) -> set[str]:
+    names: set[str] = set()
+    for entry in entries:
+        if isinstance(entry.value, Mapping):
+            names.update(entry.value)
+    return names
+
+
+def _check_fields(source: str, fields: set[str], preset: Preset) -> None:
+    """Raises InputError if no field holds a complete mask, or none a visible one."""
+    visible_flag = f"--visible-field, {preset.amodal[-1]} if every object is fully visible"
+    for names, flag in ((preset.amodal, "--amodal-field"), (preset.modal, visible_flag)):
+        if not fields.intersection(names):
             raise InputError(
-                "--oversize pad: the images are needed; give their folder with --images DIR"
+                f"{source}: no annotation has {' or '.join(names)}; there are "
+                f"{', '.join(sorted(fields))}; check the format, or name the field with {flag}"
             )
-        padded = Image.new("RGB", (size[1], size[0]))
-        padded.paste(Image.fromarray(open_image(source)))
-        target = self.padded_dir / f"{record['file_name']}.png"
-        with writing(target) as part:
-            padded.save(part, format="PNG")
-        record["height"], record["width"] = size
-        self.image_paths[number] = target
 
-    def _add(self, annotation: Entry, image_id: int, unpadded: Size) -> dict[str, Any]:
-        """Adds an annotation of an image that had the size `unpadded`, and returns the record."""
-        size, preset = self.size(image_id), self.preset
-        amodal, modal = (
-            self._first_mask(annotation, keys, size, unpadded)
-            for keys in (preset.amodal, preset.modal)
+
+def _stated_size(image: Entry, how: _Options) -> Size | None:
+    """The size that a file states for an image; None if the image file itself counts."""
+    if image.get("height") is None and image.get("width") is None:
+        return None
+    # D2SA's files may state the size of masks that reach out of the image.
+    if how.oversize != "refuse" and how.images_dir is not None:
+        return None
+    return image.size()
+
+
+def _read_image(
+    entry: Entry, image: ImageRecord, annotations: Sequence[Entry], how: _Options
+) -> Iterator[Item]:
+    """The record of an image, then one for each of its annotations."""
+    original_size = image.size
+    mask_size = _size_of_masks(entry, annotations, original_size, how.preset)
+    if mask_size != original_size and how.oversize == "refuse":
+        problem = (
+            f"its masks reach {mask_size[0]} x {mask_size[1]} "
+            f"but it is {original_size[0]} x {original_size[1]}"
         )
-        if amodal is None:
-            raise annotation.error(
-                f"it has no {' or '.join(preset.amodal)}", "check the format or the field names"
-            )
-        modal = amodal if modal is None else modal
-        if not (amodal | modal).any():
-            raise annotation.error("its mask has no pixel in the image", "correct it")
-        if not modal.any():
-            self.note(annotation, "nothing of it is visible")
-        if outside := masks.area(modal & ~amodal):
-            self.note(
-                annotation, f"{outside} visible pixels outside the amodal mask were added to it"
-            )
-        copied = {"source_id": "id"} | {key: key for key in self.preset.kept}
-        extra = {
-            key: annotation.get(source)
-            for key, source in copied.items()
-            if is_id(annotation.get(source))
-        }
-        extra |= {"ignore": True} if annotation.get("iscrowd") else {}
-        self.add_annotation(image_id, annotation.get("name"), modal, amodal, **extra)
-        record, stored = self.annotations[-1], annotation.get("occlude_rate")
-        if (
-            isinstance(stored, int | float)
-            and abs(stored - record["occlude_rate"]) > RATE_TOLERANCE
-        ):
-            what = f"occlude_rate {stored:.3f} is stored, but the masks give {record['occlude_rate']:.3f} (used)"
-            self.note(annotation, what)
-        return record
+        raise InputError(f"{entry}: {problem}; choose --oversize crop or --oversize pad")
+    if mask_size != original_size and how.oversize == "pad":
+        image = _pad_image(image, mask_size, how.padded_dir)
 
-    def _first_mask(
-        self, annotation: Entry, keys: Sequence[str], size: Size, unpadded: Size
-    ) -> np.ndarray | None:
-        """The part that lies in the image of the mask in the first of the fields that is present, `[H W]`."""
-        key = next((key for key in keys if annotation.get(key) is not None), None)
-        if key is None:
-            return None
-        if annotation.get(key) == [] and keys == self.preset.modal:
-            return np.zeros(size, bool)  # KINS: nothing is visible
-        inside = self.mask(annotation, key, _own_size(annotation.get(key), unpadded) or size)[
-            : size[0], : size[1]
-        ]
-        return np.pad(inside, [(0, size[0] - inside.shape[0]), (0, size[1] - inside.shape[1])])
-
-    def _compare_order(self, image: Entry, records: Sequence[Mapping[str, Any]]) -> None:
-        """Notes overlapping objects where the one that is visible is not the one that is said to be nearer."""
-        order, wrong, overlapping = self.preset.order, [], 0
-        if not all(order in record for record in records):
-            return
-        for one, other in combinations(records, 2):
-            visible, other_visible = _visible_area(one, other), _visible_area(other, one)
-            if visible != other_visible and one[order] != other[order]:
-                overlapping += 1
-                if (visible > other_visible) != (one[order] < other[order]):
-                    wrong.append(f"{one['id']}-{other['id']}")
-        if wrong:
-            shown = ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-            what = f"{len(wrong)} of {overlapping} overlapping pairs are seen in another order than {order} says"
-            self.note(image, f"{what} (annotations {shown}); masks are used")
+    yield Record(image)
+    records: list[tuple[Entry, ObjectRecord]] = []
+    for annotation in annotations:
+        try:
+            record = _read_object(annotation, image.size, original_size, how.preset)
+        except RecordError as error:
+            yield error.bad_record
+            continue
+        records.append((annotation, record))
+        yield Record(image, [record])
+    yield from _compare_order(entry, records, how.preset.order)
 
 
-def _fields(entries: Sequence[Entry]) -> set[str]:
-    return {key for entry in entries if isinstance(entry.value, Mapping) for key in entry.value}
+def _size_of_masks(
+    image: Entry, annotations: Sequence[Entry], size: Size, preset: Preset
+) -> Size:
+    """The size that has room for an image and all of its RLEs."""
+    height, width = size
+    for annotation in annotations:
+        for key in (*preset.amodal, *preset.modal):
+            rle_size = _oversize_of(annotation.get(key), size)
+            if rle_size is not None:
+                height = max(height, rle_size[0])
+                width = max(width, rle_size[1])
+    return replace(image, value={"height": height, "width": width}).size()
 
 
-def _visible_area(record: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """How many pixels of an annotation are visible where another one's complete mask lies."""
-    modal = record.get("visible_mask", record["segmentation"])
-    return masks.areas([masks.intersect(modal, other["segmentation"])])[0]
-
-
-def _own_size(segmentation: Any, image: Size) -> Size | None:
-    """The size that an RLE states, if an image of this size has room in it; otherwise None."""
+def _oversize_of(segmentation: Any, image_size: Size) -> Size | None:
+    """The size that an RLE states, if an image of this size fits into it; otherwise None."""
     try:
         height, width = masks.rle_size(segmentation)
     except ValueError:  # polygons, or an RLE that fails when it is decoded
         return None
-    return (height, width) if height >= image[0] and width >= image[1] else None
+    fits = height >= image_size[0] and width >= image_size[1]
+    return (height, width) if fits else None
 
 
-def _as_annotation(region: Entry, number: int) -> Entry:
-    """A region of COCOA as an annotation. Regions are listed from front to back: without an order its number counts."""
-    fields = region.value if isinstance(region.value, dict) else {}
-    order = fields.get("order") if is_id(fields.get("order")) else number
-    renamed = {"id": None, "name": str(fields.get("name") or "").lower(), "order": order}
-    return Entry(
-        region.path,
-        f"region {number}",
-        fields | renamed | {"isStuff": int(fields.get("isStuff") == 1)},
-    )
+def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
+    """Writes a PNG copy of an image with this size, black below and to the right of the image."""
+    if image.path is None:
+        raise InputError(
+            "--oversize pad: the images are needed; give their folder with --images DIR"
+        )
+    padded = Image.new("RGB", (size[1], size[0]))
+    padded.paste(Image.fromarray(open_image(image.path)))
+    path = padded_dir / f"{image.file_name}.png"
+    with writing(path) as part:
+        padded.save(part, format="PNG")
+    return replace(image, size=size, path=path)
+
+
+def _read_object(
+    annotation: Entry, size: Size, original_size: Size, preset: Preset
+) -> ObjectRecord:
+    """The object of an annotation, with masks of `size`; `original_size` is that before padding."""
+    notes: list[Note] = []
+    amodal_key = _first_present(annotation, preset.amodal)
+    modal_key = _first_present(annotation, preset.modal)
+    if amodal_key is None:
+        problem = f"it has no {' or '.join(preset.amodal)}"
+        raise annotation.error(problem, "check the format or the field names")
+    amodal = _fit_mask(annotation, amodal_key, size, original_size, notes)
+    if modal_key is None:
+        modal = amodal
+    elif annotation.get(modal_key) == []:
+        modal = np.zeros(size, bool)  # KINS: nothing is visible
+    else:
+        modal = _fit_mask(annotation, modal_key, size, original_size, notes)
+    if not (amodal | modal).any():
+        raise annotation.error("its mask has no pixel in the image", "correct it")
+    if not modal.any():
+        notes.append(annotation.note("nothing of it is visible"))
+    num_outside = masks.area(modal & ~amodal)
+    if num_outside:
+        what = f"{num_outside} visible pixels outside the amodal mask were added to it"
+        notes.append(annotation.note(what))
+
+    fields = mask_fields(modal, amodal)
+    rate = fields["occlude_rate"]
+    stored_rate = annotation.get("occlude_rate")
+    if isinstance(stored_rate, int | float) and abs(stored_rate - rate) > RATE_TOLERANCE:
+        what = f"occlude_rate {stored_rate:.3f} is stored, but the masks give {rate:.3f} (used)"
+        notes.append(annotation.note(what))
+
+    if is_id(annotation.get("id")):
+        fields["source_id"] = annotation.get("id")
+    for key in preset.copied:
+        if is_id(annotation.get(key)):
+            fields[key] = annotation.get(key)
+    if annotation.get("iscrowd"):
+        fields["ignore"] = True
+    return ObjectRecord(annotation.get("name"), fields, notes=tuple(notes))
+
+
+def _first_present(annotation: Entry, keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if annotation.get(key) is not None), None)
+
+
+def _fit_mask(
+    annotation: Entry, key: str, size: Size, original_size: Size, notes: list[Note]
+) -> Mask:
+    """The mask in a field, cropped or padded to `[H W]` of this size; appends to `notes`."""
+    rle_size = _oversize_of(annotation.get(key), original_size)
+    mask, mask_notes = annotation.mask(key, rle_size or size)
+    notes += mask_notes
+    inside = mask[: size[0], : size[1]]
+    return np.pad(inside, [(0, size[0] - inside.shape[0]), (0, size[1] - inside.shape[1])])
+
+
+def _compare_order(
+    image: Entry, records: Sequence[tuple[Entry, ObjectRecord]], order: str
+) -> Iterator[Note]:
+    """A note if objects overlap in another order than the one that the file states."""
+    if not all(order in record.fields for _, record in records):
+        return
+    num_overlapping = 0
+    wrong_pairs = []
+    for (entry_a, a), (entry_b, b) in combinations(records, 2):
+        visible_a = _visible_area_inside(a.fields, b.fields)
+        visible_b = _visible_area_inside(b.fields, a.fields)
+        if visible_a != visible_b and a.fields[order] != b.fields[order]:
+            num_overlapping += 1
+            if (visible_a > visible_b) != (a.fields[order] < b.fields[order]):
+                wrong_pairs.append(f"{entry_a.name} and {entry_b.name}")
+    if wrong_pairs:
+        examples = "; ".join(wrong_pairs[:3]) + ("; ..." if len(wrong_pairs) > 3 else "")
+        yield image.note(
+            f"{len(wrong_pairs)} of {num_overlapping} overlapping pairs are seen in another order "
+            f"than {order} says ({examples}); masks are used"
+        )
+
+
+def _visible_area_inside(fields: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """How many pixels of an object are visible inside the complete mask of another one."""
+    modal = fields.get("visible_mask", fields["segmentation"])
+    return masks.areas([masks.intersect(modal, other["segmentation"])])[0]

@@ -1,19 +1,19 @@
-"""Entries of annotation files, which know their file and place, and what is wrong with them; masks in all layouts."""
+"""Entries of annotation files: reading them, naming them in errors, and their masks in every layout."""
 
 import pickle
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import is_id, is_text
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError, read_bytes
+from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -21,108 +21,198 @@ Size = tuple[int, int]
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
 
 
-class Note(NamedTuple):
-    """What the user should know about a record: where it stands, and a sentence."""
+@dataclass(frozen=True)
+class Note:
+    """Something that the user should know about a record: its location, and a sentence."""
 
-    where: str
+    location: str
     sentence: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.sentence}"
+        return f"{self.location}: {self.sentence}"
 
 
-def by_reason(notes: Sequence[Note]) -> list[list[Note]]:
-    """Notes that say the same, but for numbers, together; the most frequent first."""
-    groups: dict[str, list[Note]] = {}
-    for note in notes:
-        groups.setdefault(re.sub(r"\d+", "N", note.sentence), []).append(note)
-    return sorted(groups.values(), key=len, reverse=True)
+class BadRecord(Note):
+    """Why a record cannot be used and is left out."""
 
 
 class RecordError(InputError):
-    """A record of an annotation file cannot be used; `note` says why."""
+    """A record cannot be used. A reader turns this error into its `bad_record`."""
 
-    def __init__(self, note: Note) -> None:
-        super().__init__(str(note))
-        self.note = note
+    def __init__(self, bad_record: BadRecord) -> None:
+        super().__init__(str(bad_record))
+        self.bad_record = bad_record
+
+
+def group_by_reason(notes: Iterable[Note]) -> list[list[Note]]:
+    """Groups notes whose sentences differ in numbers only; the largest group first."""
+    groups: dict[str, list[Note]] = {}
+    for note in notes:
+        reason = re.sub(r"\d+", "N", note.sentence)
+        groups.setdefault(reason, []).append(note)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A JSON value of an annotation file, normally an object. Its methods name its file and place in every error."""
+    """A JSON value of an annotation file, normally an object. Every error names its location."""
 
     path: Path
-    place: str
-    """Such as "annotation 7" or "[3].answers[0]"; empty for the whole file."""
+    name: str
+    """Where it is in the file: "annotation 7", "[3].answers[0]"; empty for the file itself."""
     value: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.name}" if self.name else str(self.path)
 
     def error(self, problem: str, remedy: str) -> RecordError:
         """An error about this entry, to raise."""
-        return RecordError(Note(str(self), f"{problem}; {remedy}"))
+        return RecordError(BadRecord(str(self), f"{problem}; {remedy}"))
 
-    def __str__(self) -> str:
-        return f"{self.path}: {self.place}" if self.place else str(self.path)
+    def note(self, sentence: str) -> Note:
+        return Note(str(self), sentence)
 
     def get(self, key: str) -> Any:
-        """The value of a field; None where it is missing."""
+        """The value of a field; None if it is missing."""
         return self.value.get(key) if isinstance(self.value, Mapping) else None
 
-    def need(self, key: str, *types: type) -> Any:
-        """The value of a field of one of the `types`, of `JSON_TYPES`. Raises InputError for any other."""
+    def require(self, key: str, *types: type) -> Any:
+        """The value of a field. Raises RecordError if it has none of the `types` (of JSON_TYPES)."""
         value = self.get(key)
-        if not isinstance(value, types) or isinstance(value, bool):
-            wanted = " or ".join(JSON_TYPES[kind] for kind in types)
-            found = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
-            raise self.error(
-                f"its {key!r} is {found}, not {wanted}", "check that the format is the right one"
-            )
-        return value
+        if isinstance(value, types) and not isinstance(value, bool):
+            return value
+        expected = " or ".join(JSON_TYPES[kind] for kind in types)
+        actual = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
+        raise self.error(
+            f"its {key!r} is {actual}, not {expected}", "check that the format is the right one"
+        )
 
     def text(self, key: str) -> str:
-        """A string that is not blank. Raises InputError for anything else."""
-        if not is_text(text := self.need(key, str)):
+        """A string that is not blank. Raises RecordError for anything else."""
+        text = self.require(key, str)
+        if not is_text(text):
             raise self.error(f"its {key!r} is empty or holds half of a character", "write it")
         return text
 
-    def refer(self, key: str, known: Mapping[int, T], number: Any = None) -> T:
-        """What the id in a field, or `number`, stands for. Raises InputError for an id that is not `known`."""
-        number = self.need(key, int) if number is None else number
-        if not is_id(number) or number not in known:
+    def look_up(self, key: str, table: Mapping[int, T], number: Any = None) -> T:
+        """The value in `table` for the id in a field, or for `number`. Raises RecordError if there is none."""
+        if number is None:
+            number = self.require(key, int)
+        if not is_id(number) or number not in table:
             remedy = "correct the id, or give files that belong together"
             raise self.error(f"{key} {number!r} is not in the file", remedy)
-        return known[number]
+        return table[number]
 
-    def entry(self, key: str) -> "Entry":
-        """The object in a field. Raises InputError where there is none."""
-        return Entry(self.path, f"{self.place}.{key}", self.need(key, dict))
+    def child(self, key: str) -> "Entry":
+        """The object in a field. Raises RecordError if there is none."""
+        return Entry(self.path, f"{self.name}.{key}", self.require(key, dict))
 
-    def entries(self, key: str, name: str | None = None) -> list["Entry"]:
-        """The objects of a list. With `name`, an entry that has an id is called "NAME ID". Raises InputError where
-        there is no list."""
-        place = f"{self.place}.{key}" if self.place else key
-        listed = [
-            Entry(self.path, f"{place}[{index}]", value)
-            for index, value in enumerate(self.need(key, list))
-        ]
-        return [
-            replace(e, place=f"{name} {e.get('id')}") if name and is_id(e.get("id")) else e
-            for e in listed
-        ]
+    def children(self, key: str, noun: str | None = None) -> list["Entry"]:
+        """The values of a list in a field; with `noun`, one with an id is named "NOUN ID".
+
+        Raises RecordError if there is no list.
+        """
+        prefix = f"{self.name}.{key}" if self.name else key
+        entries = []
+        for index, value in enumerate(self.require(key, list)):
+            entry = Entry(self.path, f"{prefix}[{index}]", value)
+            if noun is not None and is_id(entry.get("id")):
+                entry = Entry(self.path, f"{noun} {entry.get('id')}", value)
+            entries.append(entry)
+        return entries
 
     def size(self) -> Size:
-        """Height and width of an image. Raises InputError where masks cannot have this size."""
-        size = self.need("height", int), self.need("width", int)
+        """Height and width of an image. Raises RecordError if no image can have this size."""
+        height = self.require("height", int)
+        width = self.require("width", int)
         try:
-            masks.check_size(*size)
+            masks.check_size(height, width)
         except ValueError as error:
-            raise self.error(
-                f"its size is not possible ({error})", "give the image's own size"
-            ) from error
-        return size
+            problem = f"its size is not possible ({error})"
+            raise self.error(problem, "give the image's own size") from error
+        return height, width
+
+    def mask(self, key: str, size: Size) -> tuple[Mask, list[Note]]:
+        """The mask `[H W]` in a field, as `read_mask`, and a note if rings were left out.
+
+        Raises RecordError for anything that is no mask of this size.
+        """
+        try:
+            mask, num_short = read_mask(self.get(key), size)
+        except ValueError as error:
+            remedy = "give the annotation and the image that belong together"
+            raise self.error(f"its {key} cannot be used ({error})", remedy) from error
+        if not num_short:
+            return mask, []
+        what = f"{num_short} rings of fewer than three points in its {key} were left out"
+        return mask, [self.note(what)]
 
 
-class _PlainData(pickle.Unpickler):
-    """An unpickler that knows no classes: reading a pickle can run code, and here nothing can run."""
+# Reading files
+
+
+def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | BadRecord]:
+    """The content of JSON files, and of the *.json files in folders; `description` names the format.
+
+    A file in a folder that is not JSON is a bad record. Raises InputError for one that is given by
+    name, and for a path that does not exist.
+    """
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"{source}: there is no such file or folder; check the path")
+        if not source.is_dir():
+            yield Entry(source, "", load_json(source, description))
+            continue
+        for path in sorted(source.glob("*.json")):
+            try:
+                yield Entry(path, "", load_json(path, description))
+            except InputError as error:
+                yield BadRecord(str(path), str(error).removeprefix(f"{path}: "))
+
+
+def read_list_files(sources: Sequence[Path], description: str) -> Iterator[Entry | BadRecord]:
+    """The entries of lists in JSON files, pickles of plain data (.p) or JSON Lines files (.jsonl).
+
+    A line that is not JSON is a bad record. Raises InputError for a file that holds no list.
+    """
+    for path in sources:
+        if path.suffix == ".jsonl":
+            yield from _read_json_lines(path, description)
+            continue
+        values = read_pickle(path) if path.suffix == ".p" else load_json(path, description)
+        if not isinstance(values, list):
+            raise InputError(f"{path}: this is not a list; give {description}")
+        for index, value in enumerate(values):
+            yield Entry(path, f"[{index}]", value)
+
+
+def _read_json_lines(path: Path, description: str) -> Iterator[Entry | BadRecord]:
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        location = f"{path}: line {number}"
+        try:
+            yield Entry(path, f"line {number}", parse_json(line, location, description))
+        except InputError as error:
+            yield BadRecord(location, str(error).removeprefix(f"{location}: "))
+
+
+def index_by_id(entries: Iterable[Entry]) -> tuple[dict[int, Entry], list[BadRecord]]:
+    """Entries by their id. One without an id, or with the id of an earlier one, is a bad record."""
+    by_id: dict[int, Entry] = {}
+    bad_records = []
+    for entry in entries:
+        try:
+            if entry.require("id", int) in by_id:
+                raise entry.error("its id occurs twice", "give each its own; the first is used")
+            by_id[entry.get("id")] = entry
+        except RecordError as error:
+            bad_records.append(error.bad_record)
+    return by_id, bad_records
+
+
+class _PlainDataUnpickler(pickle.Unpickler):
+    """Loads no class and no function, so that a pickle cannot run code."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
@@ -133,58 +223,69 @@ def read_pickle(path: Path) -> Any:
     content = read_bytes(path)
     try:
         try:
-            return _PlainData(BytesIO(content), encoding="utf-8").load()
+            return _PlainDataUnpickler(BytesIO(content), encoding="utf-8").load()
         except UnicodeDecodeError:  # strings of Python 2 in another encoding
-            return _PlainData(BytesIO(content), encoding="cp1252", errors="replace").load()
+            return _PlainDataUnpickler(BytesIO(content), encoding="cp1252", errors="replace").load()
     except Exception as error:  # damaged pickles raise nearly anything
         raise InputError(
-            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, since pickles "
-            "can run code; write it again as JSON (a list of refs) with a .json name"
+            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, "
+            "since pickles can run code; write it again as JSON (a list of refs) with a .json name"
         ) from error
+
+
+# Masks
 
 
 def read_mask(value: Any, size: Size) -> tuple[Mask, int]:
     """The mask `[H W]` of an image of this size, and how many rings were left out.
 
-    `value` is an RLE, a list of RLEs, one polygon, or a list of polygons; of several the union is meant. A polygon is a
-    list of numbers or of points. Rings of fewer than three points are left out, unless there are no others. Raises
-    ValueError, with a reason, for anything else.
+    `value` is an RLE, a list of RLEs, one polygon, or a list of polygons; several are united. A
+    polygon is a list of numbers or of points. Rings of fewer than three points are left out unless
+    there are no others. Raises ValueError, with a reason, for anything else.
     """
     if not isinstance(value, list) or not value:
         return masks.from_segmentation(value, *size), 0
     if all(isinstance(part, dict) for part in value):
         rles = [masks.compressed(part, *size) for part in value]
         return masks.decode(masks.merge(rles, *size)), 0
-    rings = [_numbers(ring) for ring in ([value] if _is_ring(value) else value)]
-    long = [ring for ring in rings if not isinstance(ring, list) or len(ring) >= 6] or rings
-    return masks.from_segmentation(long, *size), len(rings) - len(long)
+    polygons = [value] if _is_polygon(value) else value
+    rings = [_flatten(polygon) for polygon in polygons]
+    # Rings that are no lists stay, so that `from_segmentation` says what is wrong with them.
+    long_rings = [ring for ring in rings if not isinstance(ring, list) or len(ring) >= 6]
+    if not long_rings:
+        long_rings = rings
+    return masks.from_segmentation(long_rings, *size), len(rings) - len(long_rings)
 
 
-def _is_ring(value: list[Any]) -> bool:
-    """Whether a list is a single polygon. A list of lists of two numbers is one, since no polygon has two numbers."""
-    pairs = all(isinstance(part, list) and len(part) == 2 for part in value)
-    return isinstance(value[0], int | float) or (
-        pairs and not any(isinstance(x, list) for part in value for x in part)
-    )
+def _is_polygon(value: list[Any]) -> bool:
+    """Whether a list is one polygon: numbers, or points (no polygon consists of two numbers)."""
+    if isinstance(value[0], int | float):
+        return True
+    for part in value:
+        if not isinstance(part, list) or len(part) != 2:
+            return False
+        if any(isinstance(coordinate, list) for coordinate in part):
+            return False
+    return True
 
 
-def _numbers(ring: Any) -> Any:
-    """A polygon as a flat list of numbers."""
-    if not isinstance(ring, list) or not any(isinstance(point, list) for point in ring):
-        return ring
-    if not all(isinstance(point, list) and len(point) == 2 for point in ring):
+def _flatten(polygon: Any) -> Any:
+    """A polygon of points as a flat list of numbers; anything else as it is."""
+    if not isinstance(polygon, list) or not any(isinstance(point, list) for point in polygon):
+        return polygon
+    if not all(isinstance(point, list) and len(point) == 2 for point in polygon):
         raise ValueError("a polygon is neither a list of numbers nor of points [x, y]")
-    return [number for point in ring for number in point]
+    return [number for point in polygon for number in point]
 
 
 def draw_polygon(points: Any, size: Size) -> Mask:
-    """The mask `[H W]` that OpenCV's `polylines` and `fillPoly` draw for points `[[x, y], ...]`, cut to whole numbers.
+    """The mask `[H W]` that OpenCV's `polylines` and `fillPoly` draw for points `[[x, y], ...]`.
 
-    The outline belongs to the mask, so that one point is a pixel and two are a line. Raises ValueError for anything
-    else than points, and InputError where OpenCV is missing.
+    Coordinates are cut to whole numbers. The outline belongs to the mask, so that one point is a pixel
+    and two are a line. Raises ValueError for anything but points, and InputError if OpenCV is missing.
     """
     try:
-        import cv2  # no other format needs it
+        import cv2  # an optional dependency: no other format needs it
     except ImportError:
         raise InputError(
             "OpenCV draws these polygons and is missing; pip install opencv-python-headless"
@@ -195,7 +296,8 @@ def draw_polygon(points: Any, size: Size) -> Mask:
         corners = np.zeros(0)
     if corners.ndim != 2 or corners.shape[-1] != 2 or not (np.abs(corners) < 1 << 31).all():
         raise ValueError("it is not a list of points [x, y]")
-    drawn, ring = np.zeros(size, np.uint8), corners.astype(np.int32)
-    cv2.polylines(drawn, [ring], True, 1)
-    cv2.fillPoly(drawn, [ring], 1)
-    return drawn.astype(bool)
+    canvas = np.zeros(size, np.uint8)
+    ring = corners.astype(np.int32)
+    cv2.polylines(canvas, [ring], True, 1)
+    cv2.fillPoly(canvas, [ring], 1)
+    return canvas.astype(bool)

@@ -1,11 +1,13 @@
 """Reads folders of masks: pix2gestalt's, and one PNG for each mask of each object.
 
 The layout is that of cvlab-columbia/pix2gestalt ldm/data/simple.py: `occlusion/7_occlusion.png`,
-`whole_mask/7_whole_mask.png` and `visible_object_mask/7_visible_mask.png`. For several objects of an image, masks are
-named NAME_1.png, NAME_2_red cup.png or NAME/red cup.png, where NAME is the image's; words after it are the class. Both
-masks of an object have the same name, but for words such as "whole" and "mask" at its end.
+`whole_mask/7_whole_mask.png` and `visible_object_mask/7_visible_mask.png`. For several objects of an
+image, masks are named NAME_1.png, NAME_2_red cup.png or NAME/red cup.png, where NAME is the image's;
+words after it are the class. Both masks of an object have the same name, but for words such as "whole"
+and "mask" at its end.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +18,12 @@ from tyro.conf import OmitArgPrefixes
 from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import Conversion, Files
-from r2sm_jax.tools.entries import Entry, Size
+from r2sm_jax.tools.convert import Item, ObjectRecord, Record, make_image, mask_fields
+from r2sm_jax.tools.entries import Entry, RecordError, Size
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
 """Words at the end of a file name that say what the file is."""
-IMAGES = {".png", ".jpg", ".jpeg", ".webp"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -30,95 +32,115 @@ class FolderNames:
     """Names of the folders below a source."""
 
     pictures: tuple[str, ...] = ("occlusion", "images")
-    """Folder of the images, where --images does not name it; the first that exists."""
+    """Folder of the images, if --images does not name it; the first that exists."""
     whole: str = "whole_mask"
     """Folder of the complete masks."""
     visible: str = "visible_object_mask"
     """Folder of the visible masks."""
 
 
-def read_mask_folders(files: Files, names: FolderNames = FolderNames()) -> Conversion:
+def read_mask_folders(
+    sources: Sequence[Path], names: FolderNames = FolderNames(), images_dir: Path | None = None
+) -> Iterator[Item]:
     """Reads folders that hold images, complete masks and visible masks in three folders.
 
-    An object without one of its two masks is a bad record. Raises InputError for a folder that does not exist.
+    An object without one of its two masks is a bad record. Raises InputError for a folder that does not
+    exist.
     """
-    found = Conversion(files.images, files.max_bad)
-    for source in files.sources:
-        folder = files.images or next(
-            (source / name for name in names.pictures if (source / name).is_dir()), None
-        )
+    for source in sources:
+        folder = images_dir
         if folder is None:
-            raise InputError(
-                f"{source}: there is no folder {' or '.join(names.pictures)}; name one with --images DIR"
-            )
-        found.images_dir = folder
-        images = _files(folder)
-        whole, visible = _files(source / names.whole), _files(source / names.visible)
-        numbers: dict[str, int] = {}
-        for key in sorted(whole | visible):
-            entry = Entry(whole.get(key) or visible[key], "", {})
-            with found.record():
-                words = key.split("_")
-                # The longest name of an image with which the mask's begins.
-                names_of = ("_".join(words[:length]) for length in range(len(words), 0, -1))
-                name = next((name for name in names_of if name in images), None)
-                if name is None:
-                    raise entry.error(
-                        f"there is no image for it in {folder}", "give its name to an image"
-                    )
-                if name not in numbers:
-                    numbers[name] = found.add_image(
-                        entry, [images[name].relative_to(folder).as_posix()]
-                    )
-                for masks, where in ((whole, names.whole), (visible, names.visible)):
-                    if key not in masks:
-                        raise entry.error(
-                            f"the object has no mask in {where}", "give it both masks"
-                        )
-                label = " ".join(
-                    word for word in key[len(name) :].split("_") if word and not word.isdecimal()
-                )
-                size = found.size(numbers[name])
-                amodal, modal = (_read(entry, masks[key], size) for masks in (whole, visible))
-                if not amodal.any():
-                    raise entry.error("its mask has no pixel", "correct it")
-                found.add_annotation(numbers[name], label, modal, amodal)
-    return found.finish()
+            candidates = [source / name for name in names.pictures]
+            folder = next((path for path in candidates if path.is_dir()), None)
+        if folder is None:
+            problem = f"there is no folder {' or '.join(names.pictures)}"
+            raise InputError(f"{source}: {problem}; name one with --images DIR")
+        images = _list_files(folder)
+        mask_files = {
+            names.whole: _list_files(source / names.whole),
+            names.visible: _list_files(source / names.visible),
+        }
+        keys = sorted(mask_files[names.whole] | mask_files[names.visible])
+        for key in keys:
+            files = {name: of_key[key] for name, of_key in mask_files.items() if key in of_key}
+            try:
+                yield _read_object(key, files, names, images, folder)
+            except RecordError as error:
+                yield error.bad_record
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """The image files in a folder and below by their name without what says the role; folders are part of it."""
+def _read_object(
+    key: str,
+    files: Mapping[str, Path],
+    names: FolderNames,
+    images: Mapping[str, Path],
+    images_dir: Path,
+) -> Record:
+    """The object of this key with its image; `files` are its masks by folder, `images` files by key."""
+    entry = Entry(next(iter(files.values())), "", {})
+    image_key = _longest_prefix(key, images)
+    if image_key is None:
+        problem = f"there is no image for it in {images_dir}"
+        raise entry.error(problem, "give its name to an image")
+    image_name = images[image_key].relative_to(images_dir).as_posix()
+    image = make_image(entry, [image_name], images_dir)
+
+    for folder in (names.whole, names.visible):
+        if folder not in files:
+            raise entry.error(f"the object has no mask in {folder}", "give it both masks")
+    amodal = _read_mask_file(entry, files[names.whole], image.size)
+    modal = _read_mask_file(entry, files[names.visible], image.size)
+    if not amodal.any():
+        raise entry.error("its mask has no pixel", "correct it")
+
+    words = key[len(image_key) :].split("_")
+    category = " ".join(word for word in words if word and not word.isdecimal())
+    return Record(image, [ObjectRecord(category, mask_fields(modal, amodal))])
+
+
+def _longest_prefix(key: str, images: Mapping[str, Path]) -> str | None:
+    """The longest name of an image that consists of the first words of `key`."""
+    words = key.split("_")
+    for length in range(len(words), 0, -1):
+        name = "_".join(words[:length])
+        if name in images:
+            return name
+    return None
+
+
+def _list_files(folder: Path) -> dict[str, Path]:
+    """The image files in a folder and below by their key: path without the words that say the role."""
     if not folder.is_dir():
-        raise InputError(
-            f"{folder}: there is no such folder; give the folder above it, and its name with a flag"
-        )
-    found = {}
+        remedy = "give the folder above it, and its name with a flag"
+        raise InputError(f"{folder}: there is no such folder; {remedy}")
+    files: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in IMAGES:
-            words = "_".join(path.relative_to(folder).with_suffix("").parts).split("_")
-            while len(words) > 1 and words[-1].lower() in ROLES:
-                words.pop()
-            if (key := "_".join(words)) in found:
-                raise InputError(
-                    f"{path}: it has the same name as {found[key]}; rename one of them"
-                )
-            found[key] = path
-    return found
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
+            continue
+        words = "_".join(path.relative_to(folder).with_suffix("").parts).split("_")
+        while len(words) > 1 and words[-1].lower() in ROLES:
+            words.pop()
+        key = "_".join(words)
+        if key in files:
+            raise InputError(f"{path}: it has the same name as {files[key]}; rename one of them")
+        files[key] = path
+    return files
 
 
-def _read(entry: Entry, path: Path, size: Size) -> Mask:
+def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
     """The mask `[H W]` of a file: what is brighter than half of white, or of its only value besides 0."""
     try:
-        image = decode(path)
+        values = brightness(decode(path))
     except InputError as error:
         raise entry.error(f"{path} cannot be read ({error})", "give the mask again") from error
-    values = brightness(image)
     if values.shape != size:
-        what = f"{path.name} is {values.shape[0]} x {values.shape[1]}, but its image is {size[0]} x {size[1]}"
-        raise entry.error(what, "give masks of the image's size")
-    most = int(values.max())
-    if len(np.unique(values)) > 2 and most != 255:
-        raise entry.error(
-            f"{path.name} holds several values up to {most}", "give each object a mask of its own"
+        problem = (
+            f"{path.name} is {values.shape[0]} x {values.shape[1]}, "
+            f"but its image is {size[0]} x {size[1]}"
         )
-    return values > most // 2
+        raise entry.error(problem, "give masks of the image's size")
+    maximum = int(values.max())
+    if len(np.unique(values)) > 2 and maximum != 255:
+        problem = f"{path.name} holds several values up to {maximum}"
+        raise entry.error(problem, "give each object a mask of its own")
+    return values > maximum // 2

@@ -1,371 +1,342 @@
-"""Reads questions with the objects that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR, and R2SM's queries.
-
-AmodalReasonSeg and R2SM have not published how their files are laid out, so the names of the fields are settings.
-"""
+"""Reads questions with the visible masks that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import is_id, read_records
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.query import MaskType
-from r2sm_jax.tools.convert import Conversion, Files, names_of_image
-from r2sm_jax.tools.entries import Entry, Size, draw_polygon
+from r2sm_jax.tools.convert import (
+    ImageRecord,
+    Item,
+    ObjectRecord,
+    QueryRecord,
+    Record,
+    make_image,
+    make_visible_object,
+    mask_fields,
+    names_of_image,
+)
+from r2sm_jax.tools.entries import (
+    BadRecord,
+    Entry,
+    Note,
+    RecordError,
+    Size,
+    draw_polygon,
+    index_by_id,
+    read_json_files,
+    read_list_files,
+)
+
+# RefCOCO
 
 
-@dataclass(frozen=True)
-class AmodalQAFields:
-    """Names of the fields of a record, and of the objects in it."""
+def read_refcoco(
+    sources: Sequence[Path], instances: Path, split: str = "train", images_dir: Path | None = None
+) -> Iterator[Item]:
+    """RefCOCO, RefCOCO+ and RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json).
 
-    image: str = "image"
-    question: str = "question"
-    answer: str = "answer"
-    objects: str = "objects"
-    name: str = "name"
-    visible: str = "visible_mask"
-    amodal: str = "amodal_mask"
-
-
-@dataclass(frozen=True)
-class R2SMFields:
-    """Names of the fields of a query record."""
-
-    image: str = "image_id"
-    """Image id or file name."""
-    text: str = "text"
-    mask_type: str = "mask_type"
-    instances: str = "instance_ids"
-    """List of annotation ids; where it is missing the answer is read."""
-    answer: str = "answer"
-
-
-def read_refcoco(files: Files, instances: Path, split: str = "train") -> Conversion:
-    """RefCOCO, RefCOCO+ and RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json); visible masks.
-
-    The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no target. Only images
-    and objects that the split uses are kept.
-
-    Args:
-        instances: COCO's instances.json.
-        split: The split to take.
+    The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no
+    target. Only images and objects that the split uses are read. `instances` is COCO's instances.json.
     """
-    found = Conversion(files.images, files.max_bad)
-    refs = list(found.read_lists(files.sources, "refs(...).p or grefs(...).json"))
+    refs: list[Entry] = []
+    for ref in read_list_files(sources, "refs(...).p or grefs(...).json"):
+        if isinstance(ref, BadRecord):
+            yield ref
+        else:
+            refs.append(ref)
     splits = sorted({str(ref.get("split")) for ref in refs})
     if not any(_in_split(name, split) for name in splits):
-        raise InputError(
-            f"{files.sources[0]}: there is no split {split!r}; --split is one of {', '.join(splits)}"
-        )
+        problem = f"there is no split {split!r}; --split is one of {', '.join(splits)}"
+        raise InputError(f"{sources[0]}: {problem}")
+
     coco = Entry(instances, "", load_json(instances, "COCO's instances.json"))
-    images, annotations = (
-        found.by_id(coco, "images", "image"),
-        found.by_id(coco, "annotations", "annotation"),
-    )
-    categories = found.by_id(coco, "categories", "category")
+    tables: dict[str, dict[int, Entry]] = {}
+    nouns = {"images": "image", "annotations": "annotation", "categories": "category"}
+    for key, noun in nouns.items():
+        tables[key], bad_records = index_by_id(coco.children(key, noun))
+        yield from bad_records
+
+    images: dict[int, ImageRecord] = {}
     for ref in refs:
-        if not _in_split(ref.get("split"), split) and isinstance(ref.get("split"), str):
+        name = ref.get("split")
+        if isinstance(name, str) and not _in_split(name, split):
             continue
-        with found.record():
-            ref.need("split", str)
-            number, targets, meant = ref.need("image_id", int), ref.need("ann_id", int, list), []
-            if number not in found.images:
-                image = ref.refer("image_id", images)
-                found.add_image(image, [image.text("file_name")], number, image.size())
-            targets = targets if isinstance(targets, list) else [targets]
-            for target in targets if targets != [-1] else []:
-                annotation = ref.refer("ann_id", annotations, target)
-                if annotation.get("image_id") not in (None, number):
-                    raise ref.error(
-                        f"annotation {target} is not of its image",
-                        "give files that belong together",
-                    )
-                name = annotation.refer("category_id", categories).need("name", str)
-                meant.append(
-                    found.add_object(number, name, annotation, modal="segmentation", key=target)
-                )
-            for sentence in ref.entries("sentences"):
-                if sentence.need("sent", str).strip():
-                    found.add_query(number, sentence.text("sent"), "modal", meant, task="referring")
-    return found.finish()
+        try:
+            ref.require("split", str)
+            image_id = ref.require("image_id", int)
+            if image_id not in images:
+                entry = ref.look_up("image_id", tables["images"])
+                names = [entry.text("file_name")]
+                images[image_id] = make_image(entry, names, images_dir, image_id, entry.size())
+            yield _read_ref(ref, images[image_id], tables)
+        except RecordError as error:
+            yield error.bad_record
 
 
-def _in_split(name: Any, wanted: str) -> bool:
-    """Whether the split of a ref is the wanted one. As in refer.py "test" means testA and testB too, and "testA" every
-    split of the tests with an A in its name."""
-    if not isinstance(name, str) or not name.startswith("test") or not wanted.startswith("test"):
-        return name == wanted
-    return name == wanted or wanted == "test" or (len(wanted) == 5 and wanted[-1] in name[4:])
+def _in_split(name: Any, split: str) -> bool:
+    """Whether a ref with this split belongs to `split`.
 
-
-def read_reasonseg(files: Files, explanatory: Path | None = None) -> Conversion:
-    """ReasonSeg: X.json beside X.jpg; ignore regions are kept as such; visible masks.
-
-    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py. Polygons with "ignore" in their
-    label are left out of loss and metrics, those labelled "flag" are not used, all others are the answer. Points are
-    cut to whole pixels, the outline belongs to the mask (`draw_polygon`), and polygons are painted in descending area,
-    so that a smaller one wins where two overlap.
-
-    Args:
-        explanatory: explanatory/train.json, for textual answers.
+    As in refer.py "test" includes testA and testB, and "testA" every split of the tests with an A in
+    its name.
     """
-    found = Conversion(files.images, files.max_bad)
-    explained = (
-        found.read_lists([explanatory], "ReasonSeg's explanatory/train.json") if explanatory else ()
-    )
-    answers = {
-        (e.need("image", str), e.need("query", str)): e.need("outputs", str) for e in explained
-    }
-    for file in found.read_folders(files.sources, "a ReasonSeg annotation"):
-        with found.record():
-            number = found.add_image(file, names_of_image(file.path))
-            target, ignored = _paint(found, file, found.size(number))
-            ids = [found.add_annotation(number, "target", target)] if target.any() else []
-            if ignored.any():
-                found.add_annotation(number, "ignored", ignored, ignore=True)
-            task = "reasoning" if file.get("is_sentence") else "referring"
-            for index, text in enumerate(file.need("text", list)):
-                question = Entry(file.path, f"text[{index}]", {"query": text}).text("query")
-                answer = answers.get((found.images[number]["file_name"], question))
-                found.add_query(number, question, "modal", ids, answer, task=task)
-    return found.finish()
+    if not isinstance(name, str) or not name.startswith("test") or not split.startswith("test"):
+        return name == split
+    if name == split or split == "test":
+        return True
+    return len(split) == len("testA") and split[-1] in name.removeprefix("test")
 
 
-def _paint(found: Conversion, file: Entry, size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """The masks `[H W]` of the target and of the ignored region."""
-    polygons: list[tuple[int, bool, list]] = []
-    for shape in file.entries("shapes"):
-        label, points = shape.need("label", str).lower(), shape.need("points", list)
+def _read_ref(ref: Entry, image: ImageRecord, tables: Mapping[str, Mapping[int, Entry]]) -> Record:
+    annotation_ids = ref.require("ann_id", int, list)
+    if isinstance(annotation_ids, int):
+        annotation_ids = [annotation_ids]
+    if annotation_ids == [-1]:  # gRefCOCO's sign for no target
+        annotation_ids = []
+    objects = []
+    for annotation_id in annotation_ids:
+        annotation = ref.look_up("ann_id", tables["annotations"], annotation_id)
+        if annotation.get("image_id") not in (None, image.id):
+            problem = f"annotation {annotation_id} is not of its image"
+            raise ref.error(problem, "give files that belong together")
+        category = annotation.look_up("category_id", tables["categories"]).require("name", str)
+        objects.append(
+            make_visible_object(annotation, "segmentation", image.size, category, annotation_id)
+        )
+
+    queries = []
+    for sentence in ref.children("sentences"):
+        if sentence.require("sent", str).strip():
+            text = sentence.text("sent")
+            queries.append(QueryRecord(text, "modal", annotation_ids, {"task": "referring"}))
+    return Record(image, objects, queries)
+
+
+# ReasonSeg
+
+
+def read_reasonseg(
+    sources: Sequence[Path], explanatory: Path | None = None, images_dir: Path | None = None
+) -> Iterator[Item]:
+    """ReasonSeg: X.json beside X.jpg.
+
+    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py. `explanatory` is
+    explanatory/train.json, for textual answers. Polygons with "ignore" in their label become an ignored
+    object, those labelled "flag" are not used, all others are the target.
+    """
+    answers: dict[tuple[str, str], str] = {}
+    if explanatory is not None:
+        for entry in read_list_files([explanatory], "ReasonSeg's explanatory/train.json"):
+            if isinstance(entry, BadRecord):
+                yield entry
+                continue
+            question = entry.require("image", str), entry.require("query", str)
+            answers[question] = entry.require("outputs", str)
+
+    for file in read_json_files(sources, "a ReasonSeg annotation"):
+        if isinstance(file, BadRecord):
+            yield file
+            continue
+        try:
+            record, notes = _read_reasonseg_file(file, answers, images_dir)
+        except RecordError as error:
+            yield error.bad_record
+            continue
+        yield record
+        yield from notes
+
+
+def _read_reasonseg_file(
+    file: Entry, answers: Mapping[tuple[str, str], str], images_dir: Path | None
+) -> tuple[Record, list[Note]]:
+    image = make_image(file, names_of_image(file.path), images_dir)
+    target, ignored, notes = _draw_shapes(file, image.size)
+    objects = []
+    targets = []
+    if target.any():
+        targets.append(str(file.path))
+        objects.append(ObjectRecord("target", mask_fields(target, None), key=targets[0]))
+    if ignored.any():
+        objects.append(ObjectRecord("ignored", {**mask_fields(ignored, None), "ignore": True}))
+
+    kind = {"task": "reasoning" if file.get("is_sentence") else "referring"}
+    queries = []
+    for index, value in enumerate(file.require("text", list)):
+        text = Entry(file.path, f"text[{index}]", {"query": value}).text("query")
+        answer = answers.get((image.file_name, text))
+        queries.append(QueryRecord(text, "modal", targets, kind, answer))
+    return Record(image, objects, queries), notes
+
+
+def _draw_shapes(file: Entry, size: Size) -> tuple[Mask, Mask, list[Note]]:
+    """The masks `[H W]` of the target and of the ignored region, and notes about empty shapes."""
+    polygons: list[tuple[Mask, bool]] = []
+    notes = []
+    for shape in file.children("shapes"):
+        label = shape.require("label", str).lower()
+        points = shape.require("points", list)
         if label == "flag":
             continue
         if not points:
-            found.note(shape, "left out, it has no points")
+            notes.append(shape.note("left out, it has no points"))
             continue
         try:
-            polygons.append((masks.area(draw_polygon(points, size)), "ignore" in label, points))
+            mask = draw_polygon(points, size)
         except ValueError as error:
             raise shape.error(f"its points cannot be used ({error})", "correct them") from error
-    target, ignored = np.zeros(size, bool), np.zeros(size, bool)
-    # As the official code sorts, also those of one area.
-    for index in np.argsort([area for area, _, _ in polygons])[::-1]:
-        _, is_ignored, points = polygons[index]
-        mask = draw_polygon(points, size)
-        target[mask], ignored[mask] = not is_ignored, is_ignored
-    return target, ignored
+        polygons.append((mask, "ignore" in label))
+
+    # The official code paints in descending area, so that a smaller polygon wins where two overlap; its
+    # argsort also fixes the order of equal areas.
+    target = np.zeros(size, bool)
+    ignored = np.zeros(size, bool)
+    areas = [masks.area(mask) for mask, _ in polygons]
+    for index in np.argsort(areas)[::-1]:
+        mask, is_ignored = polygons[index]
+        target[mask] = not is_ignored
+        ignored[mask] = is_ignored
+    return target, ignored, notes
 
 
-def read_lisa_plus_plus(files: Files) -> Conversion:
-    """LISA++ instance annotations (ReasonSeg-Inst): questions with polygons for each instance id; visible masks.
+# LISA++
+
+
+def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None) -> Iterator[Item]:
+    """LISA++ instance annotations (ReasonSeg-Inst): questions with polygons for each instance id.
 
     Instances of one image that several questions share, by id, become one annotation.
     """
-    found = Conversion(files.images, files.max_bad)
-    for entry in found.read_lists(files.sources, "a LISA++ file"):
-        with found.record():
-            question, answer = entry.text("English Question"), entry.get("English Answer")
-            number = found.add_image(entry, [entry.text("img_path").strip()])
-            points, named = (
-                entry.entry("points"),
-                named_ids(answer) if isinstance(answer, str) else [],
-            )
-            ids = [str(instance_id) for instance_id in entry.need("ID", list)]
-            if lost := [i for i in ids if points.get(i) is None and named and i not in named]:
-                found.note(
-                    entry,
-                    f"ID {', '.join(lost)} was left out, it has no points and is not in the answer",
-                )
-                ids = [i for i in ids if i not in lost]
-            if named and set(named) != set(ids):
-                found.note(
-                    entry, f"the answer names {', '.join(named)}, ID {', '.join(ids)} (used)"
-                )
-            meant = []
-            for instance_id in ids:
-                shape = points.entry(instance_id)
-                name = str(shape.get("label name") or "object")
-                meant.append(found.add_object(number, name, shape, modal="points", key=instance_id))
-            found.add_query(number, question, "modal", meant, answer, task="reasoning")
-    return found.finish()
+    for entry in read_list_files(sources, "a LISA++ file"):
+        if isinstance(entry, BadRecord):
+            yield entry
+            continue
+        try:
+            record, notes = _read_lisa_question(entry, images_dir)
+        except RecordError as error:
+            yield error.bad_record
+            continue
+        yield record
+        yield from notes
+
+
+def _read_lisa_question(entry: Entry, images_dir: Path | None) -> tuple[Record, list[Note]]:
+    question = entry.text("English Question")
+    answer = entry.get("English Answer")
+    image = make_image(entry, [entry.text("img_path").strip()], images_dir)
+    points = entry.child("points")
+    ids = [str(instance_id) for instance_id in entry.require("ID", list)]
+    answer_ids = named_ids(answer) if isinstance(answer, str) else []
+
+    notes = []
+    if answer_ids:
+        stray_ids = [i for i in ids if points.get(i) is None and i not in answer_ids]
+        if stray_ids:
+            what = f"ID {', '.join(stray_ids)} was left out, it has no points and is not in the answer"
+            notes.append(entry.note(what))
+            ids = [i for i in ids if i not in stray_ids]
+        if set(answer_ids) != set(ids):
+            what = f"the answer names {', '.join(answer_ids)}, ID {', '.join(ids)} (used)"
+            notes.append(entry.note(what))
+
+    objects = []
+    for instance_id in ids:
+        shape = points.child(instance_id)
+        category = str(shape.get("label name") or "object")
+        objects.append(make_visible_object(shape, "points", image.size, category, instance_id))
+    query = QueryRecord(question, "modal", ids, {"task": "reasoning"}, answer)
+    return Record(image, objects, [query]), notes
 
 
 def named_ids(answer: str) -> list[str]:
-    """The ids in an answer of the form "instance id is 3, class name is cup; ..."; brackets and tags are optional."""
+    """The ids in an answer such as "instance id is 3, class name is cup; ..."; brackets are optional."""
     return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
-def _read_ids(entry: Entry, answer: str) -> list[int]:
-    """The ids in an answer as R2SM writes it; none where it names no instance. Raises RecordError where it names some
-    in another form."""
-    ids, mentioned = named_ids(answer), re.findall(r"instance id", answer, re.IGNORECASE)
-    several = re.search(r"instance id is\s*\[?\s*\w+\]?\s*(,|and)\s*\d", answer, re.IGNORECASE)
-    if several or len(ids) != len(mentioned) or not all(map(str.isdecimal, ids)):
-        raise entry.error(
-            "the ids in its answer cannot be read", "write 'instance id is [3]' for each of them"
-        )
-    return list(map(int, ids))
+# MMR
 
 
-def read_mmr(files: Files) -> Conversion:
-    """MMR (jdg900/MMR): questions about objects and parts, several targets each; visible masks.
+def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Iterator[Item]:
+    """MMR (jdg900/MMR): questions about objects and parts, several targets each.
 
-    The `kind` of a query says whether objects, parts (category `object:part`) or both are meant. Of a training file
-    (MMR_train.json, or any name with the word "train") a question is left out whose text answer is not empty and has
-    another number of `{seg}` than it has answers, as in MMR's own loader; other files keep every question. That loader
-    samples questions without their answers, so that the two can belong to different questions; here they stay together.
+    The `kind` of a query says whether its targets are objects, parts (category `object:part`) or both.
+    Of a training file (MMR_train.json, or any name with the word "train") a question is left out if its
+    text answer is not empty and has another number of `{seg}` than it has answers, as in MMR's own
+    loader; other files keep every question. That loader samples questions without their answers, so that
+    the two can belong to different questions; here they stay together.
     """
-    found = Conversion(files.images, files.max_bad)
-    for image in found.read_lists(files.sources, "an MMR file"):
-        questions: list[Entry] = []
-        with found.record():
-            number, name, size = image.need("image_id", int), image.text("file_name"), image.size()
-            if number not in found.images:
-                found.add_image(image, [name], number, size)
-            elif size != found.size(number):
-                raise image.error(
-                    f"image {number} has another size before", "give each image its own id"
-                )
-            questions = list(_mmr_questions(image))
+    sizes: dict[int, Size] = {}
+    for entry in read_list_files(sources, "an MMR file"):
+        if isinstance(entry, BadRecord):
+            yield entry
+            continue
+        try:
+            image_id = entry.require("image_id", int)
+            file_name = entry.text("file_name")
+            size = entry.size()
+            if sizes.get(image_id, size) != size:
+                problem = f"image {image_id} has another size before"
+                raise entry.error(problem, "give each image its own id")
+            image = make_image(entry, [file_name], images_dir, image_id, size)
+            questions = _mmr_questions(entry)
+        except RecordError as error:
+            yield error.bad_record
+            continue
+        sizes[image_id] = size
+        yield Record(image)
+
+        is_training = "train" in entry.path.stem.split("_")
         for question in questions:
-            with found.record():
-                text, targets, meant = question.get("text"), question.entries("answers"), []
-                if (
-                    "train" in image.path.stem.split("_")
-                    and text
-                    and str(text).count("{seg}") != len(targets)
-                ):
-                    found.note(
-                        question,
-                        "left out, its text answer has another number of {seg} than answers",
-                    )
-                    continue
-                names = [target.need("category_name", str) for target in targets]
-                for target, name in zip(targets, names, strict=True):
-                    key = name, repr(target.get("segmentation"))
-                    meant.append(
-                        found.add_object(number, name, target, modal="segmentation", key=key)
-                    )
-                parts = {":" in name for name in names}
-                level = "mixed" if len(parts) > 1 else "part" if True in parts else "object"
-                found.add_query(
-                    number,
-                    question.text("question"),
-                    "modal",
-                    meant,
-                    text,
-                    task="reasoning",
-                    level=level,
-                )
-    return found.finish()
+            try:
+                yield _read_mmr_question(question, image, is_training)
+            except RecordError as error:
+                yield error.bad_record
 
 
-def _mmr_questions(image: Entry) -> Iterator[Entry]:
+def _mmr_questions(image: Entry) -> list[Entry]:
     """The questions of an image with their answers, from its three parallel lists."""
-    questions, answers = image.need("questions", list), image.need("answers", list)
-    texts = (
-        image.need("text_answers", list) if image.get("text_answers") else [None] * len(questions)
-    )
+    questions = image.require("questions", list)
+    answers = image.require("answers", list)
+    texts: list[Any] = [None] * len(questions)
+    if image.get("text_answers"):
+        texts = image.require("text_answers", list)
     if not len(questions) == len(answers) == len(texts):
-        lengths = (
-            f"{len(questions)} questions, {len(answers)} answers and {len(texts)} text answers"
+        problem = (
+            f"it has {len(questions)} questions, {len(answers)} answers "
+            f"and {len(texts)} text answers"
         )
-        raise image.error(f"it has {lengths}", "give a whole MMR file")
-    for index, (question, targets, text) in enumerate(zip(questions, answers, texts, strict=True)):
-        fields = {"question": question, "answers": targets, "text": text}
-        yield Entry(image.path, f"{image.place}, question {index}", fields)
+        raise image.error(problem, "give a whole MMR file")
+    entries = []
+    for index in range(len(questions)):
+        fields = {"question": questions[index], "answers": answers[index], "text": texts[index]}
+        entries.append(Entry(image.path, f"{image.name}, question {index}", fields))
+    return entries
 
 
-def read_amodal_qa(files: Files, fields: AmodalQAFields) -> Conversion:
-    """Questions with a textual answer and visible and amodal masks, as AmodalReasonSeg describes its own.
+def _read_mmr_question(question: Entry, image: ImageRecord, is_training: bool) -> Record | Note:
+    text = question.get("text")
+    answers = question.children("answers")
+    if is_training and text and str(text).count("{seg}") != len(answers):
+        return question.note("left out, its text answer has another number of {seg} than answers")
 
-    AmodalReasonSeg (arXiv 2503.10225) has not released its files. Queries are amodal. Masks are RLE or polygons;
-    objects of one image with the same masks are one annotation.
-    """
-    found, drawn = (
-        Conversion(files.images, files.max_bad),
-        {"modal": fields.visible, "amodal": fields.amodal},
+    categories = [answer.require("category_name", str) for answer in answers]
+    objects = []
+    for answer, category in zip(answers, categories, strict=True):
+        # Answers have no id of their own: the same mask of the same class is the same object.
+        key = category, repr(answer.get("segmentation"))
+        objects.append(make_visible_object(answer, "segmentation", image.size, category, key))
+
+    are_parts = {":" in category for category in categories}
+    if len(are_parts) > 1:
+        level = "mixed"
+    else:
+        level = "part" if True in are_parts else "object"
+    kind = {"task": "reasoning", "level": level}
+    targets = [record.key for record in objects]
+    return Record(
+        image, objects, [QueryRecord(question.text("question"), "modal", targets, kind, text)]
     )
-    for entry in found.read_lists(files.sources, "a list of questions"):
-        with found.record():
-            number = found.add_image(entry, [entry.text(fields.image)])
-            meant = []
-            for target in entry.entries(fields.objects):
-                key = repr([target.need(mask, dict, list) for mask in drawn.values()])
-                name = str(target.get(fields.name) or "object")
-                meant.append(found.add_object(number, name, target, **drawn, key=key))
-            answer = entry.get(fields.answer)
-            found.add_query(
-                number, entry.text(fields.question), "amodal", meant, answer, task="reasoning"
-            )
-    return found.finish()
-
-
-def read_r2sm(
-    files: Files, over: Path, fields: R2SMFields, mask_type: MaskType | None = None
-) -> Conversion:
-    """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
-
-    PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). `--images` changes nothing here.
-    Instances are given as ids or named in the answer. Their ids are those of the annotations' `source_id` where there
-    is one, else of the annotations.
-
-    Args:
-        over: The dataset file with the images and annotations; its own queries are left out.
-        fields: Names of the fields.
-        mask_type: For files that hold one mask type only.
-    """
-    records = read_records(over)
-    about = records.get("info")
-    records["info"] = (about if isinstance(about, dict) else {}) | {
-        "queries": ", ".join(p.name for p in files.sources)
-    }
-    images: dict[Any, int | None] = {}
-    for image in records["images"]:  # the name alone means an image where only one has it
-        name = Path(image["file_name"]).name
-        images[name] = None if name in images else image["id"]
-    images |= {
-        image[key]: image["id"] for image in records["images"] for key in ("id", "file_name")
-    }
-    named = [
-        (a, a["source_id"] if is_id(a.get("source_id")) else a["id"])
-        for a in records["annotations"]
-    ]
-    ids = {(a["image_id"], number): a["id"] for a, number in named}
-    found = Conversion(max_bad=files.max_bad, over=records)
-    for entry in found.read_lists(
-        files.sources, "a list of queries, or one JSON object a line (.jsonl)"
-    ):
-        with found.record():
-            name = entry.need(fields.image, int, str)
-            image_id = images.get(
-                name, images.get(Path(name).name) if isinstance(name, str) else None
-            )
-            if image_id is None:
-                problem = f"image {name!r} is not in the dataset, or several have this name"
-                raise entry.error(
-                    problem, "convert the images first, and name it as the dataset does"
-                )
-            answer, listed = entry.get(fields.answer), entry.get(fields.instances)
-            if listed is None and isinstance(answer, str):
-                listed = _read_ids(entry, answer)
-            if not isinstance(listed, list):
-                raise entry.error(
-                    f"it has neither {fields.instances} nor {fields.answer}", "name its instances"
-                )
-            for number in listed:
-                if not is_id(number) or (image_id, number) not in ids:
-                    raise entry.error(
-                        f"image {name!r} has no instance {number!r}", "correct the id"
-                    )
-            wanted = mask_type or entry.need(fields.mask_type, str)
-            if wanted not in ("modal", "amodal"):
-                raise entry.error(f"its mask type is {wanted!r}", 'write "modal" or "amodal"')
-            meant = [ids[image_id, number] for number in listed]
-            found.add_query(
-                image_id, entry.text(fields.text), wanted, meant, answer, task="reasoning"
-            )
-    return found.finish()
