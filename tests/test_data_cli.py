@@ -1,309 +1,210 @@
+"""The `data` commands: from annotation files to dataset files, sheets and TFDS; what they refuse."""
+
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from annotation_files import (
+    coco,
+    lisa,
+    many,
+    mmr,
+    photo,
+    points,
+    reasonseg,
+    refs,
+    save_cocoa,
+    write,
+)
 from PIL import Image
-from test_cocoa import HEIGHT, WIDTH, annotation, save
-from test_readers import BACK, SEEN, coco, mmr, photo, points, refs, write
 
-from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.errors import cli_main
-from r2sm_jax.tools import convert as conversion, data as cli
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools import convert as conversion
+from r2sm_jax.tools.data import main
+
+EMPTY = {"images": [], "annotations": [], "categories": [], "queries": []}
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process; gives exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["r2sm_jax.data", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exited:
-            cli_main(cli.main)
-        code = exited.value.code
-        captured = capsys.readouterr()
-        return (0 if code is None else int(code)), captured.out, captured.err
-
-    return run
-
-
-def failed(result: tuple[int, str, str], *words: str) -> None:
-    code, _, stderr = result
-    assert code == 2 and "Traceback" not in stderr
-    assert stderr.startswith("error: ") and stderr.count("\n") == 1
-    for word in words:
-        assert word in stderr
-
-
-def test_convert_then_read_then_show(tmp_path, run):
-    save(tmp_path / "photos", "a.json", "a.jpg")
-    save(tmp_path / "photos", "b.json", "b.jpg", image_id=4)
-    code, out, err = run(
-        "convert", "cocoa", tmp_path / "photos", "--out", tmp_path / "all.json", "--queries", 5
-    )
-    assert (code, err) == (0, "") and "2 images, 6 annotations, 3 categories, 10 queries" in out
-    dataset = read_json(tmp_path / "all.json")
+def test_convert_then_show(tmp_path, command):
+    save_cocoa(tmp_path / "photos", "a.json", "a.jpg")
+    save_cocoa(tmp_path / "photos", "b.json", "b.jpg", image_id=4)
+    out = tmp_path / "all.json"
+    end = command(main, "convert", "cocoa", tmp_path / "photos", "--out", out, "--queries", 5)
+    assert (end.code, end.err) == (0, "")
+    assert "2 images, 6 annotations, 3 categories, 10 queries (" in end.out
+    dataset = read_json(out)
     assert [sample.file_name for sample in dataset] == ["photos/a.jpg", "photos/b.jpg"]
     queries = [query for sample in dataset for query in sample.queries]
     assert [query.id for query in queries] == list(range(1, 11))
-    assert {query.mask_type for query in queries} == {"modal", "amodal"}
-    for sample in dataset:
-        assert {i for q in sample.queries for i in q.instance_ids} <= {
-            i.id for i in sample.instances
-        }
-    spec = f"json:{tmp_path / 'all.json'}"
-    code, out, _ = run(
-        "show", "--data", spec, "--split", "all", "--out", tmp_path / "s" / "sheet.png"
-    )
-    assert code == 0 and "2 samples" in out
-    with Image.open(tmp_path / "s" / "sheet.png") as sheet:
-        assert min(sheet.size) > 300
+
+    sheet = tmp_path / "s" / "sheet.png"
+    end = command(main, "show", "--data", f"json:{out}", "--split", "all", "--out", sheet)
+    assert end.code == 0 and "2 samples" in end.out
+    with Image.open(sheet) as image:
+        assert min(image.size) > 300
 
 
-def test_queries_depend_on_the_seed_alone(tmp_path, run):
-    save(tmp_path)
+def test_queries_depend_on_the_seed_alone(tmp_path, command):
+    path = save_cocoa(tmp_path)
 
     def texts(name: str, seed: int) -> list[str]:
-        assert (
-            run(
-                "convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / name, "--seed", seed
-            )[0]
-            == 0
-        )
-        return [query.text for query in read_json(tmp_path / name)[0].queries]
+        out = tmp_path / name
+        assert command(main, "convert", "cocoa", path, "--out", out, "--seed", seed).code == 0
+        return [query.text for query in read_json(out)[0].queries]
 
     assert texts("1.json", 1) == texts("2.json", 1) != texts("3.json", 2)
 
 
-def test_images_elsewhere_are_named_for_the_user(tmp_path, run):
-    save(tmp_path / "photos")
-    out_file = tmp_path / "data" / "all.json"
-    code, out, _ = run("convert", "cocoa", tmp_path / "photos", "--out", out_file, "--queries", 0)
-    assert code == 0 and f"--data.images {tmp_path / 'photos'}" in out
-    assert read_json(out_file, tmp_path / "photos")[0].file_name == "one.jpg"
-    failed(
-        run("show", "--data", f"json:{out_file}", "--out", tmp_path / "x.png"),
-        "one.jpg",
-        "--data.images",
-    )
-    shown = run(
-        "show",
-        "--data",
-        f"json:{out_file}",
-        "--images",
-        tmp_path / "photos",
-        "--out",
-        tmp_path / "x.png",
-    )
-    assert shown[0] == 0
+def test_images_in_other_folders(tmp_path, command, refused, monkeypatch):
+    save_cocoa(tmp_path / "a")
+    save_cocoa(tmp_path / "b", image_id=4)
+    sources = tmp_path / "a", tmp_path / "b"
+    names = ["a/one.jpg", "b/one.jpg"]
+    below, elsewhere = tmp_path / "all.json", tmp_path / "data" / "all.json"
 
+    end = command(main, "convert", "cocoa", *sources, "--out", below)
+    assert end.code == 0 and "--data.images" not in end.out
+    assert [sample.file_name for sample in read_json(below)] == names
 
-def test_the_same_name_in_two_folders(tmp_path, run):
-    save(tmp_path / "a")
-    save(tmp_path / "b", image_id=4)
-    for out_file, folder in (
-        (tmp_path / "data" / "all.json", tmp_path),
-        (tmp_path / "all.json", None),
-    ):
-        code, out, _ = run("convert", "cocoa", tmp_path / "a", tmp_path / "b", "--out", out_file)
-        assert code == 0 and (f"--data.images {tmp_path} " in out) == (folder is not None)
-        assert [sample.file_name for sample in read_json(out_file, folder)] == [
-            "a/one.jpg",
-            "b/one.jpg",
-        ]
+    end = command(main, "convert", "cocoa", *sources, "--out", elsewhere)
+    assert end.code == 0 and f"--data.images {tmp_path} " in end.out
+    assert [sample.file_name for sample in read_json(elsewhere, tmp_path)] == names
+    show = "show", "--data", f"json:{elsewhere}", "--out", tmp_path / "x.png"
+    assert "--data.images" in refused(main, *show)
+    assert command(main, *show, "--images", tmp_path).code == 0
 
-
-def test_notes_go_to_stderr(tmp_path, run):
-    record = annotation()
-    record["regions"][0]["occlude_rate"] = 0.5
-    save(tmp_path, **record)
-    code, _, err = run("convert", "cocoa", tmp_path, "--out", tmp_path / "all.json")
-    assert code == 0 and err.startswith("note: ") and "occlude_rate" in err
-    # A second time, the folder holds the dataset file itself.
-    code, _, err = run("convert", "cocoa", tmp_path, "--out", tmp_path / "all.json", "--overwrite")
-    assert code == 0 and "all.json: left out" in err
-
-
-def test_nothing_is_overwritten_unasked(tmp_path, run):
-    save(tmp_path)
-    for name in ("keep.json", "keep.png"):
-        (tmp_path / name).write_text("mine")
-    failed(
-        run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "keep.json"),
-        "keep.json",
-        "--overwrite",
-    )
-    failed(
-        run("show", "--data", "scenes", "--out", tmp_path / "keep.png"), "keep.png", "--overwrite"
-    )
-    assert {(tmp_path / name).read_text() for name in ("keep.json", "keep.png")} == {"mine"}
-
-
-def test_bad_arguments(tmp_path, run):
-    save(tmp_path)
-    out = tmp_path / "x.json"
-    failed(run("convert", "cocoa", "--out", out), "nothing to read")
-    failed(run("convert", "cocoa", tmp_path / "nothing", "--out", out), "nothing", "check the path")
-    failed(run("convert", "cocoa", tmp_path, "--out", out, "--queries", -1), "--queries")
-    failed(run("show", "--data", "scenes", "--out", tmp_path / "x.pdf"), ".png")
-    failed(run("show", "--data", "scenes", "--out", tmp_path / "x.png", "--count", 0), "--count")
-    failed(run("show", "--data", "pigeons", "--out", tmp_path / "x.png"), "pigeons")
-    failed(run("show", "--data", f"json:{tmp_path}", "--out", tmp_path / "x.png"), "no train.json")
-    failed(
-        run("show", "--data", f"json:{tmp_path}/one.json", "--out", tmp_path / "x.png"), "'images'"
-    )
-    assert not out.exists() and not (tmp_path / "x.png").exists()
-    code, _, err = run("show", "--no-such-flag")
-    assert code == 2 and "Traceback" not in err
-
-
-def test_every_format_has_its_command(tmp_path, run):
-    """From files of each dialect to a dataset file that has nothing wrong with it."""
-    photo(tmp_path / "a.jpg")
-    photo(tmp_path / "x.jpg")
-    write(tmp_path / "train2017" / "note.json", {})
-    photo(tmp_path / "train2017" / "5.jpg")
-    coco_file = write(tmp_path / "coco.json", coco())
-    kins_file = write(tmp_path / "kins.json", coco())
-    shapes = [{"label": "target", "points": points(2, 2, 20, 18)}]
-    reason = write(
-        tmp_path / "x.json", {"text": ["what can be eaten?"], "is_sentence": True, "shapes": shapes}
-    )
-    shape = {"label name": "cup", "points": [points(2, 2, 12, 12)]}
-    question = {
-        "English Question": "Drink?",
-        "English Answer": "instance id is 1",
-        "ID": ["1"],
-        "img_path": "a.jpg",
-    }
-    lisa = write(tmp_path / "lisa.json", [question | {"points": {"1": shape}}])
-    thing = {"name": "book", "visible_mask": masks.encode(SEEN), "amodal_mask": masks.encode(BACK)}
-    qa = write(tmp_path / "qa.json", [{"image": "a.jpg", "question": "Which?", "objects": [thing]}])
-    commands = {
-        "cocoa-cls": [coco_file],
-        "d2sa": [coco_file, "--oversize", "crop"],
-        "kins": [kins_file],
-        "muva": [coco_file, "--amodal-field", "segmentation"],
-        "mmr": [write(tmp_path / "mmr.json", mmr())],
-        "reasonseg": [reason],
-        "lisa++": [lisa],
-        "refcoco": [write(tmp_path / "refs.json", refs()), "--instances", coco_file],
-        "amodal-qa": [qa, "--fields.answer", "reply"],
-        "r2sm": [
-            write(
-                tmp_path / "q.json",
-                [{"image_id": 7, "text": "it", "mask_type": "modal", "instance_ids": [31]}],
-            ),
-            *("--over", tmp_path / "cocoa-cls.out.json"),
-        ],
-    }
-    for name, arguments in commands.items():
-        out_file = tmp_path / f"{name}.out.json"
-        code, out, err = run("convert", name, *arguments, "--out", out_file)
-        assert code == 0, (name, err)
-        assert "1 images" in out and " 0 queries" not in out, (name, out)
-        code, out, err = run("check", out_file)
-        assert code == 0 and "nothing wrong" in out, (name, err)
-
-
-def test_statistics_and_template_queries_of_a_file(tmp_path, run):
-    save(tmp_path)
-    run("convert", "cocoa", tmp_path / "one.json", "--out", tmp_path / "a.json", "--queries", 0)
-    assert (
-        run(
-            "queries", "template", tmp_path / "a.json", "--out", tmp_path / "b.json", "--queries", 4
-        )[0]
-        == 0
-    )
-    code, out, _ = run("stats", tmp_path / "b.json", "--json")
-    assert code == 0 and json.loads(out)
-
-
-def test_build_refuses_what_is_empty_and_begins_anew_after_a_failure(tmp_path, run):
-    save(tmp_path / "a")
-    (tmp_path / "empty").mkdir()
-    out = tmp_path / "out"
-    failed(run("build", f"json:{tmp_path / 'empty'}", "--out", out), "no .json file in this folder")
-    failed(run("stats", tmp_path / "empty"), "no .json file in this folder")
-    folder = tmp_path / "data"
-    assert run("convert", "cocoa", tmp_path / "a", "--out", folder / "val.json")[0] == 0
-    empty = {"images": [], "annotations": [], "categories": [], "queries": []}
-    write(folder / "test.json", empty)
-    images = tmp_path / "a"
-    failed(
-        run("build", f"json:{folder}", "--images", images, "--out", out),
-        "no image in the split test",
-        "--splits",
-    )
-    (folder / "test.json").unlink()
-    good = (images / "one.jpg").read_bytes()
-    (images / "one.jpg").write_bytes(good[:200])
-    code, _, err = run("build", f"json:{folder}", "--images", images, "--out", out)
-    assert code == 2 and "one.jpg" in err
-    (images / "one.jpg").write_bytes(good)
-    code, printed, _ = run("build", f"json:{folder}", "--images", images, "--out", out)
-    assert code == 0 and "1 images in val" in printed
-    failed(run("build", f"json:{folder}", "--images", images, "--out", out), "data set already")
-
-
-def test_images_on_several_drives(tmp_path, run, monkeypatch):
-    save(tmp_path / "photos")
-
-    def refuse(paths):
+    def fail(paths):
         raise ValueError("Paths don't have the same drive")
 
-    monkeypatch.setattr(conversion, "commonpath", refuse)
-    out_file = tmp_path / "data" / "all.json"
-    failed(
-        run("convert", "cocoa", tmp_path / "photos", "--out", out_file),
-        "on several drives; put them on one",
-    )
+    monkeypatch.setattr(conversion, "commonpath", fail)
+    out = tmp_path / "other" / "all.json"
+    assert "several drives" in refused(main, "convert", "cocoa", *sources, "--out", out)
 
 
-def test_help_names_the_commands(run):
-    code, out, _ = run("--help")
-    assert code == 0 and all(
-        name in out for name in ("convert", "check", "stats", "show", "queries")
-    )
-    code, out, _ = run("convert", "cocoa", "--help")
-    assert code == 0 and "--images" in out and "COCOA" in out
+def test_notes_and_bad_records_go_to_stderr(tmp_path, command):
+    content = many(403)
+    annotations = content["annotations"]
+    annotations[10]["segmentation"] = {"size": [20, 30], "counts": "0"}
+    annotations[11]["segmentation"] = {"size": [20, 30], "counts": "1"}
+    annotations[12]["category_id"] = 999
+    annotations[0]["occlude_rate"] = 0.5
+    photo(tmp_path / "a.jpg")
+    path, out = write(tmp_path / "c.json", content), tmp_path / "out.json"
+    end = command(main, "convert", "cocoa-cls", path, "--out", out, "--queries", 0)
+    summary, first, second, note = end.err.splitlines()
+    assert end.code == 0 and "3 of 404 records cannot be used" in summary
+    assert "annotation 108: its segmentation" in first and "and 1 more: " in first
+    assert "annotation 110: category_id 999" in second and "occlude_rate 0.500" in note
+    assert len(read_json(out)[0].instances) == 400
 
 
-def test_show_scenes(tmp_path, run):
-    code, out, _ = run(
-        "show", "--data", "scenes", "--count", 2, "--size", 64, "--out", tmp_path / "s.png"
-    )
-    assert code == 0 and "2 samples" in out
+def test_every_format_gives_a_file_without_problems(tmp_path, command):
+    for name in ("a.jpg", "x.jpg", "1.jpg", "train2017/5.jpg"):
+        photo(tmp_path / name)
+    coco_file = write(tmp_path / "coco.json", coco())
+    shape = {"label": "target", "points": points(2, 2, 20, 18)}
+    query = {"image_id": 7, "text": "it", "mask_type": "modal", "instance_ids": [31]}
+    arguments = {
+        "cocoa-cls": [coco_file],
+        "d2sa": [coco_file, "--oversize", "crop"],
+        "kins": [coco_file],
+        "muva": [coco_file, "--amodal-field", "segmentation"],
+        "mmr": [write(tmp_path / "mmr.json", mmr())],
+        "reasonseg": [write(tmp_path / "x.json", reasonseg(shape))],
+        "lisa++": [write(tmp_path / "lisa.json", [lisa()])],
+        "refcoco": [write(tmp_path / "refs.json", refs()), "--instances", coco_file],
+        "r2sm": [write(tmp_path / "q.json", [query]), "--over", tmp_path / "cocoa-cls.out.json"],
+    }
+    for name, words in arguments.items():
+        out = tmp_path / f"{name}.out.json"
+        end = command(main, "convert", name, *words, "--out", out)
+        assert end.code == 0 and "1 images" in end.out and " 0 queries" not in end.out, (name, end)
+        end = command(main, "check", out)
+        assert end.code == 0 and "nothing wrong" in end.out, (name, end)
+    info = json.loads((tmp_path / "r2sm.out.json").read_text())["info"]
+    assert info == {"description": "converted from cocoa-cls: coco.json", "queries": "q.json"}
 
 
-def test_as_a_module(tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "r2sm_jax.data",
-        "show",
-        "--data",
-        "json:nowhere.json",
-        "--out",
-        "x.png",
-    ]
+def test_template_queries_and_counts_of_a_file(tmp_path, command):
+    path = save_cocoa(tmp_path)
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    command(main, "convert", "cocoa", path, "--out", first, "--queries", 0)
+    end = command(main, "queries", "template", first, "--out", second, "--queries", 4)
+    assert end.code == 0
+    end = command(main, "stats", second, "--json")
+    assert json.loads(end.out)["total"]["all_queries"] == 4
+
+
+def test_a_failed_build_begins_anew(tmp_path, command, refused):
+    save_cocoa(tmp_path / "a")
+    folder, image = tmp_path / "data", tmp_path / "a" / "one.jpg"
+    command(main, "convert", "cocoa", tmp_path / "a", "--out", folder / "val.json")
+    build = "build", f"json:{folder}", "--images", tmp_path / "a", "--out", tmp_path / "out"
+    content = image.read_bytes()
+    image.write_bytes(content[:200])
+    assert "one.jpg" in command(main, *build).err
+    image.write_bytes(content)
+    end = command(main, *build)
+    assert end.code == 0 and "1 images in val" in end.out
+    assert "data set already" in refused(main, *build)
+    write(folder / "test.json", EMPTY)
+    assert "split test" in refused(main, *build[:-1], tmp_path / "other")
+
+
+REFUSALS = [
+    ("convert cocoa --out x.json", "nothing to read"),
+    ("convert cocoa nowhere --out x.json", "nowhere"),
+    ("convert cocoa photos --out x.json --queries -1", "--queries"),
+    ("convert cocoa photos --out mine.json", "--overwrite"),
+    ("convert cocoa photos --out x.json --max-bad 2", "--max-bad"),
+    ("convert cocoa empty --out x.json", "no annotated images"),
+    ("convert cocoa broken.json --out x.json", "not JSON"),
+    ("convert cocoa noid.json --out x.json", "'image_id' is missing"),
+    ("convert mmr mine.json --out x.json", "mine.json"),
+    ("show --data scenes --out x.pdf", ".png"),
+    ("show --data scenes --out x.png --count 0", "--count"),
+    ("show --data scenes --out mine.png", "--overwrite"),
+    ("show --data pigeons --out x.png", "pigeons"),
+    ("show --data json:photos --out x.png", "no train.json"),
+    ("show --data json:photos/one.json --out x.png", "'images'"),
+    ("show --data json:wide.json --out x.png", "61"),
+    ("build scenes --out out", "json:FILE"),
+    ("build json:empty --out out", "no .json file"),
+    ("check nowhere.json", "nowhere.json"),
+]
+
+
+@pytest.mark.parametrize(("line", "word"), REFUSALS)
+def test_refusals(line, word, tmp_path, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_cocoa(Path("photos"))
+    write(Path("noid.json"), {"regions": []})
+    image = {"id": 3, "file_name": "photos/one.jpg", "height": 40, "width": 61}
+    write(Path("wide.json"), EMPTY | {"images": [image]})
+    Path("broken.json").write_text("{")
+    Path("empty").mkdir()
+    for name in ("mine.json", "mine.png"):
+        Path(name).write_text("mine")
+    assert word in refused(main, *line.split())
+    assert not any(Path(name).exists() for name in ("x.json", "x.png"))
+    assert Path("mine.json").read_text() == Path("mine.png").read_text() == "mine"
+
+
+def test_help_names_the_commands(command):
+    end = command(main, "--help")
+    for name in ("convert", "check", "stats", "show", "queries"):
+        assert name in end.out
+    end = command(main, "convert", "cocoa", "--help")
+    assert end.code == 0 and "--images" in end.out and "COCOA" in end.out
+
+
+@pytest.mark.slow
+def test_as_a_module():
+    words = ["r2sm_jax.data", "show", "--data", "json:nowhere.json", "--out", "x.png"]
     root = Path(__file__).parents[1]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
-    failed((done.returncode, done.stdout, done.stderr), "nowhere.json")
-
-
-def test_an_image_larger_than_its_annotation_says(tmp_path, run):
-    save(tmp_path)
-    assert run("convert", "cocoa", tmp_path, "--out", tmp_path / "all.json")[0] == 0
-    records = {"images": [{"id": 3, "file_name": "one.jpg", "height": HEIGHT, "width": WIDTH + 1}]}
-    write_json(
-        tmp_path / "wrong.json", records | {"annotations": [], "categories": [], "queries": []}
+    end = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=root, check=False
     )
-    failed(
-        run("show", "--data", f"json:{tmp_path}/wrong.json", "--out", tmp_path / "x.png"),
-        "40 pixels high and 60 wide",
-        "40 and 61",
-    )
+    assert end.returncode == 2 and end.stderr.startswith("error: ") and "nowhere.json" in end.stderr

@@ -3,10 +3,11 @@
 import sys
 
 import pytest
-from test_readers import mask, photo, to_read, write
+from annotation_files import mask, photo, write
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.convert import collect
 from r2sm_jax.tools.entries import draw_polygon, read_mask
 from r2sm_jax.tools.referring import read_reasonseg
 
@@ -27,15 +28,15 @@ POINTS = [[2, 3], [12, 3], [12, 9], [2, 9]]
     ],
 )
 def test_layouts_of_one_mask(value):
-    found, short = read_mask(value, SIZE)
-    assert (found == mask(2, 3, 12, 9)).all() and short == 0
+    result, num_short = read_mask(value, SIZE)
+    assert (result == mask(2, 3, 12, 9)).all() and num_short == 0
 
 
 def test_unions_and_short_rings():
     two = [masks.encode(mask(0, 0, 4, 4)), masks.encode(mask(2, 2, 8, 8))]
     assert (read_mask(two, SIZE)[0] == mask(0, 0, 4, 4) | mask(2, 2, 8, 8)).all()
-    found, short = read_mask([POINTS, [[1, 1], [2, 2]], []], SIZE)
-    assert (found == mask(2, 3, 12, 9)).all() and short == 2
+    result, num_short = read_mask([POINTS, [[1, 1], [2, 2]], []], SIZE)
+    assert (result == mask(2, 3, 12, 9)).all() and num_short == 2
     assert read_mask([SQUARE, [1.0, 2.0, 3.0, 4.0]], SIZE)[1] == 1
 
 
@@ -71,7 +72,7 @@ def test_without_opencv_the_remedy_is_named(tmp_path, monkeypatch):
     shapes = [{"label": "cup", "points": POINTS}]
     path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
     with pytest.raises(InputError, match="pip install opencv-python-headless"):
-        read_reasonseg(to_read(path))
+        collect(read_reasonseg([path]))
 
 
 def test_reasonseg_labels_and_small_shapes(tmp_path):
@@ -84,11 +85,13 @@ def test_reasonseg_labels_and_small_shapes(tmp_path):
         {"label": "target", "points": []},
     ]
     path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
-    found = read_reasonseg(to_read(path))
-    target, ignored = (masks.decode(annotation["visible_mask"]) for annotation in found.annotations)
+    collector = collect(read_reasonseg([path]))
+    target, ignored = (
+        masks.decode(annotation["visible_mask"]) for annotation in collector.annotations
+    )
     assert (ignored == mask(4, 5, 10, 6)).all()
     assert (target == (mask(2, 3, 13, 10) & ~ignored | mask(20, 15, 21, 16))).all()
-    assert "shapes[4]: left out, it has no points" in str(found.notes[0])
+    assert "shapes[4]: left out, it has no points" in str(collector.notes[0])
 
 
 def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
@@ -99,8 +102,10 @@ def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
             tmp_path / f"{number}.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes}
         )
     (tmp_path / "7.json").write_text("{")
-    found = read_reasonseg(to_read(tmp_path))
-    assert len(found.queries) == 119 and "7.json: this is not JSON" in str(found.bad[0])
+    collector = collect(read_reasonseg([tmp_path]), 0.01)
+    assert len(collector.queries) == 119 and "7.json: this is not JSON" in str(
+        collector.bad_records[0]
+    )
     write(
         tmp_path / "8.json",
         {"text": ["a cup"], "shapes": [{"label": "target", "points": [[1, 2, 3]]}]},
@@ -108,4 +113,4 @@ def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
     with pytest.raises(
         InputError, match=r"1 of 120 records are bad for this reason, 1 for other reasons"
     ):
-        read_reasonseg(to_read(tmp_path))
+        collect(read_reasonseg([tmp_path]), 0.01)

@@ -14,8 +14,8 @@ from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name
-from r2sm_jax.tools.data import template
 from r2sm_jax.tools.queries import REASONS, parse, read_answer, requests, system_prompt
+from r2sm_jax.tools.template import template
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14

@@ -12,7 +12,8 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import category_names, read_instance, read_json
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
-from r2sm_jax.tools.data import background_ids, describe_objects, template
+from r2sm_jax.synthetic.scenes.scene import describe_objects
+from r2sm_jax.tools.template import background_ids, template
 
 # Class names
 

@@ -5,7 +5,7 @@ from PIL import Image
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, save_sheet
 from r2sm_jax.query import Query
-from r2sm_jax.tools.data import sample_row
+from r2sm_jax.tools.show import sample_row
 
 RNG = np.random.default_rng(0)
 

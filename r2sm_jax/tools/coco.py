@@ -357,9 +357,7 @@ def _read_image(
     yield from _compare_order(entry, records, how.preset.order)
 
 
-def _size_of_masks(
-    image: Entry, annotations: Sequence[Entry], size: Size, preset: Preset
-) -> Size:
+def _size_of_masks(image: Entry, annotations: Sequence[Entry], size: Size, preset: Preset) -> Size:
     """The size that has room for an image and all of its RLEs."""
     height, width = size
     for annotation in annotations:

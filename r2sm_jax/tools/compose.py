@@ -7,12 +7,19 @@ from typing import Any
 from PIL import Image
 from tyro.conf import Positional
 
-from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.synthetic.compose import MIN_CUTOUTS, ComposeSource
 from r2sm_jax.synthetic.photos import Photos
-from r2sm_jax.tools.convert import Conversion, write_json
-from r2sm_jax.tools.entries import Entry
+from r2sm_jax.tools.convert import (
+    Collector,
+    ImageRecord,
+    ObjectRecord,
+    QueryRecord,
+    Record,
+    mask_fields,
+    write_json,
+)
 
 
 def compose(
@@ -27,14 +34,14 @@ def compose(
     queries: int = 8,
     overwrite: bool = False,
 ) -> None:
-    """Composes photographs of an instances file, and writes them with queries as OUT/SPLIT.json and OUT/images.
+    """Composes photographs of an instances file; writes them with queries as OUT/SPLIT.json and OUT/images.
 
-    They are those that `--data.source compose:FILE` gives for the same seed, size and number of queries.
+    They are the pictures that `--data.source compose:FILE` gives for the same seed, size and number of queries.
 
     Args:
         file: Photos with a mask of each object, in the format of COCO's instances files.
         out: The folder to write, which `json:OUT` reads.
-        images: Folder of the photos, where they do not lie beside the file.
+        images: Folder of the photos, if they are not beside the file.
         splits: train, dev, val, val_phrasing or val_hard; no photo and no cut-out is in two of train, dev and val.
         count: How many pictures to compose for each split.
         size: The longer side of a picture in pixels.
@@ -49,6 +56,7 @@ def compose(
     for split in splits:
         refuse_overwrite(out / f"{split}.json", overwrite)
     options: dict[str, Any] = {"size": size, "seed": seed, "queries": queries}
+    # All splits are opened before any is written: an unknown one is refused first.
     sources = {
         split: ComposeSource(file, split, count, images=images, **options) for split in splits
     }
@@ -63,28 +71,29 @@ def compose(
         )
 
 
-def write_pictures(
-    source: Source, out: Path, description: str, overwrite: bool
-) -> dict[str, list[dict]]:
-    """Writes the pictures of a source as PNG files in OUT/images, and returns the records of a dataset file."""
-    found = Conversion()
-    for index in range(len(source)):
+def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, Any]:
+    """Writes the pictures of a source as PNG files in OUT/images; returns the records of a dataset file."""
+    collector = Collector()
+    for index in range(len(source)):  # one picture is in memory at a time
         sample = source[index]
-        shape = sample.image.shape[0], sample.image.shape[1]
-        number = found.add_image(
-            Entry(out, sample.file_name, {}), [sample.file_name], index + 1, shape
-        )
         _save(Image.fromarray(sample.image), out / "images" / sample.file_name, overwrite)
-        ids = {
-            i.id: found.add_annotation(
-                number, i.category, i.modal, i.amodal, **({"ignore": True} if i.ignore else {})
-            )
-            for i in sample.instances
-        }
-        for query in sample.queries:
-            targets = [ids[i] for i in query.instance_ids]
-            found.add_query(number, query.text, query.mask_type, targets, **query.kind)
-    return found.records(description)
+        collector.add(_make_record(sample, index + 1))
+    return collector.to_records(description)
+
+
+def _make_record(sample: Sample, image_id: int) -> Record:
+    height, width = sample.image.shape[:2]
+    objects = []
+    for instance in sample.instances:
+        fields = mask_fields(instance.modal, instance.amodal)
+        if instance.ignore:
+            fields["ignore"] = True
+        objects.append(ObjectRecord(instance.category, fields, key=instance.id))
+    queries = [
+        QueryRecord(query.text, query.mask_type, query.instance_ids, query.kind)
+        for query in sample.queries
+    ]
+    return Record(ImageRecord(image_id, sample.file_name, (height, width)), objects, queries)
 
 
 def cutouts(
@@ -95,20 +104,20 @@ def cutouts(
     Args:
         file: Photos with a mask of each object, in the format of COCO's instances files.
         out: The folder to write.
-        images: Folder of the photos, where they do not lie beside the file.
+        images: Folder of the photos, if they are not beside the file.
         overwrite: Replace index.json and the images if they exist.
     """
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images)
-    chosen = [
-        cutout for cutout in photos.find_cutouts(range(len(photos.dataset))) if cutout.complete
-    ]
-    if len(chosen) < MIN_CUTOUTS:
+    all_cutouts = photos.find_cutouts(range(len(photos.dataset)))
+    complete_cutouts = [cutout for cutout in all_cutouts if cutout.complete]
+    if len(complete_cutouts) < MIN_CUTOUTS:
         raise InputError(
-            f"{file}: {len(chosen)} complete objects can be cut out, {MIN_CUTOUTS} are needed; add photos"
+            f"{file}: {len(complete_cutouts)} complete objects can be cut out, {MIN_CUTOUTS} are "
+            "needed; add photos"
         )
     index: dict[str, dict[str, str]] = {}
-    for cutout in chosen:
+    for cutout in complete_cutouts:
         photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
         name = f"{'_'.join(photo.parts)}_{cutout.annotation}.png"
         while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
@@ -116,10 +125,10 @@ def cutouts(
         _save(photos.read_cutout(cutout)[0], out / name, overwrite)
         index[name] = {"file": name, "label": cutout.category}
     with writing(out / "index.json", overwrite) as part:
-        part.write_text(json.dumps([*index.values()], ensure_ascii=False) + "\n", encoding="utf-8")
-    print(
-        f"wrote {out}: {len(index)} cut-outs of {len({record['label'] for record in index.values()})} classes"
-    )
+        content = json.dumps([*index.values()], ensure_ascii=False)
+        part.write_text(content + "\n", encoding="utf-8")
+    num_classes = len({record["label"] for record in index.values()})
+    print(f"wrote {out}: {len(index)} cut-outs of {num_classes} classes")
 
 
 def _save(image: Image.Image, path: Path, overwrite: bool) -> None:

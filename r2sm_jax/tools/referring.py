@@ -236,7 +236,9 @@ def _read_lisa_question(entry: Entry, images_dir: Path | None) -> tuple[Record, 
     if answer_ids:
         stray_ids = [i for i in ids if points.get(i) is None and i not in answer_ids]
         if stray_ids:
-            what = f"ID {', '.join(stray_ids)} was left out, it has no points and is not in the answer"
+            what = (
+                f"ID {', '.join(stray_ids)} was left out, it has no points and is not in the answer"
+            )
             notes.append(entry.note(what))
             ids = [i for i in ids if i not in stray_ids]
         if set(answer_ids) != set(ids):

@@ -1,0 +1,107 @@
+"""`data show`: a sheet of samples, with queries and the masks that they ask for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.sheet import Panel, save_sheet
+from r2sm_jax.data.sources import open_source
+from r2sm_jax.errors import InputError, refuse_overwrite
+
+
+def show(
+    data: str,
+    out: Path,
+    split: str = "train",
+    count: int = 6,
+    queries: int = 3,
+    seed: int = 0,
+    size: int = 96,
+    images: Path | None = None,
+    backgrounds: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Draws a sheet of samples: images, queries, and the masks that they ask for.
+
+    Args:
+        data: What to show: scenes, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
+        out: The PNG file to write.
+        split: The split to choose samples from.
+        count: How many images to show, one in a row.
+        queries: How many queries of every image to show.
+        seed: Another seed shows other samples.
+        size: Side of procedural and composed scenes in pixels.
+        images: Folder of the images, if they are not beside the dataset file.
+        backgrounds: Folder of photos to lay cut-outs over.
+        overwrite: Replace the PNG file if it exists.
+    """
+    if out.suffix.lower() != ".png":
+        raise InputError(f"--out {out}: the sheet is a PNG; give a name that ends in .png")
+    if count < 1 or queries < 0 or size < 1 or seed < 0:
+        raise InputError(
+            "show: --count and --size must be 1 or more, --queries and --seed 0 or more"
+        )
+    refuse_overwrite(out, overwrite)
+    source = open_source(
+        data, split, count=count, seed=seed, size=size, images_dir=images, backgrounds=backgrounds
+    )
+    indices = np.random.default_rng(seed).permutation(len(source))[:count]
+    rows = [sample_row(source[int(index)], queries, seed) for index in sorted(indices)]
+    save_sheet(out, rows, title=f"{data}, {split}")
+    print(f"wrote {out}: {len(rows)} samples")
+
+
+def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
+    """A sample as panels: its image, then up to `queries` of its queries with their masks.
+
+    Queries are chosen at random, but both mask types are shown if the sample has both.
+    """
+    areas = [instance.convert(masks.area) for instance in sample.instances if not instance.ignore]
+    num_occluded = sum(area.complete > area.modal for area in areas)
+    caption = f"{sample.file_name}\n{len(areas)} instances, {num_occluded} occluded"
+    row = [Panel(sample.image, caption=caption)]
+
+    order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
+    first_of_type = {sample.queries[i].mask_type: i for i in reversed(order)}
+    indices = list(dict.fromkeys([*first_of_type.values(), *order]))[:queries]
+    by_id = {instance.id: instance for instance in sample.instances}
+    shape = sample.image.shape[:2]
+    for index in sorted(indices):
+        query = sample.queries[index]
+        targets = [by_id[number] for number in query.instance_ids]
+        visible = masks.union((target.modal for target in targets), shape)
+        complete = masks.union((target.complete for target in targets), shape)
+        row.append(
+            Panel(
+                sample.image,
+                query.text,
+                _target_caption(targets),
+                visible,
+                complete & ~visible,
+                query.mask_type,
+            )
+        )
+    return row
+
+
+def _target_caption(targets: Sequence[Instance]) -> str:
+    """The classes of a query's targets, and how much of them is hidden."""
+    if not targets:
+        return "no target"
+    areas = [target.convert(masks.area) for target in targets]
+    occlusion = max((area.complete - area.modal) / max(1, area.complete) for area in areas)
+    if any(target.amodal is None for target in targets):
+        share = "amodal mask unknown"
+    elif not occlusion:
+        share = "fully visible"
+    else:
+        share = f"{100 * occlusion:.0f} % occluded"
+        if len(targets) > 1:
+            share = f"up to {share}"
+    names = ", ".join(sorted({target.category for target in targets}))
+    if len(targets) == 1:
+        return f"{names} · {share}"
+    return f"{len(targets)} instances · {names} · {share}"

@@ -1,0 +1,94 @@
+"""`data queries template`: queries about annotated images, from the grammar of the scenes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tyro.conf import Positional
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Dataset, group_by_image, read_records
+from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.synthetic.queries.write import write_queries
+from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
+from r2sm_jax.tools.convert import write_json
+
+
+def template(
+    dataset: Positional[Path],
+    /,
+    out: Path,
+    queries: int = 8,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> None:
+    """Adds queries from the embedded grammar to a copy of a dataset file, half modal and half amodal.
+
+    An `ignore` annotation gets no query, one whose complete mask is not known gets only modal ones, and
+    COCOA's stuff (`isStuff`) gets queries only if there is nothing else.
+
+    Args:
+        dataset: The dataset file. Its class names become the nouns; its masks tell what hides what.
+        out: The dataset file to write.
+        queries: How many queries to write for an image.
+        seed: Another seed gives other queries.
+        overwrite: Replace the dataset file if it exists.
+    """
+    if queries < 1 or seed < 0:
+        raise InputError("queries template: give --queries 1 or more and --seed 0 or more")
+    refuse_overwrite(out, overwrite)
+    records = read_records(dataset)
+    num_before = len(records["queries"])
+    add_template_queries(dataset, records, queries, seed)
+    write_json(out, records, overwrite)
+
+    added = records["queries"][num_before:]
+    types = Counter(query["mask_type"] for query in added)
+    counts = f"{types['modal']} modal, {types['amodal']} amodal"
+    print(f"wrote {out}: {len(added)} queries more ({counts})")
+    num_images = len(records["images"])
+    num_without = num_images - len({query["image_id"] for query in added})
+    if num_without:
+        reason = "nothing in them can be asked for by its class"
+        print(f"{num_without} of {num_images} images got none: {reason}")
+
+
+def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
+    """Appends up to `count` queries about every image to the records of the checked dataset file `path`.
+
+    Raises InputError for a mask that cannot be read.
+    """
+    dataset = Dataset(path, records)
+    annotations = group_by_image(records, "annotations")
+    number = max((query["id"] for query in records["queries"]), default=0)
+    for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
+        instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
+        forbidden = forbidden_targets(instances, background_ids(annotations[image["id"]]))
+        # A generator of its own for each image, so that queries do not depend on the other images.
+        rng = np.random.default_rng((seed, image["id"] % 2**63))
+        facts = describe_objects(instances)
+        for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden):
+            number += 1
+            record = {
+                "id": number,
+                "image_id": image["id"],
+                "text": query.text,
+                "mask_type": query.mask_type,
+                "instance_ids": list(query.instance_ids),
+                "kind": dict(query.kind),
+            }
+            records["queries"].append(record)
+
+
+def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The annotations of an image that no query asks for.
+
+    They are `ignore` ones, and COCOA's stuff (floor, carpet, sky) unless there is nothing else.
+    """
+    ignored = {annotation["id"] for annotation in annotations if annotation.get("ignore")}
+    stuff = {annotation["id"] for annotation in annotations if annotation.get("isStuff")}
+    if len(ignored | stuff) == len(annotations):
+        return ignored
+    return ignored | stuff
