@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +40,13 @@ from r2sm_jax.data.sources import (
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.evaluate import evaluate, score_source, show
+from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
+from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.iou import lisa_iou
-from r2sm_jax.evaluation.report import collect, split_figures, write_report
-from r2sm_jax.evaluation.tables import first_of_images, markdown, panels
+from r2sm_jax.evaluation.page import write_report
+from r2sm_jax.evaluation.report import answer_overlaps, split_figures
+from r2sm_jax.evaluation.scorer import evaluate_source
+from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import EncoderSizes
@@ -353,15 +355,15 @@ def quick_evaluation(
     """
     calibration = Calibration(type_temperature=calibration.type_temperature)
     predictor.calibration = calibration
-    scored = score_source(predictor, dev)
-    figures = split_figures(scored.results, scored.instances)
+    results = evaluate_source(predictor, dev).results
+    figures = split_figures(results)
     logs.evaluation(step, figures)
     if is_first():
-        rows = panels(dev, scored, first_of_images(scored.results, SHEET_ROWS))
+        rows = example_rows(dev, sample_queries(results, SHEET_ROWS))
         save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
-    present = [result for result in scored.results if result.answered.truth]
+    present = [result for result in results if result.overlap.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
-    scale, shift = fit_iou(predicted, lisa_iou(collect(present, attrgetter("answered"))))
+    scale, shift = fit_iou(predicted, lisa_iou(answer_overlaps(present)))
     presence_bias = 0.0
     if absent:
         logits = np.array([result.presence for result in present], float)
@@ -389,7 +391,7 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     if is_first():
         write_report(report, evaluated, folder)
-    show(markdown(report, brief=True))
+    print_markdown(report_markdown(report, brief=True))
     print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.evaluate import score_source
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.evaluation.scorer import truths
+from r2sm_jax.evaluation.scorer import evaluate_source, query_truths
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import train
 
@@ -17,7 +16,8 @@ SCENES, SIDE = 4, 48
 def best_without_learning(source) -> float:
     """gIoU of the best single mask for everything: all pixels that are covered often enough, at any threshold."""
     wanted = [
-        masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal) for t in truths(source)
+        masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal)
+        for t in query_truths(source)
     ]
     often = np.mean(wanted, axis=0)
     drawn = [often >= level for level in np.linspace(0, often.max(), 20)]
@@ -48,7 +48,7 @@ def test_a_tiny_model_learns_a_handful_of_scenes_by_heart(tiny_config, tmp_path)
     )
     run = load(train(config))
     source = open_source("scenes", "train", count=SCENES, seed=config.data.seed, size=SIDE)
-    figures = split_figures(score_source(run.predictor, source).results)
+    figures = split_figures(evaluate_source(run.predictor, source).results)
     guess = best_without_learning(source)
     print(f"gIoU {figures['all']['giou']:.3f}, without learning {guess:.3f}", figures["mask_type"])
     assert guess < 0.3 and figures["all"]["giou"] > 0.5

@@ -1,3 +1,5 @@
+"""IoU in every definition, the choice of the mask, and calibration, by hand."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -21,19 +23,18 @@ LEFT = mask("##..", "##..")
 TOP = mask("####", "....")
 
 
-def result_of(
-    predicted, truth, *, wants="modal", probability=0.0, text="the mug", ignore=None, query=1
+def score_masks(
+    predicted, truth, *, mask_type="modal", probability=0.0, text="the mug", ignore=None, query_id=1
 ) -> QueryResult:
-    """Scores one answer; pairs are (modal, amodal)."""
-    mask_type = None
+    """Scores one prediction. Masks are pairs (modal, amodal)."""
+    predicted_type = None
     if probability is not None:
-        mask_type = "amodal" if probability > 0.5 else "modal"
-    prediction = Prediction(text, mask_type, probability, None, *predicted)
+        predicted_type = "amodal" if probability > 0.5 else "modal"
+    prediction = Prediction(text, predicted_type, probability, None, *predicted)
     instance = Instance(1, "", masks.encode(truth[0]), masks.encode(truth[1]))
     ignored = None if ignore is None else masks.encode(ignore)
-    asked = QueryTruth(Query(query, text, wants, (1,)), 0, 1, *truth[0].shape, (instance,), ignored)
-    (result,) = score([(asked, prediction)]).results
-    return result
+    query = Query(query_id, text, mask_type, (1,))
+    return score(prediction, QueryTruth(query, 0, 1, *truth[0].shape, (instance,), ignored))
 
 
 def test_overlap_counts_pixels_and_leaves_ignored_ones_out():
@@ -48,16 +49,15 @@ def test_giou_is_the_mean_and_ciou_the_ratio_of_sums():
     assert scores["ciou"] == pytest.approx(10 / 20)
 
 
-def test_empty_truth_scores_one_when_nothing_is_predicted_and_nought_otherwise():
-    right, wrong = overlap(EMPTY, EMPTY), overlap(LEFT, EMPTY)
-    assert (lisa(np.array([right]))["giou"], lisa(np.array([wrong]))["giou"]) == (1.0, 0.0)
-    whole = (4, 4, 4, 4)
-    assert lisa(np.array([whole, right]))["ciou"] == pytest.approx(
-        1
-    )  # nothing is added to either sum
-    assert lisa(np.array([whole, right, wrong]))["ciou"] == pytest.approx(
-        4 / 8
-    )  # added to the union
+def test_empty_truth():
+    full = (4, 4, 4, 4)
+    right = overlap(EMPTY, EMPTY)
+    wrong = overlap(LEFT, EMPTY)
+    assert lisa(np.array([right]))["giou"] == 1
+    assert lisa(np.array([wrong]))["giou"] == 0
+    # Empty and empty adds nothing to either sum, false positives add to the union.
+    assert lisa(np.array([full, right]))["ciou"] == pytest.approx(1)
+    assert lisa(np.array([full, right, wrong]))["ciou"] == pytest.approx(4 / 8)
 
 
 def test_no_queries_have_no_score():
@@ -65,65 +65,65 @@ def test_no_queries_have_no_score():
         assert set(variant(np.zeros((0, 4), int)).values()) == {None}
 
 
-def toy() -> np.ndarray:
-    """Five queries: half right, all right, rightly empty, wrongly empty, false positives on an empty truth."""
-    return np.array(
-        [(50, 100, 60, 90), (80, 80, 80, 80), (0, 0, 0, 0), (0, 40, 0, 40), (0, 30, 30, 0)]
-    )
+TOY = np.array([(50, 100, 60, 90), (80, 80, 80, 80), (0, 0, 0, 0), (0, 40, 0, 40), (0, 30, 30, 0)])
+"""Five queries: half right, all right, rightly empty, wrongly empty, false positives on an empty
+truth."""
 
 
 def test_variants_differ_in_what_empty_masks_score():
-    giou = {name: variant(toy())["giou"] for name, variant in VARIANTS.items()}
+    giou = {name: variant(TOY)["giou"] for name, variant in VARIANTS.items()}
     assert giou["lisa"] == pytest.approx((0.5 + 1 + 1 + 0 + 0) / 5, abs=1e-6)
     assert giou["gres"] == pytest.approx((0.5 + 1 + 1 + 0 + 0) / 5)
     assert giou["segzero"] == pytest.approx((0.5 + 1 + 0 + 0 + 0) / 5)
     assert giou["mmr"] == pytest.approx((0.5 + 1 + 0) / 3, abs=1e-6)
-    assert VARIANTS["lisa"](toy())["ciou"] == pytest.approx(130 / 250)
-    assert VARIANTS["mmr"](toy())["ciou"] == pytest.approx(130 / 210)
-    assert "ciou" not in VARIANTS["segzero"](toy())
+    assert VARIANTS["lisa"](TOY)["ciou"] == pytest.approx(130 / 250)
+    assert VARIANTS["mmr"](TOY)["ciou"] == pytest.approx(130 / 210)
+    assert "ciou" not in VARIANTS["segzero"](TOY)
 
 
 def test_gres_judges_the_decision_that_there_is_no_target():
-    scores = VARIANTS["gres"](toy())
+    scores = VARIANTS["gres"](TOY)
     assert scores["ciou"] == pytest.approx(130 / 250)
-    assert (scores["target_accuracy"], scores["no_target_accuracy"]) == (pytest.approx(2 / 3), 0.5)
+    assert scores["target_accuracy"] == pytest.approx(2 / 3)
+    assert scores["no_target_accuracy"] == 0.5
     assert scores["pr@0.7"] == scores["pr@0.9"] == pytest.approx(1 / 3)
 
 
 def test_the_predicted_type_chooses_the_mask():
-    predicted, truth = (LEFT, LEFT | TOP), (TOP, LEFT | TOP)
-    said_modal = result_of(predicted, truth, wants="amodal", probability=0.2)
-    said_amodal = result_of(predicted, truth, wants="amodal", probability=0.9)
-    undecided = result_of(predicted, truth, wants="amodal", probability=None)
-    assert said_modal.chosen == said_modal.modal and said_modal.answered == (4, 6, 4, 6)
-    assert said_amodal.chosen == said_amodal.amodal and said_amodal.answered == (6, 6, 6, 6)
-    assert undecided.chosen == undecided.modal and undecided.decision is None
-    wrong = result_of(predicted, truth, wants="modal", probability=0.9)
-    assert wrong.answered == (4, 6, 6, 4)
+    predicted = (LEFT, LEFT | TOP)
+    truth = (TOP, LEFT | TOP)
+    as_modal = score_masks(predicted, truth, mask_type="amodal", probability=0.2)
+    assert as_modal.mask == as_modal.modal and as_modal.overlap == (4, 6, 4, 6)
+    as_amodal = score_masks(predicted, truth, mask_type="amodal", probability=0.9)
+    assert as_amodal.mask == as_amodal.amodal and as_amodal.overlap == (6, 6, 6, 6)
+    undecided = score_masks(predicted, truth, mask_type="amodal", probability=None)
+    assert undecided.mask == undecided.modal and undecided.predicted_type is None
+    wrong = score_masks(predicted, truth, mask_type="modal", probability=0.9)
+    assert wrong.overlap == (4, 6, 6, 4)
 
 
 def test_occluded_iou_leaves_the_visible_truth_out():
     truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
-    predicted = (
-        mask("##..", "##.."),
-        mask("###.", "##.."),
-    )  # one of them is found, two pixels are wrong
-    assert result_of(predicted, truth, wants="amodal", probability=0.9).occluded[:2] == (1, 4)
-    assert result_of(predicted, truth, wants="amodal", probability=0.1).occluded[:2] == (0, 4)
-    ignore = mask("....", "##..")
-    assert result_of(predicted, truth, wants="amodal", probability=0.9, ignore=ignore).occluded[
-        :2
-    ] == (1, 2)
-    assert result_of(predicted, truth, wants="modal", probability=0.9).occluded is None
-    assert result_of(predicted, (LEFT, LEFT), wants="amodal", probability=0.9).occluded is None
+    predicted = mask("##..", "##.."), mask("###.", "##..")  # one of them, and two wrong pixels
+
+    def occluded(probability, mask_type="amodal", truth=truth, ignore=None):
+        result = score_masks(
+            predicted, truth, mask_type=mask_type, probability=probability, ignore=ignore
+        )
+        return result.occluded_overlap and result.occluded_overlap[:2]
+
+    assert occluded(0.9) == (1, 4)
+    assert occluded(0.1) == (0, 4)
+    assert occluded(0.9, ignore=mask("....", "##..")) == (1, 2)
+    assert occluded(0.9, mask_type="modal") is None
+    assert occluded(0.9, truth=(LEFT, LEFT)) is None
 
 
 def test_mask_type_scores_by_hand():
     probability = np.array([0.9, 0.8, 0.7, 0.4, 0.3, 0.1])
-    wants = np.array([True, True, False, True, False, False])  # tp 2, fp 1, fn 1, tn 2
-    scores = mask_type_scores(probability, wants)
-    assert scores["accuracy"] == pytest.approx(4 / 6)
-    assert scores["f1"] == pytest.approx(4 / 6)
+    is_amodal = np.array([True, True, False, True, False, False])  # tp 2, fp 1, fn 1, tn 2
+    scores = mask_type_scores(probability, is_amodal)
+    assert scores["accuracy"] == scores["f1"] == pytest.approx(4 / 6)
     assert scores["mcc"] == pytest.approx((2 * 2 - 1 * 1) / np.sqrt(3 * 3 * 3 * 3))
 
 
@@ -134,65 +134,67 @@ def test_mask_type_scores_where_they_are_undefined():
 
 
 def test_calibration_error_by_hand():
-    # Confidences 0.92 and 0.94 share a bin in which one of two is right; 0.6 stands alone and is right.
-    probability, wants = np.array([0.92, 0.06, 0.6]), np.array([True, True, True])
-    by_hand = 2 / 3 * abs(0.93 - 0.5) + 1 / 3 * abs(0.6 - 1)
-    assert mask_type_scores(probability, wants)["ece"] == pytest.approx(by_hand)
+    # Confidences 0.92 and 0.94 share a bin in which one of two is right; 0.6 stands alone, right.
+    probability = np.array([0.92, 0.06, 0.6])
+    expected = 2 / 3 * abs(0.93 - 0.5) + 1 / 3 * abs(0.6 - 1)
+    scores = mask_type_scores(probability, np.array([True, True, True]))
+    assert scores["ece"] == pytest.approx(expected)
     assert mask_type_scores(np.array([1.0, 0.0]), np.array([True, False]))["ece"] == 0
 
 
 @pytest.mark.parametrize(("decision", "accuracy"), [("modal", 1), ("amodal", 0)])
 def test_the_decision_counts_where_the_probability_says_something_else(decision, accuracy):
-    """As where `predict --mask-type` forces it. The probabilities are still as wrong as they are."""
-    one = replace(
-        result_of((LEFT, LEFT | TOP), (LEFT, LEFT | TOP)), probability=0.9, decision=decision
-    )
-    figures = split_figures([replace(one, query_id=n, image_id=n) for n in range(30)])["mask_type"]
+    """As where `predict --mask-type` forces it. The probabilities are still as wrong as they
+    are."""
+    result = score_masks((LEFT, LEFT | TOP), (LEFT, LEFT | TOP))
+    result = replace(result, amodal_probability=0.9, predicted_type=decision)
+    results = []
+    for n in range(30):
+        results.append(replace(result, query=replace(result.query, id=n), image_id=n))
+    figures = split_figures(results)["mask_type"]
     assert figures["accuracy"] == figures["modal"] == accuracy
     assert figures["interval"]["accuracy"] == [accuracy, accuracy]
-    assert figures["confusion"]["modal_as_modal"] == 30 * accuracy and figures[
-        "ece"
-    ] == pytest.approx(0.9)
+    assert figures["confusion"]["modal_as_modal"] == 30 * accuracy
+    assert figures["ece"] == pytest.approx(0.9)
 
 
 def test_split_figures_put_references_beside_the_decision():
-    predicted, truth = (LEFT, LEFT | TOP), (LEFT, LEFT | TOP)
-    results = [
-        result_of(predicted, truth, wants="modal", probability=0.1, text="the whole mug", query=1),
-        result_of(predicted, truth, wants="amodal", probability=0.2, text="the whole mug", query=2),
-    ]
-    figures = split_figures(results)
+    pair = (LEFT, LEFT | TOP)
+    text = "the whole mug"
+    figures = split_figures(
+        [
+            score_masks(pair, pair, mask_type="modal", probability=0.1, text=text, query_id=1),
+            score_masks(pair, pair, mask_type="amodal", probability=0.2, text=text, query_id=2),
+        ]
+    )
     wrong = 4 / 6
     assert figures["all"]["giou"] == pytest.approx((1 + wrong) / 2, abs=1e-5)
     assert figures["modal"]["giou"] == pytest.approx(1, abs=1e-5)
     assert figures["amodal"]["giou"] == pytest.approx(wrong, abs=1e-5)
     assert figures["mask_type"]["accuracy"] == 0.5
-    giou = {name: figures["references"][name]["giou"] for name in figures["references"]}
+    giou = {name: scores["giou"] for name, scores in figures["references"].items()}
     assert giou["oracle_type"] == pytest.approx(1, abs=1e-5)
     for name in ("always_modal", "always_amodal", "keyword"):
         assert giou[name] == pytest.approx((1 + wrong) / 2, abs=1e-5), name
 
 
 def test_the_predicted_iou_of_an_oracle_has_no_error():
-    answers = [
-        ((LEFT, LEFT), (LEFT, LEFT)),
-        ((LEFT, LEFT), (TOP, TOP)),
-        ((EMPTY, EMPTY), (LEFT, LEFT)),
-    ]
-    results = [
-        replace(result_of(a, b), predicted_iou=p)
-        for (a, b), p in zip(answers, (1.0, 2 / 6, 0.0), strict=True)
-    ]
-    nothing = replace(
-        result_of((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5
-    )  # no target: not counted
-    untold = result_of((LEFT, LEFT), (TOP, TOP))
-    found = split_figures([*results, nothing, untold])["predicted_iou"]
-    assert found["error"] == pytest.approx(0, abs=1e-5) and [
-        b["queries"] for b in found["curve"]
-    ] == [1, 1, 1]
-    assert all(b["confidence"] == pytest.approx(b["accuracy"], abs=1e-5) for b in found["curve"])
-    proud = split_figures([replace(r, predicted_iou=1.0) for r in results])["predicted_iou"]
-    assert proud["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
-    assert [(b["queries"], b["confidence"]) for b in proud["curve"]] == [(3, 1.0)]
-    assert split_figures([nothing, untold])["predicted_iou"] == {"error": None, "curve": []}
+    results = []
+    for predicted, truth, iou in ((LEFT, LEFT, 1.0), (LEFT, TOP, 2 / 6), (EMPTY, LEFT, 0.0)):
+        result = score_masks((predicted, predicted), (truth, truth))
+        results.append(replace(result, predicted_iou=iou))
+    without_target = replace(score_masks((EMPTY, EMPTY), (EMPTY, EMPTY)), predicted_iou=0.5)
+    without_prediction = score_masks((LEFT, LEFT), (TOP, TOP))
+    not_counted = [without_target, without_prediction]
+
+    figures = split_figures([*results, *not_counted])["predicted_iou"]
+    assert figures["error"] == pytest.approx(0, abs=1e-5)
+    assert [point["queries"] for point in figures["curve"]] == [1, 1, 1]
+    for point in figures["curve"]:
+        assert point["confidence"] == pytest.approx(point["accuracy"], abs=1e-5)
+
+    overconfident = [replace(result, predicted_iou=1.0) for result in results]
+    figures = split_figures(overconfident)["predicted_iou"]
+    assert figures["error"] == pytest.approx((0 + 4 / 6 + 1) / 3, abs=1e-5)
+    assert [(p["queries"], p["confidence"]) for p in figures["curve"]] == [(3, 1.0)]
+    assert split_figures(not_counted)["predicted_iou"] == {"error": None, "curve": []}

@@ -15,7 +15,7 @@ from r2sm_jax.data.sources import REPORTED, load_json_split, open_source, split_
 from r2sm_jax.data.splits import WHOLE_TRAIN, split_by_hash, split_ids
 from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.tables import selection
+from r2sm_jax.evaluation.tables import describe_selection
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.run import read_config, resolve_loop
 from r2sm_jax.query import Query
@@ -114,7 +114,7 @@ def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_larg
 def test_reports_say_what_was_selected_on():
     def said(selected_on, *splits, trained_on="json:a"):
         meta = {"source": "json:a", "trained_on": trained_on, "selected_on": selected_on}
-        return selection({"meta": meta, "splits": dict.fromkeys(splits)})
+        return describe_selection({"meta": meta, "splits": dict.fromkeys(splits)})
 
     assert said("dev", "val") == "The checkpoint was selected on `dev`."
     assert "`val`, which is reported here, as in the paper's protocol: its fig" in said(
@@ -128,7 +128,9 @@ def test_reports_say_what_was_selected_on():
         == "The checkpoint was selected on `val` of `json:b`."
     )
     assert (
-        selection({"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}})
+        describe_selection(
+            {"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}}
+        )
         == ""
     )
 

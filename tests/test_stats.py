@@ -12,7 +12,7 @@ from tyro.extras import SubcommandApp
 from r2sm_jax.data import masks
 from r2sm_jax.data.sheet import FAINT, OCCLUDED, VISIBLE
 from r2sm_jax.data.sources import open_source, split_ids
-from r2sm_jax.evaluation.tables import PUBLISHED, TABLE_1
+from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
 from r2sm_jax.tools.stats import FILES, HISTOGRAMS, count_file, draw, make_report, markdown, stats
 
 HEIGHT, WIDTH = 40, 50

@@ -212,7 +212,7 @@ def fit_logistic_regression(
         gradient = np.append(features.T @ slopes + weights[:-1], slopes.sum())
         return float(loss), gradient
 
-    start = np.zeros(features.shape[1] + 1)
+    start = np.zeros((features.T @ signs).size + 1)
     result: Any = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B")
     return result.x
 

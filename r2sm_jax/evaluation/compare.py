@@ -1,4 +1,5 @@
-"""`queries.csv`, a line for every query that was scored, and reports side by side by these files."""
+"""`queries.csv`, a line for every query that was scored, and reports side by side by these
+files."""
 
 import csv
 import json
@@ -6,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from r2sm_jax.errors import InputError, read_bytes
-from r2sm_jax.evaluation.iou import Ratio, interval, mean_ratio, ratios
+from r2sm_jax.evaluation.iou import Ratio, interval, iou_ratios, mean_ratio
 from r2sm_jax.evaluation.scorer import QueryResult
-from r2sm_jax.evaluation.tables import TEMPLATES, TYPES
+from r2sm_jax.evaluation.tables import QUERY_TYPES, Table, percent, to_markdown
 
-NAME = "queries.csv"
-COUNTS = {"": "answered", "occluded_": "occluded", "boundary_": "boundary"}
-"""Prefix of the columns `intersection` and `union`, and the field of a result that fills them."""
+QUERIES_FILE = "queries.csv"
 COLUMNS = (
     "split",
     "query_id",
@@ -27,59 +27,14 @@ COLUMNS = (
     "amodal_probability",
     "predicted",
     "truth",
-    *(f"{prefix}{name}" for prefix in COUNTS for name in ("intersection", "union")),
+    "intersection",
+    "union",
+    "occluded_intersection",
+    "occluded_union",
+    "boundary_intersection",
+    "boundary_union",
 )
-NUMBERS = ("query_id", "image_id", "truth")
-Table = dict[str, np.ndarray]
-"""The queries of one split, in the order of their ids: `NUMBERS`; `amodal`, whether the amodal mask was requested;
-`right`, 1 where the decision was right, 0 where wrong, NaN without one; and for each prefix of `COUNTS` the
-intersections and unions `[n 2]`, NaN where there are none."""
-
-
-def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
-    """All splits in one table. Areas are in pixels; a cell is empty where a value is not defined."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for split, queries in results.items():
-            for r in queries:
-                counts = [
-                    n for field in COUNTS.values() for n in (getattr(r, field) or (None, None))[:2]
-                ]
-                cells = split, r.query_id, r.image_id, r.mask_type, r.decision, r.probability
-                writer.writerow([*cells, r.answered.predicted, r.answered.truth, *counts])
-
-
-def read_queries(folder: Path) -> dict[str, Table]:
-    """The tables of every split of a report. Raises InputError if the folder has no such table, or it cannot be
-    read."""
-    path = folder / NAME
-    if not path.is_file():
-        raise InputError(f"{folder}: there is no {NAME}; give a folder that `evaluate --out` wrote")
-    text = StringIO(read_bytes(path).decode("utf-8", "replace"), newline="")
-    try:
-        rows = list(csv.DictReader(text, restval="missing"))
-        splits = list(dict.fromkeys(row["split"] for row in rows))
-        tables = {split: _table([row for row in rows if row["split"] == split]) for split in splits}
-    except (KeyError, ValueError, OverflowError, csv.Error):
-        tables = {}
-    if not tables:
-        raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
-    return tables
-
-
-def _table(rows: Sequence[dict[str, str]]) -> Table:
-    text = {name: np.array([row[name] for row in rows]) for name in COLUMNS}
-    found = {name: text[name].astype(np.int64) for name in NUMBERS}
-    found["amodal"] = text["mask_type"] == "amodal"
-    found["right"] = np.where(text["said"] == "", np.nan, text["said"] == text["mask_type"])
-    for prefix in COUNTS:
-        counts = np.stack([text[f"{prefix}intersection"], text[f"{prefix}union"]], axis=1)
-        found[prefix] = np.where(counts == "", "nan", counts).astype(float)
-    order = np.argsort(found["query_id"])
-    return {name: values[order] for name, values in found.items()}
-
-
+COMPARISON_TITLE = "R2SM evaluations side by side"
 FIGURES = {
     "gIoU": "giou",
     "cIoU": "ciou",
@@ -87,89 +42,221 @@ FIGURES = {
     "boundary IoU": "boundary_iou",
     "mask type right": "accuracy",
 }
+"""Rows of a comparison, and the figures in them."""
+
+
+class QueryTable(NamedTuple):
+    """The queries of one split, in the order of their ids."""
+
+    query_id: Int[np.ndarray, " n"]
+    image_id: Int[np.ndarray, " n"]
+    truth_area: Int[np.ndarray, " n"]
+    is_amodal: Bool[np.ndarray, " n"]
+    """Whether the amodal mask was requested."""
+    is_right: Float[np.ndarray, " n"]
+    """1 where the decision was right, 0 where wrong, NaN without one."""
+    mask: Float[np.ndarray, "n 2"]
+    """Intersections and unions; so are the next two, with NaN where a query has none."""
+    occluded: Float[np.ndarray, "n 2"]
+    boundary: Float[np.ndarray, "n 2"]
+
+
+def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
+    """Writes all splits in one table. Areas are in pixels; a cell is empty where a value is not
+    defined."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for split, results_of_split in results.items():
+            for result in results_of_split:
+                row = [split, result.query_id, result.image_id, result.mask_type]
+                row += [result.predicted_type, result.amodal_probability]
+                row += [result.overlap.predicted, result.overlap.truth]
+                for overlap in (result.overlap, result.occluded_overlap, result.boundary):
+                    row += overlap[:2] if overlap is not None else (None, None)
+                writer.writerow(row)
+
+
+def read_queries(folder: Path) -> dict[str, QueryTable]:
+    """Reads the tables of every split of a report. Raises InputError if the folder has no such
+    table, or it cannot be read."""
+    path = folder / QUERIES_FILE
+    if not path.is_file():
+        raise InputError(
+            f"{folder}: there is no {QUERIES_FILE}; give a folder that `evaluate --out` wrote"
+        )
+    text = read_bytes(path).decode("utf-8", "replace")
+    try:
+        rows_by_split: dict[str, list[dict[str, str]]] = {}
+        for row in csv.DictReader(StringIO(text, newline=""), restval="missing"):
+            rows_by_split.setdefault(row["split"], []).append(row)
+        tables = {split: _read_table(rows) for split, rows in rows_by_split.items()}
+    except (KeyError, ValueError, OverflowError, csv.Error):
+        tables = {}
+    if not tables:
+        raise InputError(f"{path}: this is no table of queries; evaluate again with --out")
+    return tables
+
+
+def _read_table(rows: Sequence[dict[str, str]]) -> QueryTable:
+    rows = sorted(rows, key=lambda row: int(row["query_id"]))
+    text = {name: np.array([row[name] for row in rows]) for name in COLUMNS}
+
+    def read_overlaps(prefix: str) -> Float[np.ndarray, "n 2"]:
+        counts = np.stack([text[f"{prefix}intersection"], text[f"{prefix}union"]], axis=1)
+        return np.where(counts == "", "nan", counts).astype(float)
+
+    return QueryTable(
+        query_id=text["query_id"].astype(np.int64),
+        image_id=text["image_id"].astype(np.int64),
+        truth_area=text["truth"].astype(np.int64),
+        is_amodal=text["mask_type"] == "amodal",
+        is_right=np.where(text["said"] == "", np.nan, text["said"] == text["mask_type"]),
+        mask=read_overlaps(""),
+        occluded=read_overlaps("occluded_"),
+        boundary=read_overlaps("boundary_"),
+    )
 
 
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
-    """Figures of every report, and the differences of the others from the first with paired intervals: `{"reports":
-    [..], "splits": {split: {type: {figure: {"values": [..], "differences": [{"value", "interval"}]}}}}}`. Raises
-    InputError if a folder has no report, or they are of different queries."""
+    """Compares reports with the first one, query by query.
+
+    Returns `{"reports": [..], "splits": {split: {type: {figure: {"values": [..], "differences":
+    [{"value", "interval"}]}}}}}`. Raises InputError if a folder has no report, or they are of
+    different queries.
+    """
     if len(folders) < 2:
         raise InputError("--compare: give two reports or more, such as --compare runs/a runs/b")
     reports = [read_queries(folder) for folder in folders]
+    first = folders[0]
     shared = [split for split in reports[0] if all(split in report for report in reports)]
     if not shared:
         raise InputError(
-            f"--compare: {folders[0]} and {folders[1]} have no split in common; evaluate the same data"
+            f"--compare: {first} and {folders[1]} have no split in common; evaluate the same data"
         )
     for folder, report in zip(folders[1:], reports[1:], strict=True):
         for split in shared:
-            _check_same(
-                reports[0][split], report[split], f"{folders[0]} and {folder}, split {split}"
-            )
-            if len({_hash_of(other, split) for other in (folders[0], folder)} - {None}) > 1:
-                what = f"the queries or masks of {split} in {folders[0]} and {folder} differ"
-                raise InputError(f"--compare: {what}; evaluate the same data")
-    splits = {split: _compare([report[split] for report in reports]) for split in shared}
+            where = f"{first} and {folder}, split {split}"
+            _check_same_queries(reports[0][split], report[split], where)
+            hashes = {_stated_hash(first, split), _stated_hash(folder, split)} - {None}
+            if len(hashes) > 1:
+                raise InputError(
+                    f"--compare: {where}: the queries or masks differ; evaluate the same data"
+                )
+    splits = {split: _compare_split([report[split] for report in reports]) for split in shared}
     return {"reports": [str(folder) for folder in folders], "splits": splits}
 
 
-def _hash_of(folder: Path, split: str) -> str | None:
-    """The hash of the data that a report states; None where it is not there."""
+def _stated_hash(folder: Path, split: str) -> str | None:
+    """The hash of the data that a report states; None where it does not."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        return json.loads((folder / "report.json").read_text("utf-8"))["meta"]["data_sha256"][split]
+        report = json.loads((folder / "report.json").read_text("utf-8"))
+        return report["meta"]["data_sha256"][split]
     return None
 
 
-def _check_same(one: Table, other: Table, where: str) -> None:
-    if not np.array_equal(one["query_id"], other["query_id"]):
-        odd = np.setxor1d(one["query_id"], other["query_id"])[0]
+def _check_same_queries(first: QueryTable, other: QueryTable, where: str) -> None:
+    if not np.array_equal(first.query_id, other.query_id):
+        query_id = np.setxor1d(first.query_id, other.query_id)[0]
         raise InputError(
-            f"--compare: {where}: query {odd} is in one of them only; evaluate the same data"
+            f"--compare: {where}: query {query_id} is in one of them only; evaluate the same data"
         )
-    differ = np.any([one[name] != other[name] for name in ("truth", "amodal", "image_id")], axis=0)
-    if differ.any():
-        number = one["query_id"][differ][0]
+    is_other = (
+        (first.truth_area != other.truth_area)
+        | (first.is_amodal != other.is_amodal)
+        | (first.image_id != other.image_id)
+    )
+    if is_other.any():
         raise InputError(
-            f"--compare: {where}: query {number} has another true mask there; evaluate the same data"
+            f"--compare: {where}: query {first.query_id[is_other][0]} has another true mask there; "
+            "evaluate the same data"
         )
 
 
-def _compare(tables: Sequence[Table]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind in TYPES:
-        amodal = tables[0]["amodal"]
-        rows = np.ones_like(amodal) if kind == "all" else amodal == (kind == "amodal")
-        images, each = tables[0]["image_id"][rows], [_ratios(queries, rows) for queries in tables]
-        found[kind] = {
-            name: {
-                "values": [_value(r[name]) for r in each],
-                "differences": [_difference(images, r[name], each[0][name]) for r in each[1:]],
+def _compare_split(tables: Sequence[QueryTable]) -> dict[str, Any]:
+    """The figures of all, of modal and of amodal queries of one split."""
+    figures: dict[str, Any] = {}
+    for kind in QUERY_TYPES:
+        is_amodal = tables[0].is_amodal
+        rows = np.ones_like(is_amodal) if kind == "all" else is_amodal == (kind == "amodal")
+        images = tables[0].image_id[rows]
+        ratios = [_figure_ratios(table, rows) for table in tables]
+        figures[kind] = {}
+        for name in FIGURES.values():
+            first = ratios[0][name]
+            figures[kind][name] = {
+                "values": [_value(ratio[name]) for ratio in ratios],
+                "differences": [_difference(images, ratio[name], first) for ratio in ratios[1:]],
             }
-            for name in FIGURES.values()
-        }
-    return found
+    return figures
 
 
-def _ratios(queries: Table, rows: np.ndarray) -> dict[str, Ratio]:
-    found = ratios(*(queries[prefix][rows] for prefix in COUNTS))
-    return found | {"accuracy": mean_ratio(queries["right"][rows])}
+def _figure_ratios(table: QueryTable, rows: Bool[np.ndarray, " q"]) -> dict[str, Ratio]:
+    ratios = iou_ratios(table.mask[rows], table.occluded[rows], table.boundary[rows])
+    ratios["accuracy"] = mean_ratio(table.is_right[rows])
+    return ratios
 
 
 def _value(ratio: Ratio) -> float | None:
-    total = ratio[1].sum()
-    return float(ratio[0].sum() / total) if total else None
+    numerators, denominators = ratio
+    total = denominators.sum()
+    return float(numerators.sum() / total) if total else None
 
 
-def _difference(images: np.ndarray, ratio: Ratio, first: Ratio) -> dict[str, Any]:
-    value, base = _value(ratio), _value(first)
-    if value is None or base is None:
+def _difference(images: Int[np.ndarray, " n"], ratio: Ratio, first: Ratio) -> dict[str, Any]:
+    value = _value(ratio)
+    first_value = _value(first)
+    if value is None or first_value is None:
         return {"value": None, "interval": None}
-    return {"value": value - base, "interval": interval(images, ratio, minus=first)}
+    return {"value": value - first_value, "interval": interval(images, ratio, minus=first)}
 
 
-def markdown(compared: dict[str, Any]) -> str:
-    """The comparison as Markdown. A difference whose interval leaves out 0 is marked with a star."""
+def comparison_tables(compared: dict[str, Any]) -> list[Table]:
+    """A table for each split, with differences from the first report."""
+    names = _short_names(compared)
+    header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    tables = []
+    for split, kinds in compared["splits"].items():
+        rows = []
+        for title, key in FIGURES.items():
+            for kind, figures in kinds.items():
+                values = [percent(value) for value in figures[key]["values"]]
+                differences = [_difference_text(d) for d in figures[key]["differences"]]
+                rows.append([f"{title}, {kind}", *values, *differences])
+        tables.append(Table(split, header, rows))
+    return tables
+
+
+def comparison_intro(compared: dict[str, Any]) -> list[str]:
+    """Which reports are compared, and how differences are written."""
+    names = _short_names(compared)
+    reports = [f"{name}: `{path}`" for name, path in zip(names, compared["reports"], strict=True)]
+    return [
+        "; ".join(reports),
+        f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over "
+        "images. A star: the interval leaves out 0.",
+    ]
+
+
+def comparison_markdown(compared: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    return to_markdown(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
+
+
+def _short_names(compared: dict[str, Any]) -> list[str]:
+    """The names of the folders, or letters where two are the same."""
     names = [Path(report).name for report in compared["reports"]]
     if len(set(names)) < len(names):
         names = [chr(ord("A") + i) for i in range(len(names))]
-    return TEMPLATES.get_template("compare.md").render(compared, names=names, FIGURES=FIGURES)
+    return names
+
+
+def _difference_text(difference: dict[str, Any]) -> str:
+    if difference["value"] is None:
+        return "–"
+    text = f"{100 * difference['value']:+.2f}"
+    if difference["interval"] is not None:
+        low, high = difference["interval"]
+        star = " *" if low > 0 or high < 0 else ""
+        text += f" ({100 * low:+.2f} to {100 * high:+.2f}){star}"
+    return text

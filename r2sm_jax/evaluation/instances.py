@@ -1,12 +1,13 @@
-"""Average precision and recall of instance masks, with each query as its own unit (R2SM, section 6.3).
+"""Average precision and recall of instance masks, with each query as its own unit (R2SM, section
+6.3).
 
-It is COCO's evaluation (pycocotools/cocoeval.py) with `image_id := query_id` and one category: detections of all
-queries are ranked by their scores together, but are matched within their query.
+It is COCO's evaluation (pycocotools/cocoeval.py) with `image_id := query_id` and one category:
+detections of all queries are ranked by their scores together, but are matched within their query.
 """
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,48 +18,61 @@ from scipy.optimize import linear_sum_assignment
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
 
-MOST = 100
-"""Greatest number of detections of a query that count."""
+MAX_DETECTIONS = 100
+"""Detections of a query that count."""
+CATEGORY = 1
 
 
-class Unit(NamedTuple):
-    """One query: its detections, best first, and their overlaps with its instances."""
+class QueryDetections(NamedTuple):
+    """The detections of one query, best first, and their overlaps with its true instances."""
 
     scores: Float[np.ndarray, " d"]
     areas: Float[np.ndarray, " d"]
     truth_areas: Float[np.ndarray, " g"]
-    crowd: Bool[np.ndarray, " g"]
+    is_crowd: Bool[np.ndarray, " g"]
+    """Regions to ignore, among the true instances."""
     iou: Float[np.ndarray, "d g"]
 
 
-def unit(
+def rank_detections(
     detections: Sequence[RLE],
     scores: Sequence[float],
     truth: Sequence[RLE],
     crowd: Sequence[RLE] = (),
-) -> Unit:
-    """One query: compressed RLEs of its detections with scores, of the instances that it means, and of regions to
-    ignore (`crowd`). An empty mask detects nothing."""
-    values = np.asarray(scores, float)
-    drawn = np.array(masks.areas(list(detections)), float) > 0
-    order = [i for i in np.argsort(-values, kind="stable") if drawn[i]][:MOST]
-    found, wanted = [detections[i] for i in order], [*truth, *crowd]
-    flags = [False] * len(truth) + [True] * len(crowd)
-    return Unit(
-        values[order],
-        np.array(masks.areas(found), float),
-        np.array(masks.areas(wanted), float),
-        np.array(flags, bool),
-        masks.ious(found, wanted, flags),
+) -> QueryDetections:
+    """Ranks detections by score and computes their IoUs with instances and regions to ignore.
+
+    All masks are compressed RLEs. An empty mask detects nothing.
+    """
+    all_scores = np.asarray(scores, float)
+    has_pixels = np.array(masks.areas(list(detections)), float) > 0
+    # A stable sort, as in COCOeval: equal scores keep their order.
+    order = [i for i in np.argsort(-all_scores, kind="stable") if has_pixels[i]]
+    order = order[:MAX_DETECTIONS]
+    ranked = [detections[i] for i in order]
+    truth_and_crowd = [*truth, *crowd]
+    is_crowd = [False] * len(truth) + [True] * len(crowd)
+    return QueryDetections(
+        scores=all_scores[order],
+        areas=np.array(masks.areas(ranked), float),
+        truth_areas=np.array(masks.areas(truth_and_crowd), float),
+        is_crowd=np.array(is_crowd, bool),
+        iou=masks.ious(ranked, truth_and_crowd, is_crowd),
     )
 
 
-def instance_figures(by_id: Mapping[int, Unit]) -> dict[str, float | None]:
-    """`ap`, `ap50`, `ap75`, `ap_small`, `ap_medium`, `ap_large`, `ar` (at 100 detections), `ar1`, `ar10` and
-    `detections`, the mean number of them a query, of queries by their ids. None where no instance counts."""
-    units = [by_id[number] for number in sorted(by_id)]
-    found = _evaluate(units)
-    precision, recall = found["precision"][:, :, 0], found["recall"][:, 0]  # [t r a m], [t a m]
+def instance_figures(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
+    """Computes AP and AR over queries, which must be in the order of their ids.
+
+    Returns `ap`, `ap50`, `ap75`, `ap_small`, `ap_medium`, `ap_large`, `ar` (at 100 detections),
+    `ar1`, `ar10`, and `detections`, the mean number of them a query. None where no instance counts.
+    """
+    accumulated = _accumulate(queries)
+    # Axes: t IoU thresholds, r recalls, a area ranges (all, small, medium, large), m 1, 10 or 100
+    # detections. The axis of categories has one entry.
+    precision = accumulated["precision"][:, :, 0]  # [t r a m]
+    recall = accumulated["recall"][:, 0]  # [t a m]
+    num_detections = [len(query.scores) for query in queries]
     return {
         "ap": _mean(precision[:, :, 0, 2]),
         "ap50": _mean(precision[0, :, 0, 2]),
@@ -69,66 +83,78 @@ def instance_figures(by_id: Mapping[int, Unit]) -> dict[str, float | None]:
         "ar": _mean(recall[:, 0, 2]),
         "ar1": _mean(recall[:, 0, 0]),
         "ar10": _mean(recall[:, 0, 1]),
-        "detections": float(np.mean([len(one.scores) for one in units])) if units else None,
+        "detections": float(np.mean(num_detections)) if num_detections else None,
     }
 
 
-def _evaluate(units: Sequence[Unit]) -> dict[str, Any]:
-    """What `COCOeval` accumulates: precision and recall, -1 where no instance counts."""
+def _accumulate(queries: Sequence[QueryDetections]) -> dict[str, Any]:
+    """Runs `COCOeval` on IoUs that are computed already. Undefined values are -1."""
     evaluation: Any = COCOeval()
-    places = list(range(len(units)))
-    evaluation.params.imgIds, evaluation.params.catIds = places, [1]
+    image_ids = list(range(len(queries)))
+    evaluation.params.imgIds = image_ids
+    evaluation.params.catIds = [CATEGORY]
     evaluation._paramsEval = evaluation.params
-    for place, unit in enumerate(units):  # ids start at 1, since it takes 0 for no match
-        evaluation._dts[place, 1] = [
-            {"id": i, "score": score, "area": area}
-            for i, (score, area) in enumerate(
-                zip(unit.scores.tolist(), unit.areas.tolist(), strict=True), 1
-            )
-        ]
-        evaluation._gts[place, 1] = [
-            {"id": i, "area": area, "iscrowd": crowd, "ignore": crowd}
-            for i, (area, crowd) in enumerate(
-                zip(unit.truth_areas.tolist(), unit.crowd.tolist(), strict=True), 1
-            )
-        ]
-        evaluation.ious[place, 1] = unit.iou
-    areas = evaluation.params.areaRng
-    evaluation.evalImgs = [
-        evaluation.evaluateImg(place, 1, area, MOST) for area in areas for place in places
-    ]
+    for image_id, query in enumerate(queries):
+        # Ids start at 1, since COCOeval takes 0 for no match.
+        detections = []
+        for i, score in enumerate(query.scores.tolist()):
+            detections.append({"id": i + 1, "score": score, "area": float(query.areas[i])})
+        truth = []
+        for i, is_crowd in enumerate(query.is_crowd.tolist()):
+            area = float(query.truth_areas[i])
+            truth.append({"id": i + 1, "area": area, "iscrowd": is_crowd, "ignore": is_crowd})
+        evaluation._dts[image_id, CATEGORY] = detections
+        evaluation._gts[image_id, CATEGORY] = truth
+        evaluation.ious[image_id, CATEGORY] = query.iou
+
+    evaluation.evalImgs = []
+    for area_range in evaluation.params.areaRng:
+        for image_id in image_ids:
+            matches = evaluation.evaluateImg(image_id, CATEGORY, area_range, MAX_DETECTIONS)
+            evaluation.evalImgs.append(matches)
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation.accumulate()
     return evaluation.eval
 
 
 def _mean(values: Float[np.ndarray, "*n"]) -> float | None:
-    known = values[values > -1]
-    return float(known.mean()) if known.size else None
+    """Mean of the values that are defined."""
+    defined = values[values > -1]
+    return float(defined.mean()) if defined.size else None
 
 
-def muse(units: Sequence[Unit]) -> dict[str, float | None]:
+def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
     """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
 
-    Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired with empty masks. A
-    query's IoU is the mean over its pairs, and 1 without pairs. Ignored regions are no instances; a detection that has
-    no instance and lies in one of them by more than half is left out.
+    Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired
+    with empty masks. A query's IoU is the mean over its pairs, and 1 without pairs. Ignored regions
+    are no instances; a detection that has no instance and lies in one of them by more than half is
+    left out.
     """
-    means, intersections, unions = [], 0.0, 0.0
-    for unit in units:
-        every, truth_areas = unit.iou[:, ~unit.crowd], unit.truth_areas[~unit.crowd]
-        rows, columns = linear_sum_assignment(-every)
-        counts = unit.iou[:, unit.crowd].max(1, initial=0) <= 0.5
-        counts[rows[every[rows, columns] > 0]] = True
-        overlaps, areas = every[counts], unit.areas[counts]
-        rows, columns = linear_sum_assignment(-overlaps)
-        iou, sizes = overlaps[rows, columns], areas[rows] + truth_areas[columns]
-        pairs = max(overlaps.shape)
-        means.append(iou.sum() / pairs if pairs else 1.0)
-        shared = np.round(iou * sizes / (1 + iou)).sum()
-        intersections += shared
-        unions += areas.sum() + truth_areas.sum() - shared
+    means = []
+    total_intersection = 0.0
+    total_union = 0.0
+    for query in queries:
+        iou = query.iou[:, ~query.is_crowd]
+        truth_areas = query.truth_areas[~query.is_crowd]
+
+        in_crowd = query.iou[:, query.is_crowd].max(1, initial=0) > 0.5
+        rows, columns = linear_sum_assignment(-iou)
+        in_crowd[rows[iou[rows, columns] > 0]] = False
+        iou = iou[~in_crowd]
+        areas = query.areas[~in_crowd]
+
+        rows, columns = linear_sum_assignment(-iou)
+        paired_iou = iou[rows, columns]
+        num_pairs = max(iou.shape)
+        means.append(paired_iou.sum() / num_pairs if num_pairs else 1.0)
+
+        # I = IoU (A + B) / (1 + IoU), a whole number of pixels.
+        paired_areas = areas[rows] + truth_areas[columns]
+        intersection = np.round(paired_iou * paired_areas / (1 + paired_iou)).sum()
+        total_intersection += intersection
+        total_union += areas.sum() + truth_areas.sum() - intersection
     return {
         "giou": float(np.mean(means)) if means else None,
-        "ciou": intersections / unions if unions else None,
+        "ciou": total_intersection / total_union if total_union else None,
     }

@@ -1,32 +1,38 @@
-"""The one scorer: the predictions of our own segmenter or of any other system against the truth.
+"""The one scorer: predictions of our own segmenter or of any other system against the truth.
 
-Everything is counted in run-length encoding. The two true masks of a query are nested (modal ⊆ amodal), so three counts
-of a predicted mask give its overlap with either of them and with the hidden part between.
+Pixels are counted in run-length encoding. The two true masks of a query are nested (modal ⊆
+amodal), so a predicted mask's overlaps with both also give its overlap with the hidden part between
+them.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 from scipy.special import logit
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, truth_of_sample
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.evaluation.instances import Unit, unit
-from r2sm_jax.evaluation.iou import Overlap, boundary_overlap
+from r2sm_jax.evaluation.instances import QueryDetections, rank_detections
+from r2sm_jax.evaluation.iou import Overlap, boundary_overlap, count_overlap
 from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
+from r2sm_jax.training.sharding import gather
+
+# The truth
 
 
 class QueryTruth(NamedTuple):
-    """A query and the true masks of the instances that it means."""
+    """A query and the true masks of its instances."""
 
     query: Query
     index: int
-    """Of the sample in its source."""
+    """Of the image in its source."""
     image_id: int
     height: int
     width: int
@@ -36,14 +42,14 @@ class QueryTruth(NamedTuple):
     """The region of the image that counts nowhere."""
 
     @property
-    def known(self) -> bool:
+    def has_amodal(self) -> bool:
         """Whether the complete shape of every instance is annotated."""
         return all(instance.amodal is not None for instance in self.instances)
 
     @property
-    def scored(self) -> bool:
+    def is_scored(self) -> bool:
         """Whether the requested mask is annotated."""
-        return self.query.mask_type == "modal" or self.known
+        return self.query.mask_type == "modal" or self.has_amodal
 
     @property
     def modal(self) -> RLE:
@@ -56,212 +62,278 @@ class QueryTruth(NamedTuple):
         return masks.merge([i.complete for i in self.instances], self.height, self.width)
 
 
-def truths(source: Source) -> Iterator[QueryTruth]:
-    """Every query of a source, in order."""
+def query_truths(source: Source) -> Iterator[QueryTruth]:
+    """Yields every query of a source, in order."""
     for index in range(len(source)):
-        yield from truths_at(source, index)
+        yield from query_truths_at(source, index)
 
 
-def truths_at(source: Source, index: int, sample: Sample | None = None) -> list[QueryTruth]:
-    """The queries of one sample with their true masks.
+def query_truths_at(source: Source, index: int, sample: Sample | None = None) -> list[QueryTruth]:
+    """Returns the queries of one image with their truth.
 
-    `sample`: the sample, where it was made already, so that a procedural source need not again.
+    `sample` is the same image where it was read already, so that it need not be made again.
     """
     truth = source.truth_at(index) if sample is None else truth_of_sample(sample)
-    image_id = truth.image_id
     height, width = truth.size
-    instances = truth.instances
-    queries = truth.queries
-    by_id = {instance.id: instance for instance in instances}
-    regions = [instance.complete for instance in instances if instance.ignore]
-    ignored = masks.merge(regions, height, width) if regions else None
-    return [
-        QueryTruth(
-            q,
-            index,
-            image_id,
-            height,
-            width,
-            tuple(by_id[i] for i in dict.fromkeys(q.instance_ids)),
-            ignored,
-        )
-        for q in queries
-    ]
+    by_id = {instance.id: instance for instance in truth.instances}
+    ignored_masks = [instance.complete for instance in truth.instances if instance.ignore]
+    ignored = masks.merge(ignored_masks, height, width) if ignored_masks else None
+    truths = []
+    for query in truth.queries:
+        instance_ids = dict.fromkeys(query.instance_ids)  # without doubles
+        targets = tuple(by_id[i] for i in instance_ids)
+        truths.append(QueryTruth(query, index, truth.image_id, height, width, targets, ignored))
+    return truths
 
 
-class Overlaps(NamedTuple):
-    """A predicted mask with the two true masks of its query; ignored regions count nowhere."""
+# The result of one query
+
+
+class TruthOverlaps(NamedTuple):
+    """A predicted mask against the two true masks of its query. Ignored regions count nowhere."""
 
     modal: Overlap
     amodal: Overlap | None
     """None where the complete shape is not annotated."""
 
 
-@dataclass(frozen=True)
-class QueryResult:
-    """The counts of one query, from which every figure of a report follows."""
+class MaskPair(NamedTuple):
+    """A modal and an amodal mask as RLEs."""
 
-    query_id: int
-    image_id: int
-    mask_type: MaskType
-    """The requested type."""
-    chosen: Overlaps
-    """The mask that was given as the answer."""
-    decision: MaskType | None = None
-    """The predicted type; None without a decision."""
-    probability: float | None = None
-    """Of amodal; None where none was given."""
-    modal: Overlaps | None = None
-    amodal: Overlaps | None = None
-    """The answers with either decision; None where the system gives one mask only."""
-    predicted_iou: float | None = None
-    """What the system thinks that the IoU of its answer is."""
-    presence: float | None = field(default=None, compare=False)
-    """Logit that what was asked for is in the image; rounded differently in batches of other sizes."""
-    boundary: Overlap | None = None
-    """Overlap of the boundaries of the answer and of the requested mask."""
-    keyword: MaskType = "modal"
-    """The decision of the keyword rule."""
-    kind: Mapping[str, Any] = field(default_factory=dict)
-    """The query's task, hard, multi."""
-
-    @property
-    def answered(self) -> Overlap:
-        """Overlap of the answer with the requested mask."""
-        return getattr(self.chosen, self.mask_type)
-
-    @property
-    def occlusion_rate(self) -> float | None:
-        """Share of the target that is hidden."""
-        modal, amodal = self.chosen
-        return 1 - modal.truth / amodal.truth if amodal is not None and amodal.truth else None
-
-    @property
-    def complete(self) -> Overlap | None:
-        """Overlap of the predicted with the true complete shape, whatever was asked for; None where either is not
-        known."""
-        predicted = self.amodal or (self.chosen if self.mask_type == "amodal" else None)
-        return None if predicted is None else predicted.amodal
-
-    @property
-    def occluded(self) -> Overlap | None:
-        """Overlap of the answer with the hidden part, both without the visible truth (as in C2F-Seg); None unless the
-        query asks for the complete shape of something hidden."""
-        modal, amodal = self.chosen
-        if self.mask_type == "modal" or amodal is None or amodal.truth <= modal.truth:
-            return None
-        both, drawn = (
-            amodal.intersection - modal.intersection,
-            amodal.predicted - modal.intersection,
-        )
-        hidden = amodal.truth - modal.truth
-        return Overlap(both, drawn + hidden - both, drawn, hidden)
-
-
-class Drawing(NamedTuple):
-    """The masks that show an answer again. Both are the same where a system gives one mask."""
-
-    index: int
-    """Of the sample in its source."""
     modal: RLE
     amodal: RLE
 
 
+@dataclass(frozen=True)
+class QueryResult:
+    """The counts of one query, from which every figure of a report follows."""
+
+    query: Query
+    index: int
+    """Of the image in its source."""
+    image_id: int
+    mask: TruthOverlaps
+    """The mask that the system answers with."""
+    modal: TruthOverlaps | None
+    amodal: TruthOverlaps | None
+    """What it would answer with either mask type; None where the system gives one mask only."""
+    boundary: Overlap
+    """Boundaries of the answer and of the requested mask."""
+    predicted_type: MaskType | None
+    """None without a decision."""
+    amodal_probability: float | None
+    predicted_iou: float | None
+    presence: float | None = field(compare=False)
+    """Logit that the image has what the query means. It is rounded differently in other batches."""
+    detections: QueryDetections = field(compare=False)
+    true_masks: MaskPair
+    predicted_masks: MaskPair
+    """Both are the same where a system gives one mask."""
+    is_missing: bool = False
+    """There is no prediction; an empty mask is counted in its place."""
+
+    @property
+    def query_id(self) -> int:
+        """The id of the query."""
+        return self.query.id
+
+    @property
+    def mask_type(self) -> MaskType:
+        """The requested type."""
+        return self.query.mask_type
+
+    @property
+    def keyword_type(self) -> MaskType:
+        """The decision of the keyword rule."""
+        return keyword_mask_type(self.query.text)
+
+    @property
+    def overlap(self) -> Overlap:
+        """The answer against the requested mask."""
+        amodal = self.mask.amodal
+        if self.mask_type == "amodal":
+            assert amodal is not None  # else the query is not scored
+            return amodal
+        return self.mask.modal
+
+    @property
+    def amodal_overlap(self) -> Overlap | None:
+        """The predicted against the true complete shape, whatever was requested; None where either
+        is not known."""
+        if self.amodal is not None:
+            return self.amodal.amodal
+        if self.mask_type == "amodal":
+            return self.mask.amodal
+        return None
+
+    @property
+    def occluded_overlap(self) -> Overlap | None:
+        """The answer against the hidden part, both without the visible truth (as in C2F-Seg).
+
+        None unless the query asks for the complete shape of something that is partly hidden.
+        """
+        modal, amodal = self.mask
+        if self.mask_type == "modal" or amodal is None or amodal.truth <= modal.truth:
+            return None
+        return count_overlap(
+            intersection=amodal.intersection - modal.intersection,
+            predicted=amodal.predicted - modal.intersection,
+            truth=amodal.truth - modal.truth,
+        )
+
+    @property
+    def occlusion_rate(self) -> float | None:
+        """Share of the target that is hidden."""
+        modal, amodal = self.mask
+        if amodal is None or not amodal.truth:
+            return None
+        return 1 - modal.truth / amodal.truth
+
+
+def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
+    """Scores the prediction for one query; None counts as an empty mask."""
+    is_missing = prediction is None
+    if prediction is None:
+        empty = np.zeros((truth.height, truth.width), bool)
+        prediction = Prediction(
+            truth.query.text, None, None, None, empty, empty, has_both_masks=False
+        )
+
+    true_masks = MaskPair(truth.modal, truth.amodal)
+    mask = prediction.rle("mask")
+    predicted_masks = MaskPair(mask, mask)
+    modal_overlaps = None
+    amodal_overlaps = None
+    if prediction.has_both_masks:
+        predicted_masks = MaskPair(prediction.rle("modal"), prediction.rle("amodal"))
+        modal_overlaps = count_overlaps(predicted_masks.modal, true_masks, truth)
+        amodal_overlaps = count_overlaps(predicted_masks.amodal, true_masks, truth)
+
+    is_amodal = truth.query.mask_type == "amodal"
+    requested = true_masks.amodal if is_amodal else true_masks.modal
+    ignored = None if truth.ignored is None else masks.expand(truth.ignored)
+    return QueryResult(
+        query=truth.query,
+        index=truth.index,
+        image_id=truth.image_id,
+        mask=count_overlaps(mask, true_masks, truth),
+        modal=modal_overlaps,
+        amodal=amodal_overlaps,
+        boundary=boundary_overlap(mask, requested, ignored),
+        predicted_type=prediction.mask_type,
+        amodal_probability=prediction.amodal_probability,
+        predicted_iou=prediction.score,
+        presence=float(logit(prediction.presence)) if prediction.has_both_masks else None,
+        detections=rank_detections(
+            [candidate.mask for candidate in prediction.candidates],
+            [candidate.score for candidate in prediction.candidates],
+            [i.complete if is_amodal else i.modal for i in truth.instances],
+            [] if truth.ignored is None else [truth.ignored],
+        ),
+        true_masks=true_masks,
+        predicted_masks=predicted_masks,
+        is_missing=is_missing,
+    )
+
+
+def count_overlaps(mask: RLE, true_masks: MaskPair, truth: QueryTruth) -> TruthOverlaps:
+    """Counts the pixels of a predicted mask, of both true masks, and of what they share."""
+    modal, amodal = true_masks
+    if truth.ignored is not None:
+        counted = masks.encode(~masks.expand(truth.ignored))
+        mask = masks.intersect(mask, counted)
+        modal = masks.intersect(modal, counted)
+        amodal = masks.intersect(amodal, counted)
+
+    with_modal = masks.intersect(mask, modal)
+    with_amodal = masks.intersect(mask, amodal)
+    area, modal_area, amodal_area, in_modal, in_amodal = masks.areas(
+        [mask, modal, amodal, with_modal, with_amodal]
+    )
+    modal_overlap = count_overlap(in_modal, area, modal_area)
+    amodal_overlap = count_overlap(in_amodal, area, amodal_area)
+    return TruthOverlaps(modal_overlap, amodal_overlap if truth.has_amodal else None)
+
+
+# The results of a split
+
+
 @dataclass
-class Scored:
-    """The results of the queries of one split."""
+class EvalResults:
+    """The results of all queries of one split."""
 
     results: list[QueryResult] = field(default_factory=list)
-    instances: dict[int, Unit] = field(default_factory=dict)
-    drawings: dict[int, Drawing] = field(default_factory=dict)
-    missing: list[int] = field(default_factory=list)
-    """Queries without an answer; they count as answered with an empty mask."""
-    _hashed: list[bytes] = field(default_factory=list)
+
+    def add(self, result: QueryResult) -> None:
+        """Adds the result of one query."""
+        self.results.append(result)
+
+    def merge(self, other: "EvalResults") -> None:
+        """Adds results that come after these."""
+        self.results += other.results
+
+    @property
+    def missing(self) -> list[int]:
+        """Ids of the queries without a prediction."""
+        return [result.query_id for result in self.results if result.is_missing]
 
     @property
     def data_sha256(self) -> str:
-        """Hash of the queries, requested types and true masks by query id: the same for the same data, whatever file
-        they come from, and in any order."""
-        in_order = sorted(self._hashed, key=lambda entry: int(entry.partition(b" ")[0]))
-        return hashlib.sha256(b"".join(in_order)).hexdigest()
-
-    def merge(self, other: "Scored") -> None:
-        """Adds the results of queries that come after these. Figures of the whole follow, as if one had scored all."""
-        self.results += other.results
-        self.instances |= other.instances
-        self.drawings |= other.drawings
-        self.missing += other.missing
-        self._hashed += other._hashed
-
-    def add(self, truth: QueryTruth, prediction: Prediction | None) -> None:
-        """Scores the prediction for one query; None counts as an empty mask."""
-        query, modal, amodal = truth.query, truth.modal, truth.amodal
-        if prediction is None:
-            self.missing.append(query.id)
-            empty = np.zeros((truth.height, truth.width), bool)
-            prediction = Prediction(
-                query.text, None, None, None, empty, empty, has_both_masks=False
-            )
-        ignored = None if truth.ignored is None else masks.expand(truth.ignored)
-        counted = None if ignored is None else masks.encode(~ignored)
-
-        def kept(mask: RLE) -> RLE:
-            return mask if counted is None else masks.intersect(mask, counted)
-
-        sizes = masks.areas([kept(modal), kept(amodal)])
-
-        def overlaps(mask: RLE) -> Overlaps:
-            mask = kept(mask)
-            area, *inside = masks.areas(
-                [mask, masks.intersect(mask, modal), masks.intersect(mask, amodal)]
-            )
-            either = [
-                Overlap(n, area + size - n, area, size)
-                for n, size in zip(inside, sizes, strict=True)
-            ]
-            return Overlaps(either[0], either[1] if truth.known else None)
-
-        fused = prediction.rle("mask")
-        either = [fused, fused]
-        if prediction.has_both_masks:
-            either = [prediction.rle("modal"), prediction.rle("amodal")]
-        self.results.append(
-            QueryResult(
-                query_id=query.id,
-                image_id=truth.image_id,
-                mask_type=query.mask_type,
-                chosen=overlaps(fused),
-                decision=prediction.mask_type,
-                probability=prediction.amodal_probability,
-                modal=overlaps(either[0]) if prediction.has_both_masks else None,
-                amodal=overlaps(either[1]) if prediction.has_both_masks else None,
-                predicted_iou=prediction.score,
-                presence=float(logit(prediction.presence)) if prediction.has_both_masks else None,
-                boundary=boundary_overlap(
-                    fused, amodal if query.mask_type == "amodal" else modal, ignored
-                ),
-                keyword=keyword_mask_type(query.text),
-                kind=query.kind,
-            )
-        )
-        self.drawings[query.id] = Drawing(truth.index, *either)
-        wanted = [i.complete if query.mask_type == "amodal" else i.modal for i in truth.instances]
-        crowd = [] if truth.ignored is None else [truth.ignored]
-        candidates = [candidate.mask for candidate in prediction.candidates]
-        scores = [candidate.score for candidate in prediction.candidates]
-        self.instances[query.id] = unit(candidates, scores, wanted, crowd)
-        runs = [
-            r if isinstance(r, bytes) else r.encode() for r in (modal["counts"], amodal["counts"])
-        ]
-        self._hashed.append(
-            b"\0".join([f"{query.id} {query.mask_type} {query.text}".encode(), *runs, b""])
-        )
+        """Hash of the queries, requested types and true masks by query id: the same for the same
+        data, whatever file they come from, and in any order."""
+        digest = hashlib.sha256()
+        for result in sorted(self.results, key=lambda result: result.query_id):
+            query = result.query
+            parts = [f"{query.id} {query.mask_type} {query.text}".encode()]
+            for rle in result.true_masks:
+                counts = rle["counts"]
+                parts.append(counts if isinstance(counts, bytes) else counts.encode())
+            digest.update(b"\0".join([*parts, b""]))
+        return digest.hexdigest()
 
 
-def score(predicted: Iterable[tuple[QueryTruth, Prediction | None]]) -> Scored:
-    """Scores queries with their predictions. Queries for a mask that is not annotated are left out."""
-    scored = Scored()
-    for truth, prediction in predicted:
-        if truth.scored:
-            scored.add(truth, prediction)
-    return scored
+def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
+    """Predicts every query of a source whose requested mask is annotated, and scores the
+    predictions.
+
+    The decision of the model selects the mask. Masks are compared at the images' own resolution.
+    Several processes divide the images, and each gets the results of all: the same as one process
+    would compute.
+    """
+    # Parts of one batch each, so that batches are the same whatever the number of processes.
+    images = [index for index in range(len(source)) if source.queries_at(index)]
+    parts = [images[start : start + BATCH_ROWS] for start in range(0, len(images), BATCH_ROWS)]
+    num_processes = jax.process_count()
+    own_parts = parts[jax.process_index() :: num_processes]
+
+    sentences = [query.text for part in own_parts for i in part for query in source.queries_at(i)]
+    predictor.text_encoder.encode(sentences)
+    own_results = [_evaluate_images(predictor, source, part) for part in own_parts]
+
+    results_of_processes = gather(own_results)
+    merged = EvalResults()
+    for number in range(len(parts)):
+        merged.merge(results_of_processes[number % num_processes][number // num_processes])
+    return merged
+
+
+def _evaluate_images(predictor: Predictor, source: Source, indices: list[int]) -> EvalResults:
+    """Evaluates some images of a source."""
+    is_oracle = predictor.config.head == "oracle"
+    # The truth of an image is read when its request is made, and used when its predictions come.
+    truths: list[list[QueryTruth]] = []
+
+    def make_requests() -> Iterator[Request]:
+        for index in indices:
+            sample = source[index]
+            scored = [t for t in query_truths_at(source, index, sample) if t.is_scored]
+            truths.append(scored)
+            mask_types = [truth.query.mask_type for truth in scored] if is_oracle else None
+            yield Request(sample.image, [truth.query.text for truth in scored], mask_types)
+
+    results = EvalResults()
+    predictions = predictor.predict_batches(make_requests(), with_candidates=True)
+    for image, predictions_of_image in enumerate(predictions):
+        for prediction, truth in zip(predictions_of_image, truths[image], strict=True):
+            results.add(score(prediction, truth))
+    return results

@@ -1,56 +1,54 @@
-"""A report as Markdown and as one self-contained HTML file.
+"""A report as tables, and these as Markdown."""
 
-The published figures of R2SM (arXiv 2506.01795, Tables 1 to 3) are shown only beside a split that has the benchmark's
-own numbers of images and queries (Table 1), never beside other data.
-"""
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import io
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
-from typing import Any
+from r2sm_jax.evaluation.published import TABLE_2, TABLE_3
 
-import matplotlib
-import numpy as np
-from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
-from markdown_it import MarkdownIt
-from matplotlib.figure import Figure
+QUERY_TYPES = ("all", "modal", "amodal")
 
-from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Source
-from r2sm_jax.data.images import data_url
-from r2sm_jax.data.sheet import GROUND, Panel, draw_panel, prediction_row
-from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.scorer import QueryResult, Scored, truths_at
+MASKS = {
+    "gIoU": "giou",
+    "cIoU": "ciou",
+    "occluded IoU": "occluded_iou",
+    "occluded cIoU": "occluded_ciou",
+    "complete IoU": "complete_iou",
+    "boundary IoU": "boundary_iou",
+    "wrong-type gap": "wrong_type_gap",
+}
+"""Columns and the figures that fill them; so are the next ones."""
+PRECISION = {
+    "AP": "ap",
+    "AP50": "ap50",
+    "AP75": "ap75",
+    "APs": "ap_small",
+    "APm": "ap_medium",
+    "APl": "ap_large",
+    "AR": "ar",
+}
+INSTANCES = PRECISION | {"AR@1": "ar1", "AR@10": "ar10"}
+DECISIONS = {
+    "accuracy": "accuracy",
+    "of modal": "modal",
+    "of amodal": "amodal",
+    "F1": "f1",
+    "MCC": "mcc",
+    "ECE": "ece",
+    "keyword rule": "keyword",
+}
+HASHES = {
+    "weights": "weights_sha256",
+    "predictions": "predictions_sha256",
+    "language model": "language_model_sha256",
+}
 
-_FOLDER = files("r2sm_jax.evaluation")
-_PAPER = tomllib.loads(_FOLDER.joinpath("published.toml").read_text(encoding="utf-8"))
 
-TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
-PUBLISHED: dict[str, dict[str, list[int]]] = _PAPER["table_1"]
-"""Published counts by dataset and split, in the order of `TABLE_1`."""
-TABLE_2: dict[str, dict[str, list[float]]] = _PAPER["table_2"]
-"""By dataset and system: gIoU and cIoU of all queries, then of the amodal ones, in percent."""
-TABLE_3: dict[str, dict[str, list[float]]] = _PAPER["table_3"]
-"""By dataset and row: AP, AP50, AP75, APs, APm, APl and AR in percent."""
-TYPES = ("all", "modal", "amodal")
-PICTURE = 288
-"""Pixels of a picture's longer side."""
-Galleries = Mapping[str, Mapping[str, Sequence[Sequence[Panel]]]]
-"""Rows of panels by split and title."""
+class Table(NamedTuple):
+    """A table with a title. The first column holds names, the others figures."""
 
-
-def benchmark_of(*, images: int, modal: int, amodal: int) -> str | None:
-    """The R2SM dataset whose validation split has these numbers of images and queries (Table 1)."""
-    for name in TABLE_2:
-        counts = dict(zip(TABLE_1, PUBLISHED[name]["val"], strict=True))
-        if (counts["images"], counts["modal_queries"], counts["amodal_queries"]) == (
-            images,
-            modal,
-            amodal,
-        ):
-            return name
-    return None
+    title: str
+    header: list[str]
+    rows: list[list[str]]
 
 
 def percent(value: float | None) -> str:
@@ -58,199 +56,228 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [f"| {' | '.join(header)} |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
-def interval_of(figures: dict[str, Any], name: str) -> str:
-    """The interval of a figure as percent; nothing where it has none."""
+def interval_text(figures: Mapping[str, Any], name: str) -> str:
+    """The interval of a figure in percent; empty where it has none."""
     bounds = figures["interval"].get(name)
     return "" if bounds is None else f"{percent(bounds[0])}-{percent(bounds[1])}"
 
 
-def cells(figures: dict[str, Any], names: Iterable[str]) -> str:
-    """Cells of a Markdown table: figures as percent, with their intervals where they have one."""
-    bounds = {name: interval_of(figures, name) for name in names}
-    return " | ".join(
-        percent(figures[name]) + (f" ({shown})" if shown else "") for name, shown in bounds.items()
-    )
+def cells(figures: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+    """Figures in percent, with their intervals where they have one."""
+    texts = []
+    for name in columns.values():
+        bounds = interval_text(figures, name)
+        text = percent(figures[name])
+        texts.append(f"{text} ({bounds})" if bounds else text)
+    return texts
 
 
-def _mask_types(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Table]:
+    """The tables of a report; `brief` leaves out the paper's columns, other definitions and kinds
+    of queries."""
+    splits = report["splits"]
+    tables = [_mask_table(splits), _instance_table(splits)]
+    if decided := decision_figures_by_name(report):
+        rows = [[name, *cells(figures, DECISIONS)] for name, figures in decided.items()]
+        tables.append(Table("Mask type", ["", *DECISIONS], rows))
+    tables += [_presence_table(splits), _reference_table(splits)]
+    if not brief:
+        benchmarks = report["meta"].get("benchmark", {})
+        tables += [_paper_table_2(splits, benchmarks), _paper_table_3(splits, benchmarks)]
+        tables += [_variant_table(splits), _breakdown_table(splits)]
+    return tables
+
+
+def decision_figures_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The figures of the decisions in each split, and in each list of sentences without images."""
-    splits = {name: split["mask_type"] for name, split in report["splits"].items()} | report[
-        "sentences"
-    ]
-    return {name: figures for name, figures in splits.items() if figures["accuracy"] is not None}
+    figures = {name: split["mask_type"] for name, split in report["splits"].items()}
+    figures |= report["sentences"]
+    return {name: f for name, f in figures.items() if f["accuracy"] is not None}
 
 
-def selection(report: Mapping[str, Any]) -> str:
-    """On what the checkpoint was selected, and which splits hold images that the run was selected or trained on; "" for
-    predictions of other systems, and for a checkpoint that was not selected."""
-    meta, sentences = report["meta"], []
-    own = meta.get("trained_on") == meta["source"]
-    if chosen := meta.get("selected_on"):
-        optimistic = (
-            ", which is reported here, as in the paper's protocol: its figures are optimistic"
-        )
-        more = (
-            f" of `{meta['trained_on']}`"
-            if not own
-            else optimistic
-            if chosen in report["splits"]
-            else ""
-        )
-        sentences.append(f"The checkpoint was selected on `{chosen}`{more}.")
-    seen = [name for name in report["splits"] if own and name in ("all", "train")]
-    return " ".join(sentences + [f"The run was trained on images of `{name}`." for name in seen])
-
-
-def markdown(report: dict[str, Any], *, brief: bool = False) -> str:
-    """The report as Markdown; `brief` leaves out the paper's columns, other definitions and kinds of queries."""
-    template = TEMPLATES.get_template("report.md")
-    return template.render(
-        report, brief=brief, selection=selection(report), decided=_mask_types(report)
-    )
-
-
-# The page, with pictures of the best, median and worst answers
-
-
-def choose(results: Sequence[QueryResult], each: int = 4) -> dict[str, list[QueryResult]]:
-    """The queries of the highest, the middle and the lowest IoU, each group of different images, and none twice."""
-    iou = [r.answered.intersection / r.answered.union if r.answered.union else 1.0 for r in results]
-    order = np.argsort(iou, kind="stable")
-    from_middle = sorted(range(len(order)), key=lambda i: abs(i - len(order) // 2))
-    chosen, taken = {}, set()
-    for title, places in {
-        "Worst": order,
-        "Best": order[::-1],
-        "Median": order[from_middle],
-    }.items():
-        by_image = _by_image(results[i] for i in places if results[i].query_id not in taken)
-        chosen[title] = [of_image[0] for of_image in by_image[:each]]
-        taken |= {result.query_id for result in chosen[title]}
-    return {title: chosen[title] for title in ("Best", "Median", "Worst")}
-
-
-def first_of_images(results: Sequence[QueryResult], count: int) -> list[QueryResult]:
-    """One query of each of the first images: the first of the first image, the second of the second, ..."""
-    by_image = _by_image(results)[:count]
-    return [queries[i % len(queries)] for i, queries in enumerate(by_image)]
-
-
-def _by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
-    found: dict[int, list[QueryResult]] = {}
-    for result in results:
-        found.setdefault(result.image_id, []).append(result)
-    return list(found.values())
-
-
-def panels(source: Source, scored: Scored, results: Iterable[QueryResult]) -> list[list[Panel]]:
-    """Image, truth and answer of each query. A missing image is left blank."""
+def _mask_table(splits: Mapping[str, Any]) -> Table:
     rows = []
-    for result in results:
-        drawing = scored.drawings[result.query_id]
-        truth = next(t for t in truths_at(source, drawing.index) if t.query.id == result.query_id)
-        modal, amodal, visible, whole = map(
-            masks.decode, (truth.modal, truth.amodal, drawing.modal, drawing.amodal)
-        )
-        try:
-            image = source[truth.index].image
-        except InputError:
-            image = np.full((truth.height, truth.width, 3), GROUND, np.uint8)
-        rows.append(
-            prediction_row(
-                image,
-                truth.query.text,
-                result.mask_type,
-                (modal, amodal & ~modal),
-                result.decision,
-                result.probability,
-                (visible, whole & ~visible),
-            )
-        )
+    for name, split in splits.items():
+        for kind in QUERY_TYPES:
+            figures = split[kind]
+            rows.append([f"{name}, {kind}", f"{figures['queries']}", *cells(figures, MASKS)])
+    return Table("Masks", ["", "queries", *MASKS], rows)
+
+
+def _instance_table(splits: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        for kind in QUERY_TYPES:
+            figures = split[kind]
+            num_detections = f"{figures['detections'] or 0:.1f}"
+            rows.append([f"{name}, {kind}", num_detections, *cells(figures, INSTANCES)])
+    return Table("Instances", ["", "detections a query", *INSTANCES], rows)
+
+
+def _presence_table(splits: Mapping[str, Any]) -> Table:
+    header = [
+        "",
+        "found, of what is there",
+        "refused, of what is not",
+        "error of the predicted IoU",
+    ]
+    rows = []
+    for name, split in splits.items():
+        gres = split["variants"]["gres"]
+        found = percent(gres["target_accuracy"])
+        refused = percent(gres["no_target_accuracy"])
+        rows.append([name, found, refused, percent(split["predicted_iou"]["error"])])
+    return Table("Is it there, and how good is the mask?", header, rows)
+
+
+def _reference_table(splits: Mapping[str, Any]) -> Table:
+    first = next(iter(splits.values()))["references"]
+    references = [name for name, scores in first.items() if scores["giou"] is not None]
+    rows = []
+    for name, split in splits.items():
+        row = [name]
+        for reference in references:
+            scores = split["references"][reference]
+            row.append(f"{percent(scores['giou'])} / {percent(scores['ciou'])}")
+        rows.append(row)
+    title = "The same masks with another decision, and true masks of one type for all (gIoU / cIoU)"
+    return Table(title, ["", *(name.replace("_", " ") for name in references)], rows)
+
+
+def _paper_table_2(splits: Mapping[str, Any], benchmarks: Mapping[str, str]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        row = [name]
+        for kind in ("all", "amodal"):
+            row += [percent(split[kind]["giou"]), percent(split[kind]["ciou"])]
+        rows.append(row)
+        rows += _published_rows(TABLE_2, benchmarks.get(name))
+    header = ["", "All gIoU", "All cIoU", "Amodal gIoU", "Amodal cIoU"]
+    return Table("R2SM, Table 2", header, rows)
+
+
+def _paper_table_3(splits: Mapping[str, Any], benchmarks: Mapping[str, str]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        for kind in ("all", "amodal"):
+            values = [percent(split[kind][key]) for key in PRECISION.values()]
+            rows.append([f"{name}, {kind}", *values])
+        rows += _published_rows(TABLE_3, benchmarks.get(name))
+    return Table("R2SM, Table 3", ["", *PRECISION], rows)
+
+
+def _published_rows(
+    published: Mapping[str, Mapping[str, Sequence[float]]], benchmark: str | None
+) -> list[list[str]]:
+    if benchmark is None:
+        return []
+    rows = []
+    for system, values in published.get(benchmark, {}).items():
+        rows.append([f"{benchmark}, {system}", *(f"{value:.2f}" for value in values)])
     return rows
 
 
-def html(report: dict[str, Any], galleries: Galleries) -> str:
-    """The whole page of a report; a split without a gallery is said to have no images."""
-    intro, _, tables = markdown(report).partition("\n## ")
-    reliability = {
-        f"{name}, ECE {percent(figures['ece'])}": figures["reliability"]
-        for name, figures in _mask_types(report).items()
-        if figures["reliability"]
-    }
-    honesty = {
-        f"{name}, mean error {percent(split['predicted_iou']['error'])}": split["predicted_iou"][
-            "curve"
-        ]
-        for name, split in report["splits"].items()
-        if split["predicted_iou"]["curve"]
-    }
-    return TEMPLATES.get_template("report.html").render(
-        report,
-        galleries=galleries,
-        intro=intro,
-        tables=f"## {tables}",
-        reliability=reliability,
-        honesty=honesty,
-    )
+def _variant_table(splits: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        for variant, scores in split["variants"].items():
+            giou = percent(scores["giou"])
+            rows.append([f"{name}, {variant}", giou, percent(scores.get("ciou"))])
+    return Table("Other definitions of the same names", ["", "gIoU", "cIoU"], rows)
 
 
-def page(title: str, body: str) -> str:
-    """A document around a body, which is HTML."""
-    return TEMPLATES.get_template("page.html").render(title=title, body=body)
+def _breakdown_table(splits: Mapping[str, Any]) -> Table:
+    columns = {"gIoU": "giou", "cIoU": "ciou", "occluded IoU": "occluded_iou"}
+    rows = []
+    for name, split in splits.items():
+        for breakdown, groups in split["breakdowns"].items():
+            for group, figures in groups.items():
+                values = [percent(figures[key]) for key in columns.values()]
+                label = f"{name}, {breakdown}: {group}"
+                rows.append([label, f"{figures['queries']}", *values])
+    return Table("Kinds of queries", ["", "queries", *columns], rows)
 
 
-def render(text: str) -> str:
-    """Markdown as HTML; tables can be scrolled sideways on a narrow screen."""
-    made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    made = made.replace("<table>", '<div class="scroll" tabindex="0"><table>')
-    return made.replace("</table>", "</table></div>")
+# Text
 
 
-def picture(panel: Panel) -> str:
-    """A panel's image with its masks as an address that holds all of it."""
-    return data_url(draw_panel(panel, PICTURE / max(panel.image.shape[:2])), "WEBP", quality=82)
+def report_intro(report: Mapping[str, Any]) -> list[str]:
+    """Paragraphs on what was evaluated and how; code stands in backticks."""
+    meta = report["meta"]
+    what = f"`{meta['source']}`"
+    if "step" in meta:
+        what += f", checkpoint at step {meta['step']}"
+    else:
+        what += f", predictions of `{meta['predictions']}`"
+    what += f", variant `{meta['variant']}`, at {meta['resolution']} resolution"
+    if meta.get("threshold") is not None:
+        what += f", mask threshold {meta['threshold']}"
+    paragraphs = [f"{what}. All figures are percent, in brackets 95 % intervals over images."]
+
+    data = []
+    for name, split in report["splits"].items():
+        counts = f"{meta['images'][name]:,} images, {split['all']['queries']:,} queries"
+        data.append(f"{name} {counts} (`{meta['data_sha256'][name][:12]}`)")
+    hashes = [f"{name} `{meta[key][:12]}`" for name, key in HASHES.items() if meta.get(key)]
+    sentences = [f"Data (hash): {'; '.join(data)}."]
+    if hashes:
+        sentences.append(f"Hashes: {', '.join(hashes)}.")
+    sentences.append(f"r2sm_jax {meta['version']}.")
+    paragraphs.append(" ".join(sentences))
+
+    if selection := describe_selection(report):
+        paragraphs.append(selection)
+    if missing := meta.get("missing"):
+        ids = ", ".join(str(query_id) for query_id in missing[:10])
+        more = ", .." if len(missing) > 10 else ""
+        paragraphs.append(
+            f"{len(missing)} queries have no prediction and count as answered with an empty mask: "
+            f"{ids}{more}."
+        )
+    return paragraphs
 
 
-def chart(curves: dict[str, list[dict[str, float]]], least: float, x: str, y: str) -> str:
-    """A reliability diagram for each of `curves` as SVG; the x axes begin at `least`."""
-    blue, buffer = "#1f6fd6", io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}):
-        figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
-        for axes, (title, bins) in zip(
-            figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-        ):
-            confidence, accuracy, counts = (
-                [b[key] for b in bins] for key in ("confidence", "accuracy", "queries")
+def report_markdown(report: Mapping[str, Any], *, brief: bool = False) -> str:
+    """The report as Markdown; `brief` as in `report_tables`."""
+    return to_markdown("R2SM evaluation", report_intro(report), report_tables(report, brief=brief))
+
+
+def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) -> str:
+    """Paragraphs and tables as Markdown."""
+    lines = [f"# {title}", ""]
+    for paragraph in paragraphs:
+        lines += [paragraph, ""]
+    for table in tables:
+        lines += [f"## {table.title}", "", *markdown_table(table.header, table.rows)]
+    return "\n".join(lines)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, and an empty one."""
+    lines = [f"| {' | '.join(header)} |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return [*lines, ""]
+
+
+def describe_selection(report: Mapping[str, Any]) -> str:
+    """Says on what a checkpoint was selected, and which splits hold images that the run saw.
+
+    Empty for predictions of other systems, and for a checkpoint that was not selected.
+    """
+    meta = report["meta"]
+    splits = report["splits"]
+    is_own_data = meta.get("trained_on") == meta["source"]
+    sentences = []
+    if selected_on := meta.get("selected_on"):
+        sentence = f"The checkpoint was selected on `{selected_on}`"
+        if not is_own_data:
+            sentence += f" of `{meta['trained_on']}`"
+        elif selected_on in splits:
+            sentence += (
+                ", which is reported here, as in the paper's protocol: its figures are optimistic"
             )
-            axes.plot([least, 1], [least, 1], color="#9aa0a8", linewidth=1, linestyle="--")
-            axes.plot(confidence, accuracy, color=blue, linewidth=1.2)
-            axes.scatter(
-                confidence,
-                accuracy,
-                [12 + 160 * c / max(counts) for c in counts],
-                color=blue,
-                alpha=0.7,
-            )
-            axes.set(xlim=(least - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
-            axes.set_title(title, fontsize=9)
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "<svg" + buffer.getvalue().partition("<svg")[2]
-
-
-TEMPLATES = Environment(
-    loader=FunctionLoader(lambda name: _FOLDER.joinpath(name).read_text(encoding="utf-8")),
-    autoescape=select_autoescape(["html"]),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-"""The templates of this folder, which can call these functions."""
-TEMPLATES.globals |= {"TYPES": TYPES, "TABLE_2": TABLE_2, "TABLE_3": TABLE_3}
-TEMPLATES.globals |= {f.__name__: f for f in (cells, chart, interval_of, percent, picture, render)}
+        sentences.append(f"{sentence}.")
+    for name in splits:
+        if is_own_data and name in ("all", "train"):
+            sentences.append(f"The run was trained on images of `{name}`.")
+    return " ".join(sentences)

@@ -24,7 +24,8 @@ from r2sm_jax.data import masks, sheet
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
-from r2sm_jax.evaluation.tables import PUBLISHED, TABLE_1, table
+from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
+from r2sm_jax.evaluation.tables import markdown_table
 from r2sm_jax.query import Query, keyword_mask_type
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.tools.check import progress
@@ -269,7 +270,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = ["# Dataset statistics", ""]
     for title, header, rows in _tables(report):
         escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-        lines += [f"## {title}", "", *table(["", *header], escaped)]
+        lines += [f"## {title}", "", *markdown_table(["", *header], escaped)]
     return "\n".join(lines)
 
 

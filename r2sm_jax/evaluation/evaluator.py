@@ -1,0 +1,88 @@
+"""Evaluates a segmenter: its masks on every split, and its decisions about sentences without
+images."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markdown import Markdown
+from scipy.special import expit
+
+from r2sm_jax.config import LEARNED_HEADS, Config
+from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.sources import SourceSpec, intent_sentences
+from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
+from r2sm_jax.evaluation.scorer import evaluate_source
+from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.mask_type_heads import REFERENCES
+from r2sm_jax.query import Sentence
+
+
+def evaluate(
+    predictor: Predictor,
+    sources: Mapping[str, Source],
+    *,
+    spec: str,
+    step: int,
+    trained: Config,
+    selected: bool = True,
+) -> tuple[dict[str, Any], Evaluated]:
+    """Evaluates a segmenter on every split. Returns the report, and the results that it was made
+    from.
+
+    Args:
+        predictor: the segmenter.
+        sources: the splits.
+        spec: SPEC of the data.
+        step: the step of the checkpoint.
+        trained: how it was trained.
+        selected: whether the checkpoint was selected by its figures.
+    """
+    evaluated = {}
+    for name, source in sources.items():
+        evaluated[name] = (source, evaluate_source(predictor, source))
+    sentences = {}
+    if spec == "scenes":
+        sentences["val_r2sm"] = evaluate_sentences(predictor, intent_sentences("val_r2sm"))
+    loop = trained.train
+    is_same_data = SourceSpec.parse(spec).is_same_data(SourceSpec.parse(trained.data.source))
+    report = make_report(
+        evaluated,
+        sentences,
+        source=spec,
+        step=step,
+        threshold=predictor.config.mask_threshold,
+        head=predictor.config.head,
+        weights_sha256=predictor.weights_sha256,
+        language_model_sha256=predictor.text_encoder.sha256,
+        selected_on=loop.select_on if selected else None,
+        trained_on=spec if is_same_data else trained.data.source,
+        matmul_precision=loop.matmul_precision,
+        accumulate=loop.accumulate,
+        devices=loop.devices,
+    )
+    return report, evaluated
+
+
+def evaluate_sentences(predictor: Predictor, sentences: Sequence[Sentence]) -> dict[str, Any]:
+    """The figures of the decisions about sentences without an image; None where the head needs
+    one."""
+    head = predictor.config.head
+    if head in REFERENCES:
+        decisions = [
+            REFERENCES[head](sentence.text, sentence.mask_type) == "amodal"
+            for sentence in sentences
+        ]
+        return sentence_figures(sentences, np.array(decisions, float), calibrated=False)
+    if head not in LEARNED_HEADS:
+        return sentence_figures((), np.zeros(0), calibrated=False)
+    logits = predictor.amodal_logits([sentence.text for sentence in sentences])
+    return sentence_figures(sentences, expit(logits), calibrated=True)
+
+
+def print_markdown(text: str) -> None:
+    """Prints Markdown. Tables are not cut where the output is no terminal."""
+    width = None if sys.stdout.isatty() else 150
+    Console(width=width).print(Markdown(text))

@@ -1,0 +1,76 @@
+"""Examples of predictions as rows of pictures, for reports and for sheets of samples."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.sheet import GROUND, Panel, prediction_row
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluation.scorer import QueryResult
+
+
+def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str, list[QueryResult]]:
+    """The queries of the highest, the middle and the lowest IoU: up to `count` each, of different
+    images, and none twice."""
+    iou = []
+    for result in results:
+        intersection, union = result.overlap[:2]
+        iou.append(intersection / union if union else 1.0)
+    worst_first = np.argsort(iou, kind="stable").tolist()
+    middle = len(worst_first) // 2
+    ranks_from_middle = sorted(range(len(worst_first)), key=lambda rank: abs(rank - middle))
+    orders = {
+        "Worst": worst_first,
+        "Best": worst_first[::-1],
+        "Median": [worst_first[rank] for rank in ranks_from_middle],
+    }
+    examples: dict[str, list[QueryResult]] = {}
+    used: set[int] = set()
+    for title, order in orders.items():
+        unused = [results[i] for i in order if results[i].query_id not in used]
+        examples[title] = [of_image[0] for of_image in group_by_image(unused)[:count]]
+        used |= {result.query_id for result in examples[title]}
+    return {title: examples[title] for title in ("Best", "Median", "Worst")}
+
+
+def sample_queries(results: Sequence[QueryResult], count: int) -> list[QueryResult]:
+    """One query of each of the first images: the first of the first image, the second of the
+    second, ..."""
+    by_image = group_by_image(results)[:count]
+    return [queries[i % len(queries)] for i, queries in enumerate(by_image)]
+
+
+def group_by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
+    """The results of each image, in the order in which images first come."""
+    groups: dict[int, list[QueryResult]] = {}
+    for result in results:
+        groups.setdefault(result.image_id, []).append(result)
+    return list(groups.values())
+
+
+def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Panel]]:
+    """Image, truth and prediction of each query. Only the image is read from the source; one that
+    is missing is left blank."""
+    rows = []
+    for result in results:
+        modal = masks.decode(result.true_masks.modal)
+        amodal = masks.decode(result.true_masks.amodal)
+        predicted_modal = masks.decode(result.predicted_masks.modal)
+        predicted_amodal = masks.decode(result.predicted_masks.amodal)
+        try:
+            image = source[result.index].image
+        except InputError:
+            image = np.full((*modal.shape, 3), GROUND, np.uint8)
+        row = prediction_row(
+            image,
+            result.query.text,
+            result.mask_type,
+            (modal, amodal & ~modal),
+            result.predicted_type,
+            result.amodal_probability,
+            (predicted_modal, predicted_amodal & ~predicted_modal),
+        )
+        rows.append(row)
+    return rows

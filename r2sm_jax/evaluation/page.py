@@ -1,0 +1,180 @@
+"""Writes a report to files: JSON, Markdown, a table of queries, and one self-contained HTML
+page."""
+
+import html
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
+
+from r2sm_jax.data.images import data_url
+from r2sm_jax.data.sheet import Panel, draw_panel
+from r2sm_jax.errors import writing
+from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
+from r2sm_jax.evaluation.gallery import example_rows, select_examples
+from r2sm_jax.evaluation.report import Evaluated
+from r2sm_jax.evaluation.tables import (
+    QUERY_TYPES,
+    Table,
+    decision_figures_by_name,
+    interval_text,
+    percent,
+    report_intro,
+    report_markdown,
+    report_tables,
+)
+
+PICTURE_SIZE = 288
+"""Pixels of a picture's longer side."""
+
+Gallery = Mapping[str, Sequence[Sequence[Panel]]]
+"""Rows of panels by title."""
+Curve = list[dict[str, float]]
+
+
+class Tile(NamedTuple):
+    """A figure in large letters."""
+
+    label: str
+    value: str
+    interval: str
+
+
+class Chart(NamedTuple):
+    """A diagram of calibration curves."""
+
+    title: str
+    x: str
+    y: str
+    svg: str
+
+
+def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> None:
+    """Writes `report.json`, `report.md`, `report.html` with pictures where there are images, and
+    `queries.csv` with a line for every query. Raises InputError if the folder cannot be written."""
+    galleries: dict[str, Gallery] = {}
+    for name, (source, results) in evaluated.items():
+        if not source.has_images:
+            continue
+        examples = select_examples(results.results)
+        galleries[name] = {title: example_rows(source, examples[title]) for title in examples}
+
+    with writing(folder / "report.json") as part:
+        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        (folder / "report.md").write_text(report_markdown(report), "utf-8")
+        (folder / "report.html").write_text(report_page(report, galleries), "utf-8")
+        results_by_split = {name: results.results for name, (_, results) in evaluated.items()}
+        write_queries(folder / QUERIES_FILE, results_by_split)
+
+
+def report_page(report: dict[str, Any], galleries: Mapping[str, Gallery]) -> str:
+    """The HTML page of a report; a split without a gallery is said to have no images."""
+    tiles = {}
+    for name, split in report["splits"].items():
+        tiles[f"{name}, {split['all']['queries']:,} queries"] = split_tiles(split)
+    return render_page(
+        "R2SM evaluation",
+        report_intro(report),
+        report_tables(report),
+        tiles=tiles,
+        galleries=galleries,
+        without_images=[name for name in report["splits"] if name not in galleries],
+        charts=calibration_charts(report),
+    )
+
+
+def render_page(
+    title: str, paragraphs: Sequence[str], tables: Sequence[Table], **parts: Any
+) -> str:
+    """The page around paragraphs and tables. `parts`: tiles, galleries, without_images, charts."""
+    folder = files("r2sm_jax.evaluation")
+    # Undefined names are errors, and all text is escaped.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    empty: dict[str, Any] = {"tiles": {}, "galleries": {}, "without_images": [], "charts": []}
+    return template.render(
+        empty | parts,
+        title=title,
+        paragraphs=[code_to_html(paragraph) for paragraph in paragraphs],
+        tables=tables,
+        css=folder.joinpath("page.css").read_text(encoding="utf-8"),
+        picture=picture_url,
+    )
+
+
+def code_to_html(text: str) -> str:
+    """Text with code in backticks as HTML."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def picture_url(panel: Panel) -> str:
+    """A panel's image with its masks as an address that holds all of it."""
+    ratio = PICTURE_SIZE / max(panel.image.shape[:2])
+    return data_url(draw_panel(panel, ratio), "WEBP", quality=82)
+
+
+def split_tiles(split: Mapping[str, Any]) -> list[Tile]:
+    """The main figures of a split."""
+    shown = [(f"gIoU, {kind}", split[kind], "giou") for kind in QUERY_TYPES]
+    shown.append(("cIoU, all", split["all"], "ciou"))
+    shown.append(("occluded IoU", split["all"], "occluded_iou"))
+    if split["mask_type"]["accuracy"] is not None:
+        shown.append(("mask type right", split["mask_type"], "accuracy"))
+    return [
+        Tile(label, percent(figures[key]), interval_text(figures, key))
+        for label, figures, key in shown
+    ]
+
+
+def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
+    """How honest the probabilities of the mask type and the predicted IoUs are, where there are
+    any."""
+    charts = []
+    mask_type_curves = {}
+    for name, figures in decision_figures_by_name(report).items():
+        if figures["reliability"]:
+            mask_type_curves[f"{name}, ECE {percent(figures['ece'])}"] = figures["reliability"]
+    if mask_type_curves:
+        title, x, y = "Calibration of the mask-type probability", "confidence", "share right"
+        charts.append(Chart(title, x, y, draw_curves(mask_type_curves, 0.5, x, y)))
+
+    iou_curves = {}
+    for name, split in report["splits"].items():
+        figures = split["predicted_iou"]
+        if figures["curve"]:
+            iou_curves[f"{name}, mean error {percent(figures['error'])}"] = figures["curve"]
+    if iou_curves:
+        title, x, y = "Honesty of the predicted IoU", "predicted IoU", "true IoU"
+        charts.append(Chart(title, x, y, draw_curves(iou_curves, 0.0, x, y)))
+    return charts
+
+
+def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> str:
+    """Calibration curves side by side as SVG. Larger dots hold more queries."""
+    blue = "#1f6fd6"
+    content = io.StringIO()
+    # The same report gives the same bytes: text stays text, ids come from a fixed salt, no date.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}):
+        figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
+        all_axes = figure.subplots(1, len(curves), squeeze=False)[0]
+        for axes, (title, curve) in zip(all_axes, curves.items(), strict=True):
+            confidence = [point["confidence"] for point in curve]
+            accuracy = [point["accuracy"] for point in curve]
+            max_queries = max(point["queries"] for point in curve)
+            sizes = [12 + 160 * point["queries"] / max_queries for point in curve]
+            axes.plot([min_x, 1], [min_x, 1], color="#9aa0a8", linewidth=1, linestyle="--")
+            axes.plot(confidence, accuracy, color=blue, linewidth=1.2)
+            axes.scatter(confidence, accuracy, sizes, color=blue, alpha=0.7)
+            axes.set(xlim=(min_x - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
+            axes.set_title(title, fontsize=9)
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return "<svg" + content.getvalue().partition("<svg")[2]
