@@ -41,7 +41,8 @@ class CutoutFile:
 
     def is_confusable_with(self, other: "CutoutFile") -> bool:
         """Whether one label might mean the other object: "cow" and "cow face", "dog" and poodle."""
-        label, other_label = self.item.category, other.item.category
+        label = self.item.category
+        other_label = other.item.category
         if label == other_label:
             return False
         return other.words.issuperset(label.split()) or self.words.issuperset(other_label.split())

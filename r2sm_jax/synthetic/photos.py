@@ -248,7 +248,8 @@ def find_complete(visible_masks: Sequence[masks.Mask]) -> list[bool]:
 
 
 def _is_complete(index: int, visible_masks: Sequence[masks.Mask], areas: Sequence[int]) -> bool:
-    mask, area = visible_masks[index], areas[index]
+    mask = visible_masks[index]
+    area = areas[index]
     height, width = mask.shape
     x0, y0, x1, y1 = masks.box(mask)
     gap = max(1, round(TOUCH_DISTANCE * max(height, width)))

@@ -106,10 +106,9 @@ class ImageObjects:
 
         The centre of the complete mask and that of the visible mask both count.
         """
-        gaps = [
-            sign * (b[axis] - a[axis]) for a in self._centres[start] for b in self._centres[end]
-        ]
-        return min(gaps), max(gaps)
+        starts = [sign * centre[axis] for centre in self._centres[start]]
+        ends = [sign * centre[axis] for centre in self._centres[end]]
+        return min(ends) - max(starts), max(ends) - min(starts)
 
     def could_be_between(self, first: int, last: int, middle: int, margin: float) -> bool:
         """Whether an object may lie between two others; a margin below 0 leaves room for doubt."""

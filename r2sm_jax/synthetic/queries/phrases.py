@@ -356,7 +356,7 @@ class PhraseWriter:
         """
         if not all(facts.uses or facts.ideas for facts in self.objects.all):
             return None
-        names = {word for name in self.objects.category.values() for word in name.split()}
+        names = set(" ".join(self.objects.category.values()).split())
         ideas = [idea for idea in target.ideas if not _resembles(idea, names)]
         choices = [*target.uses, *ideas]
         if not choices:

@@ -220,7 +220,8 @@ class _QueryWriter:
         self, phrase: Phrase, mask_type: MaskType
     ) -> tuple[Wording, dict[str, str]]:
         """A wording that fits a phrase, and its fields."""
-        rng, book = self.rng, self.book
+        rng = self.rng
+        book = self.book
         is_hard = self.all_hard or rng.random() < HARD_SHARE
         fields = self._make_fields(phrase, mask_type)
 
