@@ -24,7 +24,8 @@ from r2sm_jax.inference.export_folder import flat_weights
 from r2sm_jax.inference.exporter import export
 from r2sm_jax.inference.run import load, read_config, read_sizes
 from r2sm_jax.models import hub
-from r2sm_jax.models.efficientnet import Depthwise, EfficientNetLite
+from r2sm_jax.models.depthwise import depthwise_conv
+from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.encoder_sizes import EfficientNetSizes, EncoderSizes
 from r2sm_jax.models.image_encoder import VisionEncoder, freeze_published
 from r2sm_jax.models.keys_efficientnet import (
@@ -194,9 +195,22 @@ def test_a_batch_norm_becomes_part_of_its_convolution():
     np.testing.assert_allclose(folded["_blocks.0._project_conv.bias"], -16, rtol=1e-6)
 
 
+def depthwise(dim: int, size: int, stride: int, **options) -> nnx.Conv:
+    return nnx.Conv(
+        dim,
+        dim,
+        (size, size),
+        stride,
+        padding="SAME",
+        feature_group_count=dim,
+        rngs=nnx.Rngs(0),
+        **options,
+    )
+
+
 def test_padding_is_tensorflows():
     """At stride 2 an even image is padded below and on the right only, an odd one on all sides."""
-    layer = Depthwise(1, 3, 2, dtype=FLOAT32, rngs=nnx.Rngs(0))
+    layer = depthwise(1, 3, 2, conv_general_dilated=depthwise_conv)
     layer.kernel[...] = jnp.ones((3, 3, 1, 1))
     assert run(layer, jnp.ones((1, 4, 4, 1)))[0, :, :, 0].tolist() == [[9, 6], [6, 4]]
     assert run(layer, jnp.ones((1, 3, 3, 1)))[0, :, :, 0].tolist() == [[4, 4], [4, 4]]
@@ -204,19 +218,21 @@ def test_padding_is_tensorflows():
 
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 8), (5, 1, 6), (5, 2, 9)])
 def test_shifted_products_and_their_gradients_are_the_grouped_convolutions(size, stride, side):
-    layer = Depthwise(4, size, stride, dtype=FLOAT32, rngs=nnx.Rngs(0))
-    layer.bias[...] = jnp.arange(4.0)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
-    np.testing.assert_allclose(run(layer, x), nnx.Conv.__call__(layer, x), atol=1e-5)
-
-    def loss(graph, params, x, call):
-        return (call(nnx.merge(graph, params), x) ** 2).sum()
-
-    gradient = jax.jit(jax.grad(loss, argnums=(1, 2)), static_argnums=(0, 3))
-    found, wanted = (
-        gradient(*nnx.split(layer), x, call) for call in (Depthwise.__call__, nnx.Conv.__call__)
+    layers = (
+        depthwise(4, size, stride, conv_general_dilated=depthwise_conv),
+        depthwise(4, size, stride),
     )
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side + 3, 4)), jnp.float32)
+    np.testing.assert_allclose(run(layers[0], x), run(layers[1], x), atol=1e-5)
+    gradients = []
+    for layer in layers:
+        graphdef, params = nnx.split(layer)
+
+        def loss(params, x, graphdef=graphdef):
+            return (nnx.merge(graphdef, params)(x) ** 2).sum()
+
+        gradients.append(jax.jit(jax.grad(loss, argnums=(0, 1)))(params, x))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *gradients)
 
 
 def test_features_at_each_stride_and_pixels_as_published():
