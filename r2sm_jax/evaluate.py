@@ -34,7 +34,7 @@ from r2sm_jax.evaluation.report import Evaluated, make_report
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.models.matmul import tune_malloc
-from r2sm_jax.training.sharding import is_first, running
+from r2sm_jax.training.sharding import is_main_process, running
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def main() -> None:
         else:
             report, evaluated, folder = evaluate_predictions(args)
         print_markdown(report_markdown(report, brief=True))
-        if folder is not None and is_first():
+        if folder is not None and is_main_process():
             write_report(report, evaluated, folder)
             print(f"wrote {folder / 'report.html'}, report.md, report.json and queries.csv")
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
@@ -47,49 +48,55 @@ from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.report import answer_overlaps, split_figures
 from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.evaluation.tables import report_markdown
-from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matmul import trim_memory, tune_malloc
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
+from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.run_folder import (
+    check_inputs,
+    check_unchanged,
+    find_encoder_sizes,
+    lock_run,
+    make_folder,
+    read_config,
+    resolve_auto,
+    resumed_folder,
+    write_config,
+)
 from r2sm_jax.training.sharding import (
     AnyProcess,
-    agree,
-    gather,
-    is_first,
-    of_first,
+    allgather,
+    check_same_config,
+    is_main_process,
+    make_mesh,
     place,
-    place_batch,
+    run_on_main,
     running,
+    shard_batch,
     shardings,
 )
-from r2sm_jax.training.step import (
-    FrozenImages,
-    frozen_images,
-    init_state,
-    jit_train_step,
-    make_mesh,
-    split_model,
-)
+from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
 FITTING = 0.99
 """The longest 1 % of the sentences are not trained on. The others are padded to the longest among them."""
 
 
-class Data(NamedTuple):
-    """What training reads: batches, token states, the embeddings of each attribute's values, image features that are
-    kept (`--data.cache-dir`) and must be computed before the first batch; and a hash of the data."""
+class TrainingData(NamedTuple):
+    """What training reads."""
 
-    batches: grain.DatasetIterator
+    prepared: PreparedSource
+    assemble: Assemble
     texts: TextStates
     names: dict[str, np.ndarray]
-    frozen: FrozenImages | None
+    """Embeddings of each attribute's values."""
     sha256: str
 
 
@@ -107,7 +114,7 @@ def open_data(config: Config, split: str, count: int) -> Source:
     return open_dataset(data, split, image_size=size, count=count, queries=data.queries)
 
 
-def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
+def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
     """Opens the training split, prepares its images and encodes its sentences, all of it once. Raises InputError if the
     data or the language model cannot be read or do not fit the configuration."""
     model, data, text = config.model, config.data, config.model.text
@@ -143,7 +150,6 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
     free = [s for s in free if texts.count_tokens(s.text) <= type_tokens]
     say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
 
-    frozen = frozen_images(config, prepared)
     assemble = Assemble(
         text_states=texts,
         tokens=tokens,
@@ -157,17 +163,22 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> Data:
         free=free,
         type_tokens=type_tokens,
         too_long=too_long,
-        frozen=frozen,
     )
-    batches = training_batches(
-        prepared,
-        assemble,
+    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
+    return TrainingData(prepared, assemble, texts, names, prepared.sha256(sentences))
+
+
+def make_batches(
+    data: TrainingData, config: Config, features: Lookup | None = None
+) -> grain.DatasetIterator:
+    """This process's rows of every batch. `features`: those of images by frozen encoders, where they are kept."""
+    return training_batches(
+        data.prepared,
+        replace(data.assemble, frozen=features),
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         shard=(jax.process_index(), jax.process_count()),
     )
-    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    return Data(batches, texts, names, frozen, prepared.sha256(sentences))
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -197,128 +208,174 @@ def load_initial(
         for name, found in matches.items():
             print(f"{name}: {found}", flush=True)
         lines = [line for name, found in matches.items() for line in (f"# {name}", *found.lines())]
-        if lines and is_first():
+        if lines and is_main_process():
             (folder / "published_weights.txt").write_text("\n".join(lines) + "\n", "utf-8")
         return params, constants
-    if runs.read_config(Path(config.init)).model != config.model:
+    if read_config(Path(config.init)).model != config.model:
         raise InputError(
             f"--init {config.init}: its model differs from the configuration; use the same --model flags"
         )
-    stored = runs.restore_weights(Path(config.init))
+    stored = restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
     return stored.params, stored.constants
 
 
-class Stop:
-    """Whether Ctrl-C or SIGTERM asked the loop to save and end after the current step. A second one interrupts."""
+class StopOnSignal:
+    """Saves and ends the loop after the current step on Ctrl-C or SIGTERM. A second signal interrupts."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._handlers = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+    def __init__(self, mesh: Mesh) -> None:
+        self._received = False
+        self._any_process = AnyProcess(mesh)
+        self._handlers = {
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
 
-    def end(self) -> None:
-        """Restores the signal handlers that were there before."""
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._received:
+            raise KeyboardInterrupt
+        self._received = True
+        print(f"{signal.Signals(number).name}: saving after this step", flush=True)
+
+    def requested(self) -> bool:
+        """Whether a process received a signal; of several processes at the step before, so that no device waits."""
+        return self._any_process(self._received)
+
+    def end(self) -> bool:
+        """Restores the signal handlers that were there before. Returns whether any process received a signal."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        print(f"{signal.Signals(number).name}: saving after this step", flush=True)
+        return any(allgather(self._received))
 
 
 def train(config: Config) -> Path:
-    """Runs one experiment; returns its folder. Raises InputError for something that the user can mend; the message says
-    how."""
-    with ExitStack() as locks:
-        return _train(config, locks)
+    """Runs one experiment: data, model, optimizer, loop, report. Returns its run folder.
 
-
-def _train(config: Config, locks: ExitStack) -> Path:
+    Raises InputError for something that the user can put right; the message says how.
+    """
     started = time.monotonic()
 
-    def say(message: str) -> None:
+    def log(message: str) -> None:
         print(f"{message}, {time.monotonic() - started:.0f} s", flush=True)
 
-    config = runs.resolve(config)
-    sizes = runs.find_encoder_sizes(config)
-    agree(flatten_dict(to_json(config), sep="."))
+    # Configuration: what this machine uses in place of `auto`, or what a resumed run used.
+    resumed = None
+    if config.resume:
+        resumed = resolve_auto(read_config(resumed_folder(config)))
+    config = resolve_auto(config, resumed)
+    check_same_config(flatten_dict(to_json(config), sep="."))
+    sizes = find_encoder_sizes(config)
     mesh = make_mesh(config.train, config.distributed.fsdp)
-    folder = of_first(lambda: runs.start_folder(config, locks))
-    print(f"run folder {folder}", flush=True)
 
-    data = prepare_data(config, say)
-    of_first(lambda: runs.check_inputs(folder, config, sizes, data.texts, data.sha256))
-    dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
-    split_names(
-        config.data.source, REPORTED
-    )  # finds that there is nothing to report now, not when training ends
+    with ExitStack() as stack:
+        # Run folder, which no other command may train in until this one ends.
+        if config.resume:
+            folder = resumed_folder(config)
+        else:
+            folder = run_on_main(lambda: make_folder(config.run))
+        run_on_main(lambda: stack.enter_context(lock_run(folder)))
+        if resumed is not None:
+            check_unchanged(folder, resumed, config)
+        else:
+            run_on_main(lambda: write_config(folder, config))
+        print(f"run folder {folder}", flush=True)
 
-    graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
-    print_parameters(params, constants, data.texts)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    first_state = partial(init_state, optimizer=optimizer)
-    shapes = jax.eval_shape(first_state, params)
-    checkpoints, calibration = Checkpoints(folder), Calibration()
-    if config.resume and checkpoints.steps:
-        state, constants, calibration = checkpoints.restore(shapes, constants, data.batches)
-        state = place(mesh, state)
-        print(f"resumed at step {int(state.step)}", flush=True)
-    else:
-        params, constants = load_initial(config, sizes, params, constants, folder)
-        make = jax.jit(first_state, donate_argnums=0, out_shardings=shardings(mesh, shapes))
-        state = make(place(mesh, params))
-    del params  # so that no device holds a second copy
-    constants, names = place(mesh, (constants, data.names))
-    weights = nnx.merge_state(state.params, constants)
-    if data.frozen is not None:
-        count = data.frozen.compute(graphdef, weights, config)
-        say(f"features of {count:,} images computed")
-    train_step = jit_train_step(graphdef, optimizer, config, state)
-    predictor = Predictor(config.model, graphdef, weights, data.texts)
+        # Data: images are prepared and sentences encoded once. What is wrong with a split is found now.
+        data = prepare_data(config, log)
+        run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
+        dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
+        split_names(config.data.source, REPORTED)
 
-    logs, stop, loop = Logs(folder, config, start=int(state.step)), Stop(), config.train
-    asked_to_stop, stopping = AnyProcess(mesh), False
-    absent = SourceSpec.parse(config.data.source).asks_for_absent_things
-    images: dict[int, Any] = {}
-    first = int(state.step) + 1
-    for step in range(first, loop.steps + 1):
-        batch = next(data.batches)
-        images = {step - 1: images.get(step - 1), step: batch["index"]}
-        state, values = train_step(state, constants, place_batch(mesh, batch), names)
-        stopping = asked_to_stop(stop.asked)
-        last = step == loop.steps or stopping
-        evaluates = step % loop.evaluate_every == 0 or step == loop.steps
-        saves = evaluates or last or step % loop.checkpoint_every == 0
-        if (bad := logs.add(step, values, settle=saves)) is not None:
-            checkpoints.close()
-            save_not_finite(folder, state, constants, data.batches, step=bad, images=images[bad])
-        if step == first:
-            jax.block_until_ready(values)
-            trim_memory()
-        giou = None
-        if evaluates or saves:
-            predictor.weights = nnx.merge_state(state.params, constants)
-            calibration = calibrate_type(predictor, calibration)
-        if evaluates:
-            giou, calibration = quick_evaluation(
-                predictor, dev, calibration, step, folder, logs, absent=absent
-            )
-        if saves:
-            checkpoints.save(state, constants, data.batches, giou, calibration)
-        if last:
-            break
-    stopping = stopping or any(gather(stop.asked))
-    stop.end()
-    checkpoints.close()
-    logs.close()
-    if stopping:
-        print(
-            f"stopped at step {int(state.step)}; continue with --resume --run {folder}", flush=True
+        # Model and optimizer: from a checkpoint, from published weights, from another run, or random.
+        graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
+        print_parameters(params, constants, data.texts)
+        optimizer = make_optimizer(config.optimizer, config.train.steps)
+        make_state = partial(init_state, optimizer=optimizer)
+        shapes = jax.eval_shape(make_state, params)
+        checkpoints = Checkpoints(folder)
+        position = None
+        calibration = Calibration()
+        if config.resume and checkpoints.steps:
+            state, constants, calibration, position = checkpoints.restore(shapes, constants)
+            state = place(mesh, state)
+            print(f"resumed at step {int(state.step)}", flush=True)
+        else:
+            params, constants = load_initial(config, sizes, params, constants, folder)
+            state_shardings = shardings(mesh, shapes)
+            make_state = jax.jit(make_state, donate_argnums=0, out_shardings=state_shardings)
+            state = make_state(place(mesh, params))
+        del params  # so that no device holds a second copy
+        constants = place(mesh, constants)
+        names = place(mesh, data.names)
+        train_step = jit_train_step(graphdef, optimizer, config, state)
+
+        # Batches: images of which a frozen encoder has computed the features need not be encoded again.
+        features = None
+        if can_precompute(config):
+            weights = nnx.merge_state(state.params, constants)
+            features = precompute(graphdef, weights, data.prepared, config)
+        batches = make_batches(data, config, features)
+        if position is not None:
+            batches.set_state(position)
+
+        # Loop.
+        logs = Logs(folder, config, start=int(state.step))
+        stop = StopOnSignal(mesh)
+        predictor = Predictor(
+            config.model, graphdef, nnx.merge_state(state.params, constants), data.texts
         )
-    else:
-        report_on_best(config, folder, predictor, started)
+        fits_absence = SourceSpec.parse(config.data.source).asks_for_absent_things
+        first_step = int(state.step) + 1
+        images: dict[int, Any] = {}
+        for step in range(first_step, config.train.steps + 1):
+            batch = next(batches)
+            images = {step - 1: images.get(step - 1), step: batch["index"]}
+            state, values = train_step(state, constants, shard_batch(mesh, batch), names)
+
+            is_last = step == config.train.steps or stop.requested()
+            evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
+            saves = evaluates or is_last or step % config.train.checkpoint_every == 0
+            not_finite = logs.add(step, values, settle=saves)
+            if not_finite is not None:
+                checkpoints.close()
+                save_not_finite(
+                    folder,
+                    state,
+                    constants,
+                    batches,
+                    step=not_finite,
+                    images=images[not_finite],
+                )
+            if step == first_step:
+                jax.block_until_ready(values)
+                trim_memory()
+
+            giou = None
+            if saves:
+                # Calibration belongs to the weights: it is fitted now and saved with them.
+                weights = nnx.merge_state(state.params, constants)
+                predictor = predictor.updated(weights=weights)
+                calibration = calibrate_type(predictor, calibration)
+                if evaluates:
+                    giou, calibration = quick_evaluation(
+                        predictor, dev, calibration, step, folder, logs, fit_absence=fits_absence
+                    )
+                checkpoints.save(state, constants, batches, giou, calibration)
+            if is_last:
+                break
+
+        stopped = stop.end()
+        checkpoints.close()
+        logs.close()
+
+        # Report on the best checkpoint.
+        if stopped:
+            print(
+                f"stopped at step {int(state.step)}; continue with --resume --run {folder}",
+                flush=True,
+            )
+        else:
+            report_on_best(config, folder, predictor, started)
     return folder
 
 
@@ -329,15 +386,14 @@ def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibratio
     make it overconfident on everything else. The list `calibration` of docs/intent.md is as new to it as what users
     write: nothing is trained on it, and no wording was added because of it.
     """
-    if predictor.config.head in LEARNED_HEADS:
-        sentences = intent_sentences("calibration")
-        predictor.calibration = calibration._replace(type_temperature=1.0)
-        logits = predictor.amodal_logits([sentence.text for sentence in sentences])
-        amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
-        temperature = of_first(lambda: fit_temperature(logits, amodal))
-        calibration = calibration._replace(type_temperature=temperature)
-    predictor.calibration = calibration
-    return calibration
+    if predictor.config.head not in LEARNED_HEADS:
+        return calibration
+    sentences = intent_sentences("calibration")
+    is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences])
+    uncalibrated = predictor.updated(calibration=Calibration())
+    logits = uncalibrated.amodal_logits([sentence.text for sentence in sentences])
+    temperature = run_on_main(lambda: fit_temperature(logits, is_amodal))
+    return calibration._replace(type_temperature=temperature)
 
 
 def quick_evaluation(
@@ -348,66 +404,71 @@ def quick_evaluation(
     folder: Path,
     logs: Logs,
     *,
-    absent: bool,
+    fit_absence: bool,
 ) -> tuple[float, Calibration]:
-    """gIoU on the split that selects checkpoints, logged, with a sheet of samples; and `calibration` with the IoU fit
-    and the presence bias of the answers there. `absent`: training asks for what is not there.
+    """Scores the split that selects checkpoints; logs the figures and saves a sheet of samples.
+
+    Returns the gIoU, and `calibration` fitted to the answers: the predicted IoUs, and with `fit_absence`, for training
+    data with queries that have no target, the presence.
     """
-    calibration = Calibration(type_temperature=calibration.type_temperature)
-    predictor.calibration = calibration
-    results = evaluate_source(predictor, dev).results
+    uncalibrated = Calibration(type_temperature=calibration.type_temperature)
+    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev).results
     figures = split_figures(results)
     logs.evaluation(step, figures)
-    if is_first():
+    if is_main_process():
         rows = example_rows(dev, sample_queries(results, SHEET_ROWS))
         save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
+
     present = [result for result in results if result.overlap.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
     scale, shift = fit_iou(predicted, lisa_iou(answer_overlaps(present)))
     presence_bias = 0.0
-    if absent:
+    if fit_absence:
         logits = np.array([result.presence for result in present], float)
         presence_bias = fit_presence(logits, predictor.config.presence_threshold)
-    fitted = calibration._replace(iou_scale=scale, iou_shift=shift, presence_bias=presence_bias)
+    fitted = uncalibrated._replace(iou_scale=scale, iou_shift=shift, presence_bias=presence_bias)
     # Processes may round differently; the first one decides for all.
-    calibration = Calibration(*of_first(lambda: fitted))
-    predictor.calibration = calibration
+    calibration = Calibration(*run_on_main(lambda: fitted))
     return float(np.float64(figures["all"]["giou"] or 0)), calibration
 
 
 def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:
     """Evaluates the best checkpoint on every validation split and writes the report."""
-    best, data, loop = runs.restore_weights(folder), config.data, config.train
-    predictor.weights = nnx.merge_state(best.params, best.constants)
-    predictor.calibration = best.calibration
+    best = restore_weights(folder)
+    weights = nnx.merge_state(best.params, best.constants)
+    predictor = predictor.updated(weights=weights, calibration=best.calibration)
+
+    data = config.data
     size = config.model.vision.image_size
     sources = {
-        name: open_dataset(data, name, image_size=size, count=loop.report_samples)
+        name: open_dataset(data, name, image_size=size, count=config.train.report_samples)
         for name in split_names(data.source, REPORTED)
     }
     report, evaluated = evaluate(
         predictor, sources, spec=data.source, step=best.step, trained=config
     )
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
-    if is_first():
+    if is_main_process():
         write_report(report, evaluated, folder)
     print_markdown(report_markdown(report, brief=True))
     print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
 
 
 def main() -> None:
-    """Command line. Without a config file, a resumed run keeps its configuration; flags change only `MAY_CHANGE`."""
+    """Command line. A resumed run keeps its configuration, except for flags that change fields of `MAY_CHANGE`."""
     tune_malloc()
-    runs.enable_compilation_cache()
+    enable_compilation_cache()
     args = sys.argv[1:]
     config = parse_config(args)
-    if config.resume and args[0].startswith("-"):
-        own = runs.read_config(runs.resumed_folder(config))
-        config = parse_config(args, replace(own, train=replace(own.train, devices=0)))
-    if config.train.deterministic:  # XLA reads its flags when a device is first used
-        os.environ["XLA_FLAGS"] = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
-        )
+    has_config_file = bool(args) and not args[0].startswith("-")
+    if config.resume and not has_config_file:
+        resumed = read_config(resumed_folder(config))
+        any_devices = replace(resumed.train, devices=0)
+        config = parse_config(args, default=replace(resumed, train=any_devices))
+    if config.train.deterministic:
+        # XLA reads its flags when a device is first used.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
     with running(config.distributed):
         train(config)
 

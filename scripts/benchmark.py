@@ -36,12 +36,12 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.inference.run import resolve
 from r2sm_jax.models.matmul import trim_memory
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
-from r2sm_jax.train import open_data, prepare_data
+from r2sm_jax.train import make_batches, open_data, prepare_data
 from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.run_folder import resolve_auto
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 Figures = Iterator[tuple[str, str]]
@@ -68,7 +68,7 @@ def peak_memory() -> str:
 
 def measure_training(args: Sequence[str]) -> Figures:
     """The training step of `train.py` with its batches, and what comes before it."""
-    config = resolve(parse_config(args))
+    config = resolve_auto(parse_config(args))
     config = replace(config, data=replace(config.data, source="scenes", scenes=NUM_SCENES))
     size = config.model.vision.image_size
     seconds = median_seconds(lambda: [draw_scene(0, i, size) for i in range(NUM_SCENES)], 3)
@@ -90,7 +90,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     state = init_state(params, optimizer)
-    batch, names = jax.device_put((next(data.batches), data.names))
+    batch, names = jax.device_put((next(make_batches(data, config)), data.names))
     train_step = jit_train_step(graphdef, optimizer, config)
 
     def step() -> Any:
@@ -107,7 +107,7 @@ def measure_training(args: Sequence[str]) -> Figures:
 def measure_data(args: Sequence[str]) -> Figures:
     """Means over images of each stage on one core, then whole batches on all. Token states are
     blank."""
-    config = resolve(parse_config(args))
+    config = resolve_auto(parse_config(args))
     data, vision = config.data, config.model.vision
     source = open_data(config, "train", data.scenes)
     count = min(96, len(source))

@@ -25,14 +25,14 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.batches import TYPE_SENTENCES
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.inference.run import abstract_state, resolve
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.models.text_encoder import abstract_text_encoder
 from r2sm_jax.training.optimizer import make_optimizer
-from r2sm_jax.training.sharding import AXES, shardings
-from r2sm_jax.training.step import jit_train_step, make_mesh
+from r2sm_jax.training.run_folder import resolve_auto
+from r2sm_jax.training.sharding import AXES, make_mesh, shardings
+from r2sm_jax.training.step import abstract_state, jit_train_step
 
 QUERY_TOKENS, TYPE_TOKENS = 26, 42
 """What 99 % of the queries of `scenes` do not exceed, and of the sentences about anything: training
@@ -100,7 +100,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     Raises:
         InputError: the batch does not divide by the devices and parts.
     """
-    config = resolve(config)
+    config = resolve_auto(config)
     sizes = read_encoder_sizes(config.model, use_table=True)
     mesh = make_mesh(config.train, config.distributed.fsdp)
     graphdef, state, constants = abstract_state(config, sizes)

@@ -34,10 +34,10 @@ from flax import nnx
 from r2sm_jax.cli import load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
 from r2sm_jax.errors import InputError, cli_main, writing
-from r2sm_jax.inference.run import resolve
 from r2sm_jax.models.encoder_sizes import EncoderSizes, SamSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
+from r2sm_jax.training.run_folder import resolve_auto
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 PARTS = ("tests", "ours", "torch", "train")
@@ -212,7 +212,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
         else DecoderConfig(dim=256, heads=8, mlp_dim=2048)
     )
     model = ModelConfig(vision, decoder=decoder, dtype="bfloat16")
-    config = resolve(
+    config = resolve_auto(
         Config(model=model, train=LoopConfig(batch_size=images, devices=1, accumulate=1))
     )
     graphdef, params, constants = split_model(config.model, EncoderSizes(), 0)

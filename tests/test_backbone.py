@@ -22,7 +22,7 @@ from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export_folder import flat_weights
 from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import load, read_config, read_sizes
+from r2sm_jax.inference.run import load
 from r2sm_jax.models import hub
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.efficientnet import EfficientNetLite
@@ -39,6 +39,7 @@ from r2sm_jax.models.pickles import MAGIC, read_pickle
 from r2sm_jax.models.plain_vit import IMAGENET, normalise
 from r2sm_jax.models.pretrained import EFFICIENTNET_FLAG
 from r2sm_jax.train import main
+from r2sm_jax.training.run_folder import read_config, read_sizes
 
 FLOAT32 = jnp.dtype("float32")
 DIMS = (4, 6, 6, 8, 10, 12, 14, 16)

@@ -20,11 +20,10 @@ from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.run import read_config, resolve
 from r2sm_jax.train import main
 from r2sm_jax.training import sharding as distributed
-from r2sm_jax.training.sharding import gather, place, running, shardings
-from r2sm_jax.training.step import make_mesh
+from r2sm_jax.training.run_folder import read_config, resolve_auto
+from r2sm_jax.training.sharding import allgather, make_mesh, place, running, shardings
 
 LAUNCHERS = Path(__file__).parents[1] / "scripts" / "launch"
 
@@ -97,9 +96,9 @@ def test_how_processes_connect_is_not_part_of_a_run():
             "2",
         ]
     )
-    kept = resolve(config).distributed
+    kept = resolve_auto(config).distributed
     assert (kept.coordinator, kept.process, kept.fsdp) == (None, None, 2)
-    assert resolve(Config()).distributed == Config().distributed
+    assert resolve_auto(Config()).distributed == Config().distributed
 
 
 # Data and arrays, without other processes.
@@ -150,15 +149,15 @@ def test_large_weights_are_divided_along_the_largest_axis_that_can_be():
 
 
 def test_one_process_needs_no_others():
-    mesh = make_mesh(resolve(Config()).train)
+    mesh = make_mesh(resolve_auto(Config()).train)
     placed = place(mesh, {"a": np.arange(3)})
     assert (
-        gather("x") == ["x"]
+        allgather("x") == ["x"]
         and placed["a"].tolist() == [0, 1, 2]
         and mesh.axis_names == ("data", "fsdp")
     )
     with pytest.raises(InputError, match=r"--distributed\.fsdp 3 does not divide the 1 devices"):
-        make_mesh(resolve(Config()).train, 3)
+        make_mesh(resolve_auto(Config()).train, 3)
 
 
 # Two and four processes.

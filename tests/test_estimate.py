@@ -9,8 +9,8 @@ from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
 from r2sm_jax.data.sources import write_text_only_queries
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.run import abstract_state
 from r2sm_jax.train import open_data
+from r2sm_jax.training.step import abstract_state
 
 ALL = "in all a device, without the language model"
 TEMPORARIES = "activations and other temporaries a device"

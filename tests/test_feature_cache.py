@@ -30,7 +30,7 @@ from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
 from r2sm_jax.train import main
-from r2sm_jax.training.step import frozen_images
+from r2sm_jax.training.frozen_features import can_precompute
 
 SENTENCES = [
     "the red mug",
@@ -334,13 +334,13 @@ def test_processes_share_what_the_first_of_them_misses(tmp_path, monkeypatch):
     """Two processes in turn: the second looks after the first has written its share."""
     told: list[list[int]] = []
 
-    def gather(value: list[int] | None) -> list:
+    def allgather(value: list[int] | None) -> list:
         if value is None:
             return []
         told.append(value)
         return told
 
-    monkeypatch.setattr(batches, "gather", gather)
+    monkeypatch.setattr(batches, "allgather", allgather)
     monkeypatch.setattr(
         batches,
         "jax",
@@ -368,12 +368,10 @@ def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(
         assert source.fingerprint() != before
 
 
-def test_why_images_are_not_cached(tmp_path, capsys):
-    prepared = PreparedSource(open_source("scenes", count=1), 48, 12)
-
+def test_why_features_are_not_cached(tmp_path, capsys):
     def obstacle(*flags: str) -> str:
         config = parse_config(["--data.cache-dir", str(tmp_path), *flags])
-        made = frozen_images(config, prepared) is not None
+        made = can_precompute(config)
         printed = capsys.readouterr().out
         assert made == (not printed)
         return printed

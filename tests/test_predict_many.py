@@ -280,7 +280,9 @@ def test_processes_divide_the_images_and_share_their_journals(stub, photos, tmp_
     for process in range(2):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         with monkeypatch.context() as patch:
-            patch.setattr(batch, "of_first", lambda start: {})  # neither sees the other's answers
+            patch.setattr(
+                batch, "run_on_main", lambda start: {}
+            )  # neither sees the other's answers
             (tmp_path / "two").mkdir(exist_ok=True)
             predict_images(stub, tasks, tmp_path / "two")
         lines = (tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines()

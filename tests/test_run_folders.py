@@ -1,10 +1,8 @@
 """Run folders: which are one, what cannot be written, and that nothing is written over."""
 
-import json
 import os
 import resource
 import shutil
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,20 +15,20 @@ from flax import nnx
 from test_train import at_step
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference import run as runs
-from r2sm_jax.inference.run import load, read_config
+from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
+from r2sm_jax.training import run_folder
 from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.run_folder import LATEST, make_folder, read_config, write_config
 from r2sm_jax.training.step import TrainState
 
 
-def test_runs_of_one_second_have_a_folder_each(tiny_config, tmp_path, monkeypatch):
+def test_runs_of_one_second_have_a_folder_each(tmp_path, monkeypatch):
     times = iter([datetime(2026, 1, 2, 3, 4, 5)] * 2 + [datetime(2026, 1, 2, 3, 4, 6)])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: next(times)))
-    with ExitStack() as locks:
-        made = [runs.start_folder(replace(tiny_config, run=None), locks).name for _ in range(2)]
-    assert made == ["20260102-030405", "20260102-030406"] and runs.LATEST.resolve().name == made[1]
+    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: next(times)))
+    names = [make_folder(None).name for _ in range(2)]
+    assert names == ["20260102-030405", "20260102-030406"]
 
 
 def test_an_existing_run_is_not_overwritten(tiny_run, tiny_flags, refused):
@@ -87,35 +85,15 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
         InputError, match=r"checkpoint 4 is damaged .*; give another one, .* are 2, 4"
     ):
         checkpoints.restore(state(0, 0), constants, step=4, only=True)
-    found, *_ = checkpoints.restore(state(0, 0), constants, batches)
-    assert (
-        int(found.step) == 2 == batches.get_state()["next_index"]
-        and "checkpoint 4 is" in capsys.readouterr().err
-    )
+    restored = checkpoints.restore(state(0, 0), constants)
+    batches.set_state(restored.position)
+    assert int(restored.state.step) == 2 == batches.get_state()["next_index"]
+    assert "checkpoint 4 is" in capsys.readouterr().err
     checkpoints.save(state(4, 5), constants, iterator(7), None)
     checkpoints.close()
-    found, *_ = Checkpoints(tmp_path).restore(state(0, 0), constants, batches, step=4, only=True)
-    assert found.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
-
-
-def test_a_position_in_a_file_of_its_own_is_read(tmp_path):
-    """As checkpoints had it before 2026-11-27."""
-    checkpoints, state = (
-        Checkpoints(tmp_path),
-        TrainState(nnx.State({"w": jnp.ones(3)}), (), jnp.array(1)),
-    )
-    checkpoints.save(state, nnx.State({}), iterator(5), None)
-    checkpoints.close()
-    folder = tmp_path / "checkpoints" / "1"
-    about = json.loads((folder / "_CHECKPOINT_METADATA").read_text())
-    (folder / "data").mkdir()
-    (folder / "data" / "process_0-of-1.json").write_text(
-        json.dumps(about["custom_metadata"].pop("position"))
-    )
-    (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
-    batches = iterator(0)
-    Checkpoints(tmp_path).restore(state, nnx.State({}), batches)
-    assert batches.get_state()["next_index"] == 5
+    restored = Checkpoints(tmp_path).restore(state(0, 0), constants, step=4, only=True)
+    batches.set_state(restored.position)
+    assert restored.state.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
 
 
 def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
@@ -158,10 +136,9 @@ def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
 
 def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with ExitStack() as locks:
-        assert runs.start_folder(replace(tiny_config, run="elsewhere"), locks) == Path("elsewhere")
-        assert not runs.LATEST.exists()
-        first = runs.start_folder(replace(tiny_config, run=None), locks)
-    assert runs.LATEST.resolve() == first.resolve() and read_config(runs.LATEST) == replace(
-        tiny_config, run=None
-    )
+    write_config(make_folder("elsewhere"), replace(tiny_config, run="elsewhere"))
+    assert not LATEST.exists()
+    config = replace(tiny_config, run=None)
+    first = make_folder(None)
+    write_config(first, config)
+    assert LATEST.resolve() == first.resolve() and read_config(LATEST) == config

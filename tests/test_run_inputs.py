@@ -10,8 +10,9 @@ from conftest import write_bert
 
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.run import check_language_model, load
+from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
+from r2sm_jax.training.run_folder import check_language_model
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from r2sm_jax.data.tfds import write_tfds
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.tables import describe_selection
 from r2sm_jax.inference.model_card import model_card
-from r2sm_jax.inference.run import read_config, resolve_loop
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
 from r2sm_jax.tools.convert import write_json
 from r2sm_jax.tools.data import build
 from r2sm_jax.train import open_data
+from r2sm_jax.training.run_folder import read_config, resolve_auto
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_single_file_has_dev_beside_val(tmp_path, count):
 
 def test_no_data_select_on_what_they_report(folder):
     for source in ("scenes", "cutouts:x", "compose:x.json", "json:x.json", "json:x", "tfds:x"):
-        assert resolve_loop(Config(data=DataConfig(source=source))).train.select_on == "dev"
+        assert resolve_auto(Config(data=DataConfig(source=source))).train.select_on == "dev"
     with pytest.raises(InputError, match="test is for releases"):
         check_config(Config(train=LoopConfig(select_on="test")))
 

@@ -15,12 +15,15 @@ from r2sm_jax import train as train_module
 from r2sm_jax.config import Config, LoopConfig, OptimizerConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
-from r2sm_jax.inference.run import abstract_state, load, read_config, resolve
+from r2sm_jax.inference.run import load
 from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.train import main
+from r2sm_jax.training import run_folder
 from r2sm_jax.training.checkpoints import Checkpoints, flatten
 from r2sm_jax.training.logs import Logs
-from r2sm_jax.training.step import make_mesh
+from r2sm_jax.training.run_folder import lock_run, read_config, resolve_auto
+from r2sm_jax.training.sharding import make_mesh
+from r2sm_jax.training.step import abstract_state
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -96,7 +99,7 @@ def test_a_run_learns_something_in_every_module(tiny_run):
     ]
     still = [name for name in before if "params" in name and name not in moved]
     assert len(moved) > 10 * len(still), still
-    constants = [name for name in before if name.startswith("[1]")]
+    constants = [name for name in before if name.startswith(".constants")]
     assert constants and all(np.array_equal(before[name], after[name]) for name in constants)
 
 
@@ -186,7 +189,7 @@ def test_the_default_optimizer_and_precision_resume_exactly(tiny_config, tmp_pat
 
 
 def test_two_processes_do_not_train_one_run(tiny_run, refused):
-    with runs.lock_run(tiny_run):  # as another process would, which opens the file for itself
+    with lock_run(tiny_run):  # as another process would, which opens the file for itself
         message = refused(main, "--resume", "--run", tiny_run)
     assert f"{tiny_run}: another process trains this run now" in message
 
@@ -342,11 +345,11 @@ def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_defaults_that_depend_on_the_machine_are_resolved(precision, monkeypatch):
-    monkeypatch.setattr(runs, "choose_matmul_precision", lambda: precision)
-    loop = resolve(Config()).train
+    monkeypatch.setattr(run_folder, "choose_matmul_precision", lambda: precision)
+    loop = resolve_auto(Config()).train
     assert loop.matmul_precision == precision
     assert (loop.devices, loop.select_on) == (1, "dev")
-    assert resolve(resolve(Config())) == resolve(Config())
+    assert resolve_auto(resolve_auto(Config())) == resolve_auto(Config())
 
 
 def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(
@@ -366,7 +369,7 @@ def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(
         1,
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "choose_matmul_precision", lambda: "bfloat16")
+        patch.setattr(run_folder, "choose_matmul_precision", lambda: "bfloat16")
         assert command(main, *flags).code == 0
     used = {"matmul_precision": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
     config = json.loads((run / "config.json").read_text())["train"]

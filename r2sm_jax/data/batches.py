@@ -48,7 +48,7 @@ from r2sm_jax.data.cache import FeatureCache, digest
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.query import Sentence
-from r2sm_jax.training.sharding import gather
+from r2sm_jax.training.sharding import allgather
 
 Batch = dict[str, Any]
 Prepared = dict[str, Any]
@@ -245,7 +245,7 @@ class PreparedSource:
             return False
         cache = FeatureCache(Path(folder), digest("prepared", fingerprint, *self.sizes))
         # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
-        missing = gather([index for index in range(len(self)) if str(index) not in cache])[0]
+        missing = allgather([index for index in range(len(self)) if str(index) not in cache])[0]
         mine = missing[jax.process_index() :: jax.process_count()]
         cache.make_room("prepared images", len(mine), len(mine) * size)
         samples = map(to_arrays, self._prepare(mine))
@@ -253,7 +253,7 @@ class PreparedSource:
             (str(index), tuple(sample.values()))
             for index, sample in zip(mine, samples, strict=True)
         )
-        gather(None)
+        allgather(None)
         cache.refresh()
         self._kept = KeptSamples(cache, tuple(one))
         return True

@@ -23,7 +23,7 @@ from r2sm_jax.errors import InputError, refuse
 from r2sm_jax.models.hub import VOCABULARIES, find_model, weights_sha256
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.text_encoder import TextSizes, load_text_encoder
-from r2sm_jax.training.sharding import gather, place_locally
+from r2sm_jax.training.sharding import allgather, shard_locally
 
 BATCH_TOKENS = 2048
 SHARED = 1 << 14
@@ -86,7 +86,7 @@ class TextStates:
             max_tokens,
         )
         graphdef, weights = nnx.split(encoder)
-        self.weights = place_locally(fsdp, weights)
+        self.weights = shard_locally(fsdp, weights)
         self._encoder = _compiled(graphdef, layers)
         self._cache = (
             FeatureCache(Path(cache), digest("text", self.sha256, layers)) if cache else None
@@ -193,7 +193,7 @@ class TextStates:
             mine = sentences[start + jax.process_index() : start + SHARED * processes : processes]
             self.encode(mine, kind=kind)
             given = {name: self.states_of(name) for name in mine if processes > 1}
-            for states, truncated in gather((given, self.truncated)):
+            for states, truncated in allgather((given, self.truncated)):
                 new = {name: state for name, state in states.items() if name not in self._states}
                 self._keep(new.items(), sum(state.nbytes for state in new.values()))
                 self.truncated |= truncated

@@ -22,7 +22,7 @@ from r2sm_jax.evaluation.iou import Overlap, boundary_overlap, count_overlap
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
-from r2sm_jax.training.sharding import gather
+from r2sm_jax.training.sharding import allgather
 
 # The truth
 
@@ -310,7 +310,7 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
     predictor.text_encoder.encode(sentences)
     own_results = [_evaluate_images(predictor, source, part) for part in own_parts]
 
-    results_of_processes = gather(own_results)
+    results_of_processes = allgather(own_results)
     merged = EvalResults()
     for number in range(len(parts)):
         merged.merge(results_of_processes[number % num_processes][number // num_processes])

@@ -24,7 +24,7 @@ from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.inference.tasks import Task, Tasks
-from r2sm_jax.training.sharding import gather, is_first, of_first
+from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
 
 JOURNAL = "answers.jsonl"
 PREDICTIONS = "predictions.json"
@@ -76,19 +76,19 @@ def predict_images(
         "images": str(tasks.root),
     }
     try:
-        earlier = of_first(lambda: _start(out, header, overwrite))
+        earlier = run_on_main(lambda: _start(out, header, overwrite))
         waiting = [task for task in tasks.images if task.name not in earlier]
         mine = waiting[jax.process_index() :: jax.process_count()]
 
         failed: dict[str, str] = {}
-        for of_process in gather(_predict_tasks(predictor, mine, out, header, mask_type)):
+        for of_process in allgather(_predict_tasks(predictor, mine, out, header, mask_type)):
             failed |= of_process
         if len(failed) == len(tasks.images):
             reason = next(iter(failed.values()))
             raise InputError(f"no image could be read; {reason}")
 
         done = [task for task in tasks.images if task.name not in failed]
-        of_first(lambda: _write_predictions(out, done, read_journals(out, header)))
+        run_on_main(lambda: _write_predictions(out, done, read_journals(out, header)))
     except OSError as error:
         raise InputError(
             f"{out}: cannot write there ({error.strerror}); pass another --out"
@@ -203,7 +203,7 @@ def _predict_tasks(
     failed: dict[str, str] = {}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with (
-        Progress(*columns, console=Console(stderr=True), disable=not is_first()) as progress,
+        Progress(*columns, console=Console(stderr=True), disable=not is_main_process()) as progress,
         (out / name).open("ab") as journal,
     ):
         if journal.tell() == 0:

@@ -1,5 +1,6 @@
 """A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
 
+import copy
 import hashlib
 import re
 import warnings
@@ -27,7 +28,7 @@ from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, R2SMOutput
 from r2sm_jax.query import MaskType
-from r2sm_jax.training.sharding import whole
+from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
 EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
@@ -114,6 +115,18 @@ class Predictor:
         self._decode = compiled(R2SM.answer)
         self._amodal_logit = compiled(_calibrated_amodal_logit)
 
+    def updated(
+        self, *, weights: nnx.State | None = None, calibration: Calibration | None = None
+    ) -> "Predictor":
+        """A predictor with other weights or another calibration, which shares the compiled functions of this one."""
+        other = copy.copy(self)
+        other._image = None
+        if weights is not None:
+            other.weights = weights
+        if calibration is not None:
+            other.calibration = calibration
+        return other
+
     @property
     def weights(self) -> nnx.State:
         """All weights but the language model's, on one device."""
@@ -122,7 +135,7 @@ class Predictor:
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
         # Training may have divided them among devices and processes.
-        weights = jax.tree.map(whole, weights)
+        weights = jax.tree.map(to_host, weights)
         self._weights = jax.device_put(weights, jax.local_devices()[0])
 
     @property

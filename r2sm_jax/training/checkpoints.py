@@ -7,12 +7,11 @@ tells whether a file is damaged.
 """
 
 import hashlib
-import json
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grain
 import jax
@@ -22,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, Calibration
-from r2sm_jax.training.sharding import is_divided, whole
+from r2sm_jax.training.sharding import is_sharded_across_processes, to_host
 from r2sm_jax.training.step import TrainState
 
 Arrays = dict[str, Any]
@@ -41,8 +40,18 @@ def digest(arrays: Arrays) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         total.update(name.encode())
-        total.update(np.ascontiguousarray(whole(arrays[name])).tobytes())
+        total.update(np.ascontiguousarray(to_host(arrays[name])).tobytes())
     return total.hexdigest()
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds."""
+
+    state: TrainState
+    constants: nnx.State
+    calibration: Calibration
+    position: Any
+    """In the data: `batches.set_state` takes it."""
 
 
 class Checkpoints:
@@ -82,31 +91,29 @@ class Checkpoints:
         One of the same step, from which the run did not go on, is replaced; others are not touched. A step is saved
         once in a process."""
         arrays = flatten({"state": state, "constants": constants})
-        total = digest(arrays)
-        # Parts are written where they lie. Of the others every process has a copy, and orbax lets the first write it.
-        arrays = {
-            name: leaf if is_divided(leaf) else np.asarray(leaf) for name, leaf in arrays.items()
+        metadata = {
+            "digest": digest(arrays),
+            # The same in all processes, and for any number of them.
+            "position": batches.get_state(),
+            "calibration": calibration._asdict(),
         }
-        # The position is the same in all processes, and for any number of them.
-        about, metrics = (
-            {
-                "digest": total,
-                "position": batches.get_state(),
-                "calibration": calibration._asdict(),
-            },
-            None if giou is None else {"giou": giou},
-        )
-        options: Any = {
-            "metrics": metrics,
-            "custom_metadata": about,
-            "force": True,
-            "overwrite": True,
-        }
-        self._guard(
-            lambda: self._orbax.save_checkpointables_async(
-                int(state.step), {"arrays": arrays}, **options
+        # Arrays in parts are written where they lie. Of the others every process has a copy, and orbax lets the first
+        # one write it.
+        for name, leaf in arrays.items():
+            if not is_sharded_across_processes(leaf):
+                arrays[name] = np.asarray(leaf)
+
+        def save() -> None:
+            self._orbax.save_checkpointables_async(
+                int(state.step),
+                {"arrays": arrays},
+                metrics=None if giou is None else {"giou": giou},
+                custom_metadata=metadata,
+                force=True,
+                overwrite=True,
             )
-        )
+
+        self._guard(save)
 
     def close(self) -> None:
         """Waits for the last save."""
@@ -131,39 +138,19 @@ class Checkpoints:
         self,
         state: TrainState,
         constants: nnx.State,
-        batches: grain.DatasetIterator | None = None,
         *,
         step: int | None = None,
         only: bool = False,
-    ) -> tuple[TrainState, nnx.State, Calibration]:
+    ) -> Checkpoint:
         """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and another one is taken.
 
-        `state` and `constants` give structure and shapes; `batches` is set to the saved position. Raises InputError if
-        there is no readable checkpoint, or `only` that of `step` would do.
+        `state` and `constants` give structure and shapes. Raises InputError if there is no readable checkpoint, or
+        `only` that of `step` would do.
         """
-        tree = {"state": state, "constants": constants}
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
-                wanted = {
-                    name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()
-                }
-                arrays = self._orbax.load_checkpointables(number, {"arrays": wanted})["arrays"]
-                metadata: Any = self._orbax.checkpointables_metadata(number).custom_metadata or {}
-                if digest(arrays) != metadata.get("digest"):
-                    raise ValueError("its digest does not match its arrays")
-                restored = jax.tree.unflatten(
-                    jax.tree.structure(tree), [arrays[name] for name in wanted]
-                )
-                if batches is not None:
-                    older = (
-                        self.folder / str(number) / "data" / "process_0-of-1.json"
-                    )  # of runs before 2026-11-27
-                    batches.set_state(
-                        metadata.get("position") or json.loads(older.read_text("utf-8"))
-                    )
-                calibration = Calibration(**metadata.get("calibration", {}))
-                return restored["state"], restored["constants"], calibration
-            except Exception as error:  # damaged files fail in orbax, tensorstore, json or grain
+                return self._read(number, state, constants)
+            except Exception as error:  # damaged files fail in orbax, tensorstore or json
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 problem = f"checkpoint {number} is damaged or does not fit ({reason})"
                 if only:
@@ -173,6 +160,24 @@ class Checkpoints:
                     ) from None
                 print(f"{problem}; trying another one", file=sys.stderr, flush=True)
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
+
+    def _read(self, step: int, state: TrainState, constants: nnx.State) -> Checkpoint:
+        """The checkpoint of a step. Raises ValueError if its arrays are not those that were saved."""
+        tree = {"state": state, "constants": constants}
+        shapes = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
+        arrays = self._orbax.load_checkpointables(step, {"arrays": shapes})["arrays"]
+        metadata: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        if digest(arrays) != metadata["digest"]:
+            raise ValueError("its digest does not match its arrays")
+
+        leaves = [arrays[name] for name in shapes]
+        restored = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        return Checkpoint(
+            restored["state"],
+            restored["constants"],
+            Calibration(**metadata["calibration"]),
+            metadata["position"],
+        )
 
 
 def save_not_finite(

@@ -12,7 +12,7 @@ from tensorboardX import SummaryWriter
 
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.training.sharding import is_first
+from r2sm_jax.training.sharding import is_main_process
 from r2sm_jax.training.step import Values
 
 SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
@@ -24,10 +24,10 @@ class Logs:
     def __init__(self, folder: Path, config: Config, *, start: int):
         self._loop, self._queries = config.train, config.data.queries
         try:
-            self._file = (folder / "metrics.jsonl" if is_first() else Path(os.devnull)).open(
+            self._file = (folder / "metrics.jsonl" if is_main_process() else Path(os.devnull)).open(
                 "a", encoding="utf-8"
             )
-            self._events = SummaryWriter(str(folder), write_to_disk=is_first())
+            self._events = SummaryWriter(str(folder), write_to_disk=is_main_process())
         except OSError as error:
             raise InputError(
                 f"{folder}: logs cannot be written ({error.strerror}); give another --run"

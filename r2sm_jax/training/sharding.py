@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from r2sm_jax.config import ProcessConfig
+from r2sm_jax.config import LoopConfig, ProcessConfig
 from r2sm_jax.errors import InputError, cli_main
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def running(config: ProcessConfig) -> Iterator[None]:
         return
     printed = sys.stdout
     try:
-        if not is_first():
+        if not is_main_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, open for as long as the process prints
         yield
         jax.distributed.shutdown()
@@ -158,12 +158,12 @@ def _end(error: BaseException) -> NoReturn:
 # What processes tell each other. Each of these must be called by all of them, in the same order.
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that prints and writes files."""
     return jax.process_index() == 0
 
 
-def gather(value: T) -> list[T]:
+def allgather(value: T) -> list[T]:
     """The values that all processes give, in their order. They travel pickled, between processes of one command."""
     if jax.process_count() == 1:
         return [value]
@@ -173,24 +173,30 @@ def gather(value: T) -> list[T]:
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def of_first(function: Callable[[], T]) -> T:
+def barrier() -> None:
+    """Waits for all processes."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("barrier")
+
+
+def run_on_main(function: Callable[[], T]) -> T:
     """What the function gives in the first process, which alone calls it. Its InputError is raised in all."""
     result: Any = None
     problem = ""
-    if is_first():
+    if is_main_process():
         try:
             result = function()
         except InputError as error:
             problem = str(error)
-    result, problem = gather((result, problem))[0]
+    result, problem = allgather((result, problem))[0]
     if problem:
         raise InputError(problem)
     return result
 
 
-def agree(settings: dict[str, Any]) -> None:
+def check_same_config(settings: dict[str, Any]) -> None:
     """Raises InputError, which names the setting, unless all processes have the same."""
-    for process, others in enumerate(gather(settings)):
+    for process, others in enumerate(allgather(settings)):
         for name, value in settings.items():
             if others[name] != value:
                 raise InputError(
@@ -224,6 +230,35 @@ class AnyProcess:
 # Where arrays lie.
 
 
+def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
+    """The devices of a resolved configuration along the axes `data` and `fsdp`, the second of length `fsdp`. Raises
+    InputError if there are not so many devices, several processes would not use all of theirs, or the batch does not
+    divide evenly among devices and parts."""
+    devices = loop.devices
+    shares = devices * loop.accumulate
+    if devices > jax.device_count():
+        raise InputError(
+            f"--train.devices {devices}: this machine has {jax.device_count()}; give fewer"
+        )
+    if jax.process_count() > 1 and devices != jax.device_count():
+        raise InputError(
+            f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0"
+        )
+    if devices % fsdp:
+        raise InputError(
+            f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does"
+        )
+    if loop.batch_size % shares:
+        raise InputError(
+            f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
+            f"parts of --train.accumulate; give a multiple of {shares}"
+        )
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh(
+        (devices // fsdp, fsdp), AXES, axis_types=auto, devices=jax.devices()[:devices]
+    )
+
+
 def shardings(mesh: Mesh, tree: Any) -> Any:
     """For each array or shape in a tree of weights: large ones are divided among `fsdp` along the largest axis that
     this number divides, others are whole on every device."""
@@ -251,7 +286,7 @@ def place(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(put, tree, shardings(mesh, tree))
 
 
-def place_locally(parts: int, tree: Any) -> Any:
+def shard_locally(parts: int, tree: Any) -> Any:
     """Weights divided among up to `parts` devices of this process, which computes with them alone."""
     count = min(parts, jax.local_device_count())
     if count == 1:
@@ -260,24 +295,24 @@ def place_locally(parts: int, tree: Any) -> Any:
     return jax.device_put(tree, shardings(mesh, tree))
 
 
-def place_batch(mesh: Mesh, batch: Any) -> Any:
+def shard_batch(mesh: Mesh, batch: Any) -> Any:
     """The global batch of which every process has its rows."""
     rows = NamedSharding(mesh, PartitionSpec(AXES))
     return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), batch)
 
 
-def whole(array: Any) -> Any:
+def to_host(array: Any) -> Any:
     """An array that is not whole in this process, as a numpy array that is; others as they are."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return array
     return (
         multihost_utils.process_allgather(array, tiled=True)
-        if is_divided(array)
+        if is_sharded_across_processes(array)
         else np.asarray(array)
     )
 
 
-def is_divided(array: Any) -> bool:
+def is_sharded_across_processes(array: Any) -> bool:
     """Whether an array lies in parts in several processes."""
     return isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated

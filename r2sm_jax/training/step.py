@@ -1,30 +1,23 @@
-"""The training step: what it changes, the function that is compiled, and the features that it need not compute."""
+"""The training step: the state that it changes, and the function that is compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Float, Int
 
-from r2sm_jax.cli import to_json
-from r2sm_jax.config import Config, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.data.batches import PreparedSource
-from r2sm_jax.data.cache import FeatureCache, digest, to_float16
-from r2sm_jax.errors import InputError
+from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
-from r2sm_jax.models.encoder_sizes import EncoderSizes
+from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import products
-from r2sm_jax.models.r2sm import R2SM, build_model
+from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
-from r2sm_jax.training.sharding import AXES, gather, whole
+from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.supervision import Batch, Targets, make_targets
 
 Names = dict[str, Float[Array, "_v e"]]
@@ -149,128 +142,10 @@ def jit_train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
-def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
-    """The devices of a resolved configuration along the axes `data` and `fsdp`, the second of length `fsdp`. Raises
-    InputError if there are not so many devices, several processes would not use all of theirs, or the batch does not
-    divide evenly among devices and parts."""
-    devices, shares = loop.devices, loop.devices * loop.accumulate
-    if devices > jax.device_count():
-        raise InputError(
-            f"--train.devices {devices}: this machine has {jax.device_count()}; give fewer"
-        )
-    if jax.process_count() > 1 and devices != jax.device_count():
-        raise InputError(
-            f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0"
-        )
-    if devices % fsdp:
-        raise InputError(
-            f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does"
-        )
-    if loop.batch_size % shares:
-        raise InputError(
-            f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
-            f"parts of --train.accumulate; give a multiple of {shares}"
-        )
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    return jax.make_mesh(
-        (devices // fsdp, fsdp), AXES, axis_types=auto, devices=jax.devices()[:devices]
-    )
-
-
-# Features of the training images by frozen weights, computed once and kept on disk (`--data.cache-dir`).
-
-
-class FrozenImages:
-    """`images(index)`: the features of training image `index`, as entries of a batch. `compute` comes before that."""
-
-    cache: FeatureCache
-    keys: list[str]
-    names: list[str]
-
-    def __init__(self, folder: Path, prepared: PreparedSource):
-        self.folder, self.prepared = folder, prepared
-
-    def __call__(self, index: int) -> dict[str, np.ndarray]:
-        return dict(zip(self.names, self.cache[self.keys[index]], strict=True))
-
-    def compute(self, graphdef: nnx.GraphDef, weights: nnx.State, config: Config) -> int:
-        """Computes the features that are not in the cache; returns of how many images. Every process computes its
-        share. Raises InputError if the disk has too little space, or a feature does not fit into float16."""
-        process, processes = jax.process_index(), jax.process_count()
-        vision, rows = config.model.vision, config.train.batch_size // processes
-        devices = np.array(jax.local_devices()[: config.train.devices // processes])
-        replicated, sharding = (
-            NamedSharding(Mesh(devices, "rows"), PartitionSpec(*axis)) for axis in ((), ("rows",))
-        )
-        weights = jax.device_put(jax.tree.map(whole, weights), replicated)
-        frozen = [
-            np.asarray(x)
-            for x in jax.tree.leaves(nnx.filter_state(weights["vision"], nnx.Not(nnx.Param)))
-        ]
-        sizes = to_json(vision) | {
-            name: getattr(vision, name) is not None for name in ("sam", "vit", "efficientnet")
-        }
-        self.cache = FeatureCache(self.folder, digest("vision", sizes, config.model.dtype, *frozen))
-        self.keys = [
-            digest(p["image"], p["image_mask"])
-            for p in map(self.prepared.__getitem__, range(len(self.prepared)))
-        ]
-        # Those that the first process misses: another, which looks later, may find some that were written meanwhile.
-        new = gather({key: i for i, key in enumerate(self.keys) if key not in self.cache})[0]
-
-        @jax.jit
-        def features(
-            weights: nnx.State, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
-        ):
-            model: R2SM = nnx.merge(graphdef, weights)
-            return model.frozen_features(image, valid)
-
-        def computed() -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
-            mine = list(new)[process::processes]
-            for start in range(0, len(mine), rows):
-                keys = mine[start : start + rows]
-                padded = [self.prepared[new[key]] for key in (keys * rows)[:rows]]
-                images = (
-                    np.stack([p["image"] for p in padded]),
-                    np.stack([p["image_mask"] for p in padded]),
-                )
-                made = features(weights, *jax.device_put(images, sharding))
-                arrays = [np.asarray(x, np.float32) for x in made if x is not None]
-                yield from (
-                    (key, tuple(to_float16(x[row]) for x in arrays)) for row, key in enumerate(keys)
-                )
-
-        one = self.prepared[0]
-        spec = jax.eval_shape(features, weights, one["image"][None], one["image_mask"][None])
-        self.names = [f"frozen_{name}" for name, x in spec._asdict().items() if x is not None]
-        if new:
-            self.cache.make_room(
-                "images", len(new), len(new) * sum(2 * x.size for x in spec if x is not None)
-            )
-            self.cache.add(computed())
-        gather(None)
-        self.cache.refresh()
-        return len(new)
-
-
-def _stem_is_frozen(vision: VisionConfig) -> bool:
-    """Whether what reads the pixels, apart from a plain ViT, is frozen."""
-    return vision.sam_frozen or (
-        vision.efficientnet is not None and vision.efficientnet_frozen_to > 2
-    )
-
-
-def frozen_images(config: Config, prepared: PreparedSource) -> FrozenImages | None:
-    """The features of training images that are kept; None without --data.cache-dir. Also None, with the reason and
-    flags printed, if features change during training: no frozen encoder, or augmented images."""
-    vision, data = config.model.vision, config.data
-    if data.cache_dir is None:
-        return None
-    if not (_stem_is_frozen(vision) or (vision.vit is not None and vision.vit_frozen)):
-        obstacle = "no image encoder is frozen (--model.vision.sam-frozen, --model.vision.vit, --model.vision.efficientnet)"
-    elif data.mirror or data.crop < 1 or data.colour_jitter:
-        obstacle = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
-    else:
-        return FrozenImages(Path(data.cache_dir), prepared)
-    print(f"--data.cache-dir: image features are not cached, since {obstacle}", flush=True)
-    return None
+def abstract_state(
+    config: Config, sizes: EncoderSizes = NO_SIZES
+) -> tuple[nnx.GraphDef, TrainState, nnx.State]:
+    """Graph, training state and constants of a run as shapes; nothing is computed."""
+    graphdef, params, constants = nnx.split(abstract_model(config.model, sizes), nnx.Param, ...)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    return graphdef, jax.eval_shape(partial(init_state, optimizer=optimizer), params), constants

@@ -1,0 +1,123 @@
+"""Features of the training images by frozen encoders: computed once, and kept on disk (`--data.cache-dir`)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, UInt8
+
+from r2sm_jax.cli import to_json
+from r2sm_jax.config import Config
+from r2sm_jax.data.batches import PreparedSource
+from r2sm_jax.data.cache import FeatureCache, digest, to_float16
+from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.training.sharding import allgather, barrier, to_host
+
+Lookup = Callable[[int], dict[str, np.ndarray]]
+"""Index of a training image -> its features, as entries of a batch (`frozen_tokens`, ...)."""
+
+
+def can_precompute(config: Config) -> bool:
+    """Whether image features are the same at every step and there is a folder to keep them in.
+
+    Prints the reason and the flags if there is a folder and features change.
+    """
+    vision, data = config.model.vision, config.data
+    if data.cache_dir is None:
+        return False
+
+    stem_is_frozen = vision.sam_frozen or (
+        vision.efficientnet is not None and vision.efficientnet_frozen_to > 2
+    )
+    vit_is_frozen = vision.vit is not None and vision.vit_frozen
+    if not stem_is_frozen and not vit_is_frozen:
+        reason = (
+            "no image encoder is frozen "
+            "(--model.vision.sam-frozen, --model.vision.vit, --model.vision.efficientnet)"
+        )
+    elif data.mirror or data.crop < 1 or data.colour_jitter:
+        reason = "images are augmented (--data.no-mirror --data.crop 1 --data.colour-jitter 0)"
+    else:
+        return True
+    print(f"--data.cache-dir: image features are not cached, since {reason}", flush=True)
+    return False
+
+
+def precompute(
+    graphdef: nnx.GraphDef, weights: nnx.State, prepared: PreparedSource, config: Config
+) -> Lookup:
+    """Computes the features that are not in the cache yet; every process computes its share.
+
+    Raises InputError if the disk has too little space, or a feature does not fit into float16.
+    """
+    process, processes = jax.process_index(), jax.process_count()
+    rows = config.train.batch_size // processes
+    devices = np.array(jax.local_devices()[: config.train.devices // processes])
+    mesh = Mesh(devices, "rows")
+    replicated = NamedSharding(mesh, PartitionSpec())
+    by_row = NamedSharding(mesh, PartitionSpec("rows"))
+    weights = jax.device_put(jax.tree.map(to_host, weights), replicated)
+
+    # One cache for each set of frozen weights, one entry for each image as the encoder reads it.
+    cache = FeatureCache(Path(config.data.cache_dir or ""), hash_encoder(weights, config))
+    keys = []
+    for index in range(len(prepared)):
+        sample = prepared[index]
+        keys.append(digest(sample["image"], sample["image_mask"]))
+    missing = {key: index for index, key in enumerate(keys) if key not in cache}
+    # The list of the first process, since one that looks later may find some that were written meanwhile.
+    missing = allgather(missing)[0]
+
+    @jax.jit
+    def encode(
+        weights: nnx.State, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
+    ):
+        model: R2SM = nnx.merge(graphdef, weights)
+        return model.frozen_features(image, image_mask)
+
+    def encode_missing() -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+        mine = list(missing)[process::processes]
+        for start in range(0, len(mine), rows):
+            batch_keys = mine[start : start + rows]
+            # The last batch is filled up with copies, so that one program is compiled.
+            filled = (batch_keys * rows)[:rows]
+            samples = [prepared[missing[key]] for key in filled]
+            images = np.stack([sample["image"] for sample in samples])
+            image_masks = np.stack([sample["image_mask"] for sample in samples])
+            features = encode(weights, *jax.device_put((images, image_masks), by_row))
+            arrays = [np.asarray(x, np.float32) for x in features if x is not None]
+            for row, key in enumerate(batch_keys):
+                yield key, tuple(to_float16(x[row]) for x in arrays)
+
+    one = prepared[0]
+    spec = jax.eval_shape(encode, weights, one["image"][None], one["image_mask"][None])
+    shapes = {f"frozen_{name}": x for name, x in spec._asdict().items() if x is not None}
+    if missing:
+        bytes_of_image = sum(2 * x.size for x in shapes.values())
+        cache.make_room("images", len(missing), len(missing) * bytes_of_image)
+        cache.add(encode_missing())
+    barrier()
+    cache.refresh()
+    print(f"features of {len(missing):,} images computed", flush=True)
+
+    def lookup(index: int) -> dict[str, np.ndarray]:
+        return dict(zip(shapes, cache[keys[index]], strict=True))
+
+    return lookup
+
+
+def hash_encoder(weights: nnx.State, config: Config) -> str:
+    """Hash of everything that frozen features depend on but the image: sizes, precision and frozen weights.
+
+    Where published weights lie does not matter.
+    """
+    vision = config.model.vision
+    sizes = to_json(vision)
+    for name in ("sam", "vit", "efficientnet"):
+        sizes[name] = getattr(vision, name) is not None
+    frozen = nnx.filter_state(weights["vision"], nnx.Not(nnx.Param))
+    arrays = [np.asarray(x) for x in jax.tree.leaves(frozen)]
+    return digest("vision", sizes, config.model.dtype, *arrays)

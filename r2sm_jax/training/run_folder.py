@@ -1,0 +1,263 @@
+"""Run folders: how training makes, locks, checks and resumes them.
+
+runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/  report.*
+runs/latest             points at the newest
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from r2sm_jax.cli import from_json, to_json
+from r2sm_jax.config import Config, DistributedConfig
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.models.encoder_sizes import EncoderSizes
+from r2sm_jax.models.matmul import choose_matmul_precision
+from r2sm_jax.models.pretrained import read_encoder_sizes
+
+if sys.platform != "win32":
+    import fcntl
+
+RUNS = Path("runs")
+LATEST = RUNS / "latest"
+CONFIG = "config.json"
+INPUTS = "inputs.json"
+LOCK = ".lock"
+MAY_CHANGE = {
+    "run",
+    "resume",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.evaluate_every",
+    "train.report_samples",
+    "train.devices",
+    "train.accumulate",
+    "distributed.fsdp",
+}
+"""Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
+
+
+# The configuration.
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run folder. Raises InputError if it is not a run folder."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise InputError(
+            f"{folder}: no such run folder, its config.json is missing; give one that train wrote"
+        )
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        if "model_type" in values:
+            raise InputError(
+                f"{folder}: this is an export, which cannot be trained on; give the run folder"
+            )
+        return from_json(Config, values, str(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: not a readable configuration ({error}); restore it or train again"
+        ) from None
+
+
+def resumed_folder(config: Config) -> Path:
+    """The run that `--resume` continues."""
+    return Path(config.run) if config.run else LATEST
+
+
+def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
+    """The configuration with what this machine uses in place of `auto` and 0.
+
+    A resumed run keeps what it used where it began; only the number of devices is chosen again. How the processes
+    connect (`--distributed`) is not part of a resolved configuration.
+    """
+    loop = config.train
+    matmul_precision = loop.matmul_precision
+    if matmul_precision == "auto" and resumed is not None:
+        matmul_precision = resumed.train.matmul_precision
+    if matmul_precision == "auto":
+        matmul_precision = choose_matmul_precision()
+
+    select_on = loop.select_on
+    if select_on == "auto" and resumed is not None:
+        select_on = resumed.train.select_on
+    if select_on == "auto":
+        select_on = "dev"
+
+    loop = replace(
+        loop,
+        devices=loop.devices or jax.device_count(),
+        matmul_precision=matmul_precision,
+        select_on=select_on,
+    )
+    return replace(config, train=loop, distributed=DistributedConfig(fsdp=config.distributed.fsdp))
+
+
+def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
+    """Raises InputError if a resumed run would go on with another configuration, except for fields of `MAY_CHANGE`."""
+    before = flatten_dict(to_json(resumed), sep=".")
+    now = flatten_dict(to_json(config), sep=".")
+    changes = [
+        f"{name} ({value} in the run, {now[name]} now)"
+        for name, value in before.items()
+        if name not in MAY_CHANGE and value != now[name]
+    ]
+    if changes:
+        raise InputError(
+            f"{folder} was trained with another configuration: {'; '.join(changes)}; use these or another --run"
+        )
+
+
+# The folder.
+
+
+def make_folder(run: str | None) -> Path:
+    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it cannot be written."""
+    try:
+        if run is not None:
+            folder = Path(run)
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+
+        RUNS.mkdir(exist_ok=True)
+        while True:
+            folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
+            with suppress(FileExistsError):  # another run of this second; take the next one
+                folder.mkdir()
+                return folder
+            time.sleep(0.1)
+    except OSError as error:
+        raise InputError(
+            f"{run or RUNS}: cannot write there ({error.strerror}); permit it or give another --run"
+        ) from error
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Begins a new run in `folder`. Raises InputError if there is one already, or the folder cannot be written."""
+    if (folder / CONFIG).exists():
+        raise InputError(
+            f"{folder} holds a run already; continue it with --resume or give another --run"
+        )
+    with writing(folder / CONFIG) as part:
+        part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
+        (folder / "samples").mkdir(exist_ok=True)
+        if config.run is None:
+            # Replaced in one step, so that there is a link at any time.
+            link = LATEST.with_name(f".latest-{os.getpid()}")
+            link.symlink_to(folder.name, target_is_directory=True)
+            link.replace(LATEST)
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keeps other commands from training in a run folder. The system ends the lock with this process, however that
+    ends. Raises InputError if another command has it. Windows and some network file systems have no such locks."""
+    try:
+        file = (folder / LOCK).open("a")
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); permit it or give another --run"
+        ) from error
+    with file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{folder}: another process trains this run now; wait until it ends, or give another --run"
+            ) from None
+        except OSError:
+            print(
+                f"{folder}: this file system has no locks; do not train one run twice at a time",
+                file=sys.stderr,
+            )
+        yield
+
+
+# What a run was trained with: published weights and data.
+
+
+def find_encoder_sizes(config: Config) -> EncoderSizes:
+    """Sizes of the published image encoders of a run: those of the run that it resumes or starts from, which needs no
+    published files, or else of the weights themselves. Raises InputError as `read_encoder_sizes`."""
+    if config.resume:
+        return read_sizes(resumed_folder(config))
+    if config.init:
+        return read_sizes(Path(config.init))
+    return read_encoder_sizes(config.model)
+
+
+def read_sizes(folder: Path) -> EncoderSizes:
+    """Sizes of the published image encoders of a run. A run that never got as far as writing them reads the weights."""
+    config = read_config(folder)
+    inputs = read_inputs(folder)
+    if "image_encoder" in inputs:
+        return EncoderSizes.from_json(inputs["image_encoder"])
+    return read_encoder_sizes(config.model)
+
+
+def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The `inputs.json` of a run; empty if it was stopped before that was written."""
+    path = folder / INPUTS
+    return load_json(path, "the file that the run wrote") if path.exists() else {}
+
+
+def check_inputs(
+    folder: Path, config: Config, sizes: EncoderSizes, texts: TextStates, data_sha256: str
+) -> None:
+    """Writes what a new run is trained with, or compares it with what a resumed run was trained with.
+
+    These are the sizes of the image encoders, and hashes of the language model, its tokenizer and the training data.
+    Raises InputError if a hash differs, also from that of the run that this one starts from (`--init`).
+    """
+    if config.init:
+        initial = read_inputs(Path(config.init))
+        if initial:
+            check_language_model(texts, initial["language_model"], f"--init {config.init}")
+
+    before = read_inputs(folder) if config.resume else {}
+    if before:
+        check_language_model(texts, before["language_model"], f"the run {folder}")
+        if before["data"]["sha256"] != data_sha256:
+            raise InputError(
+                f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
+                f"them, or start a new run from its weights with --init {folder}"
+            )
+        return
+
+    inputs = {
+        "image_encoder": to_json(sizes),
+        "language_model": {"name": config.model.text.name, **texts.identity},
+        "data": {"source": config.data.source, "sha256": data_sha256},
+    }
+    with writing(folder / INPUTS) as part:
+        part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
+
+
+def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], user: str) -> None:
+    """Raises InputError if a language model or its tokenizer is another one than in training.
+
+    Args:
+        trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not compared.
+        user: the run or the export, for messages.
+    """
+    identity = text_encoder.identity
+    for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
+        if trained.get(key, identity[key]) == identity[key]:
+            continue
+        revision = f", revision {trained['revision']}" if trained.get("revision") else ""
+        raise InputError(
+            f"{text_encoder.folder}: its {part} sha256 {identity[key]}, but {user} needs {trained[key]}; "
+            f"get the {trained['name']} that it was trained with{revision}"
+        )
