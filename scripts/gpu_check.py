@@ -54,10 +54,10 @@ PEAKS = {
 """Dense bfloat16 FLOPs a second, from NVIDIA's data sheets, by what a device's name holds."""
 SIZES = {False: (4, 10), True: (2, 1)}
 """Images in a batch and repeats, of a real run and of a dry one."""
-SMALL_RUN = (
-    "--train.steps 2 --train.evaluate-every 2 --train.evaluate-samples 2 --train.report-samples 2 --data.scenes 32 "
-    "--train.batch-size 4 --data.text-only-queries 64"
-)
+SMALL_RUN = """
+    --train.steps 2 --train.evaluate-every 2 --train.evaluate-samples 2 --train.report-samples 2
+    --train.batch-size 4 --data.scenes 32 --data.text-only-queries 64
+"""
 
 
 @dataclass(frozen=True)
@@ -86,41 +86,40 @@ def main() -> None:
         }
         args.out.write_text(json.dumps(parts[args.part](args)), "utf-8")
         return
-    found: dict[str, Any] = {"dry_run": args.dry_run}
+
+    results: dict[str, Any] = {"dry_run": args.dry_run}
+    failed = []
     for part in PARTS:
-        started, result = time.monotonic(), args.out.with_suffix(f".{part}")
-        words = [
-            sys.executable,
-            __file__,
-            "--part",
-            part,
-            "--out",
-            str(result),
-            "--run",
-            str(args.run),
-        ]
-        environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if args.dry_run else {})
-        code = subprocess.run(
-            [*words, *(["--dry-run"] if args.dry_run else [])], env=environment
-        ).returncode
-        found[part] = (
-            json.loads(result.read_text("utf-8")) if code == 0 else f"failed, exit code {code}"
-        )
-        result.unlink(missing_ok=True)
-        print(f"{part}: {found[part]}, {time.monotonic() - started:.0f} s", flush=True)
-        with writing(
-            args.out, overwrite=True
-        ) as file:  # after each part, so that a later one loses nothing
-            file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(
-        "dry run on a CPU: no GPU was used, and no figure counts"
-        if args.dry_run
-        else f"wrote {args.out}"
-    )
-    if failed := [
-        part for part in PARTS if isinstance(found[part], str) and found[part].startswith("failed")
-    ]:
+        started = time.monotonic()
+        code, results[part] = run_part(part, args)
+        if code:
+            failed.append(part)
+        print(f"{part}: {results[part]}, {time.monotonic() - started:.0f} s", flush=True)
+        # After each part, so that a later one loses nothing.
+        with writing(args.out) as file:
+            file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if args.dry_run:
+        print("dry run on a CPU: no GPU was used, and no figure counts")
+    else:
+        print(f"wrote {args.out}")
+    if failed:
         raise InputError(f"{', '.join(failed)} failed; the output above says why")
+
+
+def run_part(part: str, args: CheckConfig) -> tuple[int, Any]:
+    """Runs one part in a process of its own. Returns its exit code and its result."""
+    file = args.out.with_suffix(f".{part}")
+    command = [sys.executable, __file__, "--part", part, "--out", str(file), "--run", str(args.run)]
+    environment = dict(os.environ)
+    if args.dry_run:
+        command.append("--dry-run")
+        environment["JAX_PLATFORMS"] = "cpu"
+    code = subprocess.run(command, env=environment).returncode
+    if code:
+        return code, f"failed, exit code {code}"
+    result = json.loads(file.read_text("utf-8"))
+    file.unlink()
+    return code, result
 
 
 def run_tests(args: CheckConfig) -> str:
@@ -202,9 +201,11 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
         return nnx.merge(graphdef, weights)(pixels).tokens.astype(jnp.float32).mean()
 
     backward = jax.jit(jax.grad(forward))
-    found: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__}
-    found["encoder"] = figures_of(forward.lower(weights), lambda: forward(weights))
-    found["encoder with gradients"] = figures_of(backward.lower(weights), lambda: backward(weights))
+    results: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__}
+    results["encoder"] = figures_of(forward.lower(weights), lambda: forward(weights))
+    results["encoder with gradients"] = figures_of(
+        backward.lower(weights), lambda: backward(weights)
+    )
 
     decoder = (
         DecoderConfig(dim=32, heads=2, mlp_dim=64)
@@ -230,8 +231,8 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
         state, values = step(state, constants, batch, names)
         return values
 
-    found["training step"] = figures_of(step.lower(state, constants, batch, names), one_step)
-    return found
+    results["training step"] = figures_of(step.lower(state, constants, batch, names), one_step)
+    return results
 
 
 def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
@@ -273,7 +274,7 @@ def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
         with torch.no_grad(), torch.autocast(kind, torch.bfloat16):
             encode(pixels)
 
-    found: dict[str, Any] = {"device": device, "torch": torch.__version__}
+    results: dict[str, Any] = {"device": device, "torch": torch.__version__}
     for how in ("eager",) if args.dry_run else ("eager", "compiled"):
         encode = model if how == "eager" else torch.compile(model)
         for name, work in {"encoder": forward, "encoder with gradients": backward}.items():
@@ -284,10 +285,10 @@ def measure_torch(args: CheckConfig) -> dict[str, Any] | str:
             wait = (lambda _: None) if args.dry_run else (lambda _: torch.cuda.synchronize())
             timed = measure(partial(work, encode), wait, repeats)
             memory = 0 if args.dry_run else torch.cuda.max_memory_allocated()
-            found[f"{name}, {how}"] = figures(
+            results[f"{name}, {how}"] = figures(
                 timed, images, counter.get_total_flops(), device, memory
             )
-    return found
+    return results
 
 
 def train(args: CheckConfig) -> dict[str, Any]:

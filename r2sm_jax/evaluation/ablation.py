@@ -170,7 +170,7 @@ def score_bag_of_words(
         for term in word_terms(sentence.text):
             vocabulary.setdefault(term, len(vocabulary))
     features = count_terms(train_sentences, vocabulary)
-    weights = fit_logistic_regression(features, is_amodal(train_sentences))
+    weights = fit_logistic_regression(features, is_amodal(train_sentences), len(vocabulary))
 
     result = HeadScores("bag of words", num_parameters=len(weights))
     result.seconds.append(time.monotonic() - start)
@@ -200,7 +200,7 @@ def count_terms(sentences: Sequence[Sentence], vocabulary: dict[str, int]) -> sp
 
 
 def fit_logistic_regression(
-    features: sparse.csr_array, labels: Bool[np.ndarray, " n"]
+    features: sparse.csr_array, labels: Bool[np.ndarray, " n"], num_terms: int
 ) -> Float[np.ndarray, " d"]:
     """Weights, and the bias as the last number. The penalty is scikit-learn's default, C = 1."""
     signs = np.where(labels, 1.0, -1.0)
@@ -212,7 +212,7 @@ def fit_logistic_regression(
         gradient = np.append(features.T @ slopes + weights[:-1], slopes.sum())
         return float(loss), gradient
 
-    start = np.zeros((features.T @ signs).size + 1)
+    start = np.zeros(num_terms + 1)
     result: Any = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B")
     return result.x
 
