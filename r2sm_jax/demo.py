@@ -21,7 +21,8 @@ class DemoConfig:
     """A page where people try a trained segmenter."""
 
     run: Annotated[str, tyro.conf.Positional] = "photos-small"
-    """Run folder, such as runs/latest, export, released model, or hf:owner/name of an export on the hub."""
+    """Run folder, such as runs/latest, export, released model, or hf:owner/name of an export on the
+    hub."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 7860
@@ -37,7 +38,8 @@ def load_predictor(args: DemoConfig) -> Predictor:
     predictor = load(args.run, checkpoint=args.checkpoint).predictor
     if predictor.config.head in (NO_HEAD, "oracle"):
         raise InputError(
-            f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that decides"
+            f"{args.run}: its head, {predictor.config.head}, reads no sentence; give a run that "
+            "decides"
         )
     return predictor
 

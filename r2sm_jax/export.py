@@ -1,4 +1,4 @@
-"""`python -m r2sm_jax.export RUN --out DIR`: writes a run as the folder that docs/export.md describes."""
+"""`python -m r2sm_jax.export RUN --out DIR`: writes a run as a folder (docs/export.md)."""
 
 import sys
 from dataclasses import dataclass
@@ -18,24 +18,26 @@ from r2sm_jax.inference.run import load
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Writes a run as a folder in Hugging Face's layout: safetensors, tokenizer, model card, StableHLO."""
+    """Writes a run as a folder in Hugging Face's layout: safetensors, tokenizer, model card,
+    StableHLO."""
 
     run: Annotated[str, tyro.conf.Positional]
     """Run folder, such as runs/latest."""
     out: str
     """Folder to write. Its name is the model's name on the card."""
     lm: Literal["embed", "reference"] = "embed"
-    """embed: copy the frozen language model into the folder; reference: write its name and checksum, and
-    download it at the first use."""
+    """embed: copy the frozen language model into the folder; reference: write its name and
+    checksum, and download it at the first use."""
     compact: bool = False
-    """Write the trained weights alone, in float16: published weights that are frozen and the language model
-    are referred to by name, and there is no StableHLO."""
+    """Write the trained weights alone, in float16: published weights that are frozen and the
+    language model are referred to by name, and there is no StableHLO."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     overwrite: bool = False
     """Replace an earlier export in the folder, with its model card."""
     verify: bool = False
-    """Check that the run, the export, and the StableHLO without this package give the same answers."""
+    """Check that the run, the export, and the StableHLO without this package give the same
+    answers."""
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -44,7 +46,8 @@ def check_out(out: Path, overwrite: bool) -> None:
     is_run = (out / "checkpoints").exists()
     if out.is_file() or is_run or (has_config and not is_export(out)):
         raise InputError(
-            f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another --out"
+            f"{out}: this is a file, a run folder, or has another model's {CONFIG}; give another "
+            "--out"
         )
     if has_config and not overwrite:
         raise InputError(f"{out}: it holds an export already; give another --out or --overwrite")
@@ -56,7 +59,8 @@ def check_references(args: ExportConfig, config: ModelConfig) -> None:
         for encoder in config.vision.pretrained:
             if Path(encoder).expanduser().exists():
                 raise InputError(
-                    f"--compact: the image encoder {encoder} is on this machine alone; leave --compact out"
+                    f"--compact: the image encoder {encoder} is on this machine alone; leave "
+                    "--compact out"
                 )
     name = config.text.name
     if (args.compact or args.lm == "reference") and Path(name).expanduser().is_dir():
@@ -78,7 +82,8 @@ def main() -> None:
     run = load(args.run, checkpoint=args.checkpoint)
     if run.is_export:
         raise InputError(
-            f"{args.run}: this is an export already; copy the folder, or give the run that it came from"
+            f"{args.run}: this is an export already; copy the folder, or give the run that it came "
+            "from"
         )
     check_references(args, run.config.model)
 

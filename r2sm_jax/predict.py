@@ -1,7 +1,7 @@
-"""`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: the mask type that a sentence asks for, and the mask.
+"""`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: decides the mask type and segments.
 
-One query about one image gives a folder of masks. Several images or queries give `predictions.json`; a call
-that was stopped goes on where it was (inference/batch.py).
+One query about one image gives a folder of masks. Several images or queries give
+`predictions.json`; a call that was stopped goes on where it was (inference/batch.py).
 """
 
 import json
@@ -32,26 +32,31 @@ class PredictConfig:
     """Segments what a sentence means in one image, or in many."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the hub."""
+    """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the
+    hub."""
     image: Annotated[str, tyro.conf.Positional]
     """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as
     'photos/*.jpg'."""
     query: Annotated[str | None, tyro.conf.Positional] = None
     """What to segment, such as "the complete shape of the red mug"; none with --queries."""
     queries: str | None = None
-    """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab, QUERY."""
+    """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab,
+    QUERY."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None
-    """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with --json."""
+    """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with
+    --json."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
-    """Replace the files of an earlier prediction; several images: start anew instead of going on."""
+    """Replace the files of an earlier prediction; several images: start anew instead of going
+    on."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: round what dense layers and convolutions multiply; faster on CPUs with AMX or AVX512-BF16."""
+    """bfloat16: round what dense layers and convolutions multiply; faster on CPUs with AMX or
+    AVX512-BF16."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     distributed: ProcessConfig = field(default_factory=ProcessConfig)
@@ -105,7 +110,8 @@ def predict_many(args: PredictConfig) -> None:
     if num_truncated:
         limit = predictor.text_encoder.max_tokens
         print(
-            f"warning: {num_truncated} queries are longer than {limit} tokens, and their ends were not read",
+            f"warning: {num_truncated} queries are longer than {limit} tokens, and their ends were "
+            "not read",
             file=sys.stderr,
         )
     for reason in result.failed.values():
@@ -128,7 +134,8 @@ def main() -> None:
     positional = list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))
     if len(positional) > 3:
         raise InputError(
-            "too many arguments; put quotes around the sentence, or around a pattern like 'photos/*.jpg'"
+            "too many arguments; put quotes around the sentence, or around a pattern like "
+            "'photos/*.jpg'"
         )
     args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
     if not args.image:

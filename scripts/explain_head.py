@@ -1,10 +1,12 @@
-"""How much each word of a sentence moves the mask-type head: `python scripts/explain_head.py RUN "SENTENCE"`.
+"""How much each word of a sentence moves the mask-type head.
 
-Prints one line a word: its share of the calibrated logit, above 0 for amodal, below for modal. Shares are
-Shapley values (1953), estimated from random orders of the words as in Castro et al. 2009, "Polynomial
-calculation of the Shapley value based on sampling". They add up to what all words together change. Every
-partial sentence goes through the language model anew: the states of the other tokens would still carry a
-word that is only masked in the head.
+    python scripts/explain_head.py RUN "SENTENCE"
+
+Prints one line a word: its share of the calibrated logit, above 0 for amodal, below for modal.
+Shares are Shapley values (1953), estimated from random orders of the words as in Castro et al.
+2009, "Polynomial calculation of the Shapley value based on sampling". They add up to what all words
+together change. Every partial sentence goes through the language model anew: the states of the
+other tokens would still carry a word that is only masked in the head.
 """
 
 import sys
@@ -19,13 +21,15 @@ from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.inference.predictor import check_query
 
 NUM_SENTENCES = 192
-"""Sentences for one query, roughly. Long queries get fewer orders, but at least one and its reverse."""
+"""Sentences for one query, roughly. Long queries get fewer orders, but at least one and its
+reverse."""
 
 
 def shapley_values(
     words: Sequence[str], logits: Callable[[list[str]], Float[np.ndarray, " n"]]
 ) -> Float[np.ndarray, " w"]:
-    """The mean change of the logit when each word joins the earlier ones of an order, over random orders.
+    """The mean change of the logit when each word joins the earlier ones of an order, over random
+    orders.
 
     An order and its reverse are taken together, which lowers the variance.
     """

@@ -191,7 +191,8 @@ def read_programs(folder: Path) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_no_setting_of_jax_changes_an_export(exported, workplace, tmp_path):
-    """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default precision is."""
+    """Matrix products are float32 in the StableHLO and in the verification, whatever JAX's default
+    precision is."""
     command = [sys.executable, "-m", "r2sm_jax.export", "runs/mugs", "--verify", "--out"]
     environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16"}
     ended = subprocess.run(

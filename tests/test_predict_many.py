@@ -1,4 +1,5 @@
-"""`predict` for many images: what is predicted, the journal, and going on after a stop. A stub stands for the model."""
+"""`predict` for many images: what is predicted, the journal, and going on after a stop. A stub
+stands for the model."""
 
 import json
 import os
@@ -42,10 +43,11 @@ def stub(monkeypatch) -> StubPredictor:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
-    """Eleven scenes of three sizes, one with more queries than fit in a row; a folder with `val.json`.
+    """Eleven scenes of three sizes, one with more queries than fit in a row; a folder with
+    `val.json`.
 
-    Each has a query without a target; some have a region to ignore, or an instance whose complete shape is
-    not annotated.
+    Each has a query without a target; some have a region to ignore, or an instance whose complete
+    shape is not annotated.
     """
     folder = tmp_path_factory.mktemp("dataset")
     samples = []
@@ -88,7 +90,8 @@ def fused(out: Path) -> list[dict]:
 
 
 def without_other_type(report: dict) -> dict:
-    """The figures of a split without those that need the mask of the type that was not decided for."""
+    """The figures of a split without those that need the mask of the type that was not decided
+    for."""
     figures = {name: report[name] for name in ("mask_type", "variants", "breakdowns")}
     for name in ("all", "modal", "amodal"):
         figures[name] = {k: v for k, v in report[name].items() if not k.startswith("complete_")}
@@ -98,7 +101,8 @@ def without_other_type(report: dict) -> dict:
 
 
 def test_predictions_score_as_the_run_itself(tiny_run, dataset, tmp_path, command):
-    """Predicting and scoring the file gives what evaluating the run gives, to the last digit of every figure."""
+    """Predicting and scoring the file gives what evaluating the run gives, to the last digit of
+    every figure."""
     run = shutil.copytree(tiny_run, tmp_path / "tiny")
     config = json.loads((run / "config.json").read_text())
     config["model"]["mask_threshold"] = -4.0  # after four steps most masks are empty otherwise

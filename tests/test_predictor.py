@@ -1,4 +1,5 @@
-"""The predictor: the same predictions alone, in batches and in threads; what it compiles; what it refuses."""
+"""The predictor: the same predictions alone, in batches and in threads; what it compiles; what it
+refuses."""
 
 import io
 import json

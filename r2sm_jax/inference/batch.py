@@ -1,6 +1,6 @@
 """Predicts many images into a folder, and goes on where an earlier call was stopped.
 
-answers.jsonl      a header, then a line an image: {"image": name, "answers": [entries of each query]}
+answers.jsonl      a header, then a line an image: {"image": name, "answers": [[entry, ...], ...]}
 predictions.json   all entries, in the format that `evaluate --predictions` scores
 
 Several processes divide the images. Process N of several appends to answers-N.jsonl.
@@ -64,7 +64,8 @@ def predict_images(
 ) -> BatchResult:
     """Predicts the images that have no answers in `out` yet and writes `out/predictions.json`.
 
-    Raises InputError if `out` holds the answers of something else or cannot be written, or no image can be read.
+    Raises InputError if `out` holds the answers of something else or cannot be written, or no image
+    can be read.
     """
     predictor.check((), mask_type)
     header = {
@@ -120,7 +121,7 @@ def find_journals(out: Path) -> list[Path]:
 
 
 def read_journals(out: Path, header: Mapping[str, str]) -> dict[str, Line]:
-    """Returns where the answers about each image are, by its name. Raises InputError as `read_journal`."""
+    """Returns the line of each image by its name. Raises InputError as `read_journal`."""
     lines: dict[str, Line] = {}
     for path in find_journals(out):
         lines |= read_journal(path, header)
@@ -128,8 +129,9 @@ def read_journals(out: Path, header: Mapping[str, str]) -> dict[str, Line]:
 
 
 def read_journal(path: Path, header: Mapping[str, str]) -> dict[str, Line]:
-    """Returns the lines of one journal by the name of the image, and drops a last line that was cut short.
+    """Returns the lines of one journal by the name of the image.
 
+    A last line that was cut short, when a process was killed, is dropped.
     Raises InputError if the file is damaged or no journal, or the answers are of something else.
     """
     damaged = InputError(f"{path}: it is damaged; pass --overwrite to start anew")
@@ -168,7 +170,8 @@ def _check_header(path: Path, line: bytes, header: Mapping[str, str], damaged: I
     if changed:
         names = ", ".join(changed).replace("_", " ")
         raise InputError(
-            f"{path}: these answers are of other {names}; pass another --out, or --overwrite to start anew"
+            f"{path}: these answers are of other {names}; pass another --out, or --overwrite to "
+            "start anew"
         )
 
 
@@ -194,7 +197,10 @@ def _predict_tasks(
     header: Mapping[str, str],
     mask_type: str,
 ) -> dict[str, str]:
-    """Predicts images and appends their answers to this process's journal; returns why some cannot be read."""
+    """Appends the answers about images to this process's journal.
+
+    Returns the images that cannot be read, with the reasons.
+    """
     predictor.text_encoder.encode(query.text for task in tasks for query in task.queries)
     name = JOURNAL
     if jax.process_count() > 1:

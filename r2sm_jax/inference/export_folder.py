@@ -1,4 +1,4 @@
-"""The folder of an export: its files (docs/export.md), how to find one, check it and read its weights."""
+"""The folder of an export (docs/export.md): how to find one, check it and read its weights."""
 
 import json
 from collections.abc import Mapping
@@ -56,10 +56,11 @@ def find_folder(name: str | Path) -> Path:
     """Returns the folder of a run or an export.
 
     Args:
-        name: a local folder, a released model of this package, or `hf:owner/name` of an export on the Hugging
-            Face hub, which is downloaded. A folder of one's own goes before a released model.
+        name: a local folder, a released model of this package, or `hf:owner/name` of an export on
+            the Hugging Face hub, which is downloaded. A local folder goes before a released model.
 
-    Raises InputError if there is no such folder, or neither the hub nor its local cache has the export.
+    Raises InputError if there is no such folder, or neither the hub nor its local cache has the
+    export.
     """
     folder = Path(name)
     if folder.exists():
@@ -87,7 +88,7 @@ def _check_is_export(folder: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes `SHA256SUMS` in the format of `sha256sum`. The card is left out, so that it may be edited."""
+    """Writes `SHA256SUMS` in the format of `sha256sum`, without the card, which may be edited."""
     lines = []
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
@@ -104,8 +105,8 @@ def check_export(folder: Path) -> None:
     version = read_export_config(folder).get("format_version", FORMAT_VERSION)
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise InputError(
-            f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to {FORMAT_VERSION}; "
-            "upgrade it with pip install --upgrade r2sm_jax"
+            f"{folder / CONFIG}: format version {version!r}, but this r2sm_jax reads up to "
+            f"{FORMAT_VERSION}; upgrade it with pip install --upgrade r2sm_jax"
         )
 
     checksums = folder / CHECKSUMS
@@ -171,7 +172,7 @@ def model_with_weights(
 
 
 def flat_weights(state: nnx.State) -> dict[str, Any]:
-    """Returns the values of a state by dotted path, such as "decoder.blocks.0.mlp.layers.0.kernel"."""
+    """Returns the values of a state by dotted path, such as "decoder.image.kernel"."""
     return {_dotted(path): variable[...] for path, variable in nnx.to_flat_state(state)}
 
 

@@ -1,4 +1,4 @@
-"""Writes an export: the weights, configuration, tokenizer, StableHLO and model card of a run in one folder."""
+"""Writes an export: weights, configuration, tokenizer, StableHLO and model card in one folder."""
 
 import json
 import os
@@ -45,7 +45,9 @@ from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 def export(
     run: Run, out: Path, *, embed_language_model: bool = True, compact: bool = False
 ) -> None:
-    """Writes an export of a run. Files of an earlier export in `out` are replaced, other files stay.
+    """Writes an export of a run.
+
+    Files of an earlier export in `out` are replaced, other files stay.
 
     Args:
         embed_language_model: copy the language model; otherwise refer to it by name.
@@ -115,7 +117,7 @@ def _write(run: Run, folder: Path, title: str, embed_language_model: bool, compa
 
 
 def _in_float16(run: Run, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the weights that are not as published, in float16, and the hash of all weights once they are loaded."""
+    """Returns the trained weights in float16, and the hash of all weights once they are loaded."""
     published = published_weights(run.config.model, run.sizes)
     trained = {}
     for name, value in weights.items():
@@ -183,7 +185,7 @@ def _model_name(model: str) -> str:
 
 
 def preprocessor_config(config: Config) -> dict[str, Any]:
-    """Returns how an image becomes the input of `encode_image`, in the terms of Hugging Face's image processors."""
+    """Returns how an image becomes the model's input, in the terms of Hugging Face's processors."""
     size = config.model.vision.image_size
     return {
         "image_processor_type": "R2SMLetterbox",

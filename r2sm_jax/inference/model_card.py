@@ -17,8 +17,8 @@ FUNCTIONS_TEXT = (
     "docs/export.md of r2sm_jax shows how to call them.\n"
 )
 SCENES_TEXT = (
-    "{scenes:,} procedural scenes (seed {seed}): drawn everyday objects that hide one another, with exact "
-    "masks, and queries from a grammar. No photographs, and no sentences written by people."
+    "{scenes:,} procedural scenes (seed {seed}): drawn everyday objects that hide one another, "
+    "with exact masks, and queries from a grammar. No photographs, and no sentences written by people."
 )
 OTHER_DATA_TEXT = (
     "`{source}`. Its publisher sets its licence; state it here before you pass these weights on."
@@ -122,7 +122,8 @@ def _eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 def _figures(report: Mapping[str, Any]) -> str:
     """A table of the report's splits."""
     lines = [
-        "| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy | data sha256 |",
+        "| split | queries | gIoU | modal | amodal | cIoU | occluded IoU | type accuracy "
+        "| data sha256 |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for split, figures in report["splits"].items():

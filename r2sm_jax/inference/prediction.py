@@ -1,4 +1,4 @@
-"""The prediction for one query: its masks at the image's own resolution, and how they are written to files."""
+"""The prediction for one query: masks at the image's own resolution, and the files made of them."""
 
 import json
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class InstanceMask:
 
 
 class Candidate(NamedTuple):
-    """The mask of one instance slot, present or not, with the confidence that ranks it for average precision."""
+    """The mask of one instance slot, present or not, with its confidence for average precision."""
 
     mask: RLE
     score: float
@@ -42,9 +42,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a system predicts for one query, at the image's own resolution. `amodal = modal ∪ occluded`.
+    """What a system predicts for one query, at the image's own resolution.
 
-    The predictor fills in every field. Other systems, read from a file, may decide nothing and give one mask.
+    `amodal = modal ∪ occluded`. The predictor fills in every field. Other systems, read from a file, may decide nothing and give
+    one mask.
     """
 
     query: str
@@ -58,11 +59,13 @@ class Prediction:
     instances: tuple[InstanceMask, ...] = ()
     """Instances that are probably present, the surest first."""
     candidates: tuple[Candidate, ...] = ()
-    """All slots with a mask of the decided type, for average precision. Filled in only on request."""
+    """All slots with a mask of the decided type, for average precision. Filled in only on
+    request."""
     presence: float = 1.0
-    """Probability that the image has what the query means. Below the run's threshold the masks are empty."""
+    """Probability that the image has what the query means. Masks are empty below a threshold."""
     undecided: bool = False
-    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may be right."""
+    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may
+    be right."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit."""
     has_both_masks: bool = True
@@ -79,13 +82,13 @@ class Prediction:
         return self.amodal if self.mask_type == "amodal" else self.modal
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
-        """Returns one of the masks in COCO's run-length encoding: `{"size": [H, W], "counts": "..."}`."""
+        """Returns one of the masks in COCO's run-length encoding."""
         return masks.encode(self._mask_named(name))
 
     def polygons(self, name: str = "mask") -> list[list[float]]:
-        """Returns the outlines of one of the masks, largest part first, as COCO polygons `[x1, y1, x2, y2, ...]`.
+        """Returns the outlines of one of the masks, largest part first, as COCO's polygons.
 
-        They are in pixels and true to half a pixel. Polygons cannot have holes; `rle` is exact.
+        Each is `[x1, y1, x2, y2, ...]` in pixels and true to half a pixel. Polygons cannot have holes; `rle` is exact.
         """
         return masks.polygons(self._mask_named(name))
 
@@ -108,8 +111,8 @@ class Prediction:
         height, width = self.modal.shape
         if array.shape[:2] != (height, width):
             raise InputError(
-                f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x {height} "
-                "pixels; give the image that was predicted"
+                f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x "
+                f"{height} pixels; give the image that was predicted"
             )
         return overlay(array, self.modal, self.occluded, self.mask_type or "modal")
 
@@ -139,7 +142,7 @@ class Prediction:
         return values
 
     def to_coco(self) -> list[dict[str, Any]]:
-        """Returns the entries of a predictions file (docs/metrics.md): the fused mask, then the candidates."""
+        """Returns entries of a predictions file (docs/metrics.md): fused mask, then candidates."""
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": self.score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
@@ -148,7 +151,8 @@ class Prediction:
         return [fused, *candidates]
 
     def write(self, folder: Path, image: np.ndarray) -> None:
-        """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as `overlay`."""
+        """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as
+        `overlay`."""
         overlay = self.overlay(image)
         with writing(folder / "prediction.json") as part:
             for name in MASKS:

@@ -37,10 +37,10 @@ EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
 MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """Values of `mask_type`; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
-"""The queries about an image are padded to one of these numbers, so that nothing is compiled anew. More
-than the last take several rows."""
+"""The queries about an image are padded to one of these numbers, so that nothing is compiled anew.
+More than the last take several rows."""
 BATCH_ROWS = 8
-"""Rows in a batch of images, each with up to 8 queries about one image; the last batch is padded."""
+"""Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
 
@@ -79,11 +79,11 @@ def check_query(query: str) -> None:
 class Predictor:
     """Segments images by queries.
 
-    `set_image` and `encode` compute the features of an image once, and `predict` decodes queries with them.
-    `predict_batch` and `predict_batches` compute several images at once.
+    `set_image` and `encode` compute the features of an image once, and `predict` decodes queries
+    with them. `predict_batch` and `predict_batches` compute several images at once.
 
-    Threads may share a predictor. But `set_image` sets one image for all of them, so a server should `encode`
-    each image and pass it to `predict`.
+    Threads may share a predictor. But `set_image` sets one image for all of them, so a server
+    should `encode` each image and pass it to `predict`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Predictor:
         calibration: Calibration = NOT_CALIBRATED,
         matmul_precision: MatmulPrecision = "float32",
     ):
-        """Takes a split model. `matmul_precision` holds for dense layers and convolutions (models/matmul.py)."""
+        """Takes a split model. `matmul_precision` is that of models/matmul.py."""
         self.config = config
         self.text_encoder = text_encoder
         self.calibration = calibration
@@ -154,7 +154,7 @@ class Predictor:
         self._image = self.encode(image)
 
     def encode(self, image: ImageLike) -> EncodedImage:
-        """Computes the features of an image, for `predict(..., image=...)`. Raises InputError as `set_image`."""
+        """Computes the features of an image for `predict`. Raises InputError as `set_image`."""
         array = open_image(image)
         letterbox = self._letterbox(array)
         frame = letterbox.image(array)
@@ -176,8 +176,8 @@ class Predictor:
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
 
-        Raises InputError if there is no image, a query is empty, the mask type is unknown, or the run has an
-        oracle head and no type is forced.
+        Raises InputError if there is no image, a query is empty, the mask type is unknown, or the
+        run has an oracle head and no type is forced.
         """
         queries = [queries] if isinstance(queries, str) else list(queries)
         self.check(queries, mask_type)
@@ -206,11 +206,13 @@ class Predictor:
     ) -> list[list[Prediction]]:
         """Returns the predictions for the queries `queries[i]` about `images[i]`.
 
-        Raises InputError as `set_image` and `predict`, or if there is not one list of queries for each image.
+        Raises InputError as `set_image` and `predict`, or if there is not one list of queries for
+        each image.
         """
         if len(images) != len(queries):
             raise InputError(
-                f"{len(images)} images, but {len(queries)} lists of queries; give one list for each image"
+                f"{len(images)} images, but {len(queries)} lists of queries; give one list for "
+                "each image"
             )
         requests = []
         for image, sentences in zip(images, queries, strict=True):
@@ -274,9 +276,9 @@ class Predictor:
         batch_rows: int = BATCH_ROWS,
         encode_text: EncodeText | None = None,
     ) -> list[list[R2SMOutput]]:
-        """Returns the model's outputs for `queries[i]` about `images[i]`, as numpy arrays without the axes b and k.
+        """Returns the model's outputs for `queries[i]` about `images[i]`.
 
-        Mask logits are in the letterbox frame, at the model's own resolution.
+        They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at the model's own resolution.
         """
         # One row holds up to 8 queries about one image, so an image may take several rows, or none.
         rows = []
@@ -300,13 +302,13 @@ class Predictor:
         return outputs
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
-        """Returns the calibrated logits of a learned head that sentences ask for the complete shape."""
+        """Returns calibrated logits of a learned head: above 0, a sentence asks for amodal."""
         states, mask = self.text_encoder(list(sentences))
         calibration = self._calibration_arrays()
         return np.asarray(self._amodal_logit(self.weights, states, mask, calibration))
 
     def warm_up(self) -> None:
-        """Compiles everything that `predict` needs, so that a server's first request is as fast as others."""
+        """Compiles everything that `predict` needs, before a server opens."""
         self.text_encoder.warm_up()
         size = self.config.vision.image_size
         image = self.encode(np.zeros((size, size, 3), np.uint8))
@@ -314,14 +316,15 @@ class Predictor:
             self.predict(["anything"] * num_queries, "modal", image)
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
-        """Raises InputError for an empty query, an unknown mask type, or `auto` where the head needs the truth."""
+        """Raises InputError for a bad query or mask type, or `auto` with the oracle head."""
         for query in queries:
             check_query(query)
         if mask_type not in MASK_TYPE_CHOICES:
             raise InputError(f"mask type {mask_type!r} is unknown; say auto, modal or amodal")
         if mask_type == "auto" and self.config.head == "oracle":
             raise InputError(
-                "this run's head is the oracle, which needs the truth; pass --mask-type modal or amodal"
+                "this run's head is the oracle, which needs the truth; pass --mask-type modal or "
+                "amodal"
             )
 
     def _decode_rows(
@@ -331,7 +334,7 @@ class Predictor:
         queries: Sequence[Sequence[str]],
         encode_text: EncodeText,
     ) -> list[list[R2SMOutput]]:
-        """Decodes the queries of each row about the image of that row; images beyond these are padding."""
+        """Decodes the queries of each row; images beyond these rows are padding."""
         num_rows = len(tokens)
         longest = max(len(row) for row in queries)
         num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
@@ -361,7 +364,7 @@ class Predictor:
         abstain: float = 0.0,
         with_candidates: bool = False,
     ) -> Prediction:
-        """Brings the masks of one query to the image's own resolution and picks the one that it asks for."""
+        """Brings the masks of one query to the image's own resolution and decides."""
 
         def enlarge(logits: Any) -> Mask:
             return letterbox.undo(logits) > 0
@@ -417,7 +420,7 @@ class Predictor:
         )
 
     def _amodal_probability(self, query: str, output: R2SMOutput, mask_type: str) -> float:
-        """Probability that a query asks for the complete shape. The oracle head is told by `mask_type`."""
+        """Probability that a query asks for amodal. `mask_type` tells the oracle head."""
         reference = REFERENCES.get(self.config.head)
         if reference is None:
             return float(expit(output.amodal_logit))

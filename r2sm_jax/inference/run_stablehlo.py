@@ -1,9 +1,9 @@
 """Runs the StableHLO of an export with JAX alone, for stablehlo.py. It must not import r2sm_jax.
 
-python -I run_stablehlo.py EXPORT INPUTS.safetensors OUTPUTS.safetensors LANGUAGE_MODEL.safetensors [more shards]
+python -I run_stablehlo.py EXPORT INPUTS OUTPUTS LANGUAGE_MODEL...
 
-INPUTS holds images, tokens and token states. OUTPUTS gets the token states of the StableHLO (`states`), and its
-answers from the given token states (`given.*`) and from its own (`own.*`).
+All but EXPORT are safetensors files. INPUTS holds images, tokens and token states. OUTPUTS gets the token states of the StableHLO
+(`states`), and its answers from the given token states (`given.*`) and from its own (`own.*`).
 """
 
 import sys

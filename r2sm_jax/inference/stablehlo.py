@@ -1,11 +1,11 @@
-"""`model.stablehlo` of an export: the model as three functions that need only JAX, and their verification.
+"""`model.stablehlo`: the model as three functions that need only JAX, and their verification.
 
 encode_text(language model, ids [b t], mask [b t]) -> states [b t l e]
 encode_image(weights, image [b S S 3], valid [b S S]) -> features
 answer(weights, features, states [b k t l e], mask [b k t]) -> answers
 
-The first argument is the content of a safetensors file, as `safetensors.numpy.load_file` returns it. Batch size,
-number of queries and number of tokens are free.
+The first argument is the content of a safetensors file, as `safetensors.numpy.load_file` returns
+it. Batch size, number of queries and number of tokens are free.
 """
 
 import subprocess
@@ -116,7 +116,7 @@ def _lower(
 
 
 def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
-    """Writes `model.stablehlo`, a ZIP file. Its dates are fixed, so equal functions give equal bytes."""
+    """Writes a ZIP file. Its dates are fixed, so equal functions give equal bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in functions.items():
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -124,18 +124,20 @@ def write_functions(path: Path, functions: Mapping[str, bytes]) -> None:
 
 
 def verify(run: Run, folder: Path) -> str:
-    """Compares a run with its export on the same images and queries; returns the largest differences in a few lines.
+    """Returns the largest differences between a run and its export, in a few lines.
 
-    Three programs predict: the run, the export as `load_export` opens it, and the export's StableHLO in a new
-    process that does not import this package.
+    Three programs predict: the run, the export as `load_export` opens it, and the export's
+    StableHLO in a new process that does not import this package.
 
-    Raises InputError if the differences are larger than rounding explains, or the StableHLO does not run.
+    Raises InputError if the differences are larger than rounding explains, or the StableHLO does
+    not run.
     """
     exported = load_export(folder).predictor
     images, queries = _samples(exported.config.vision.image_size)
     expected = _predict(run.predictor, images, queries)
     lines = [
-        f"verified on {NUM_IMAGES} images x {NUM_QUERIES} queries; largest differences from the run:"
+        f"verified on {NUM_IMAGES} images x {NUM_QUERIES} queries; largest differences from the "
+        "run:"
     ]
     from_safetensors = _predict(exported, images, queries)
     lines.append(_compare(folder, "safetensors", expected, from_safetensors, MAX_DIFFERENCE))
@@ -174,10 +176,12 @@ def verify(run: Run, folder: Path) -> str:
     largest = (np.abs(outputs["states"] - states.astype(np.float32)) / size)[mask].max()
     if not largest <= MAX_STATE_DIFFERENCE:
         raise InputError(
-            f"{folder}: the token states of StableHLO differ by {largest:.2g}, more than float16 rounds"
+            f"{folder}: the token states of StableHLO differ by {largest:.2g}, more than float16 "
+            "rounds"
         )
     lines.append(
-        f"  token states: {largest:.2g} of their size; one step of float16 is {MAX_STATE_DIFFERENCE:.2g}"
+        f"  token states: {largest:.2g} of their size; one step of float16 is "
+        f"{MAX_STATE_DIFFERENCE:.2g}"
     )
     return "\n".join(lines)
 

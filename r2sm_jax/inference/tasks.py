@@ -68,8 +68,8 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
         query: one query about every image, or
         queries: a file of queries: a data set (.json), or text.
 
-    Raises InputError if there are no images or no queries, the file cannot be read, or it names images that
-    do not exist.
+    Raises InputError if there are no images or no queries, the file cannot be read, or it names
+    images that do not exist.
     """
     if query is not None and queries is not None:
         raise InputError(

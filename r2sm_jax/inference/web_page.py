@@ -1,4 +1,4 @@
-"""The web page of `demo`: an image and a sentence in; the decision, an overlay and a ZIP of masks out.
+"""The web page of `demo`: image and sentence in; decision, overlay and a ZIP of masks out.
 
 Needs gradio (`pip install 'r2sm_jax[demo]'`).
 """
@@ -36,7 +36,7 @@ MAX_SESSIONS = 64
 
 
 class Answer(NamedTuple):
-    """What the page keeps of one prediction to draw it in another view: preview and masks of its size."""
+    """What the page keeps to draw another view: a preview of the image, and masks of its size."""
 
     image: UInt8[np.ndarray, "h w 3"]
     modal: Mask
@@ -74,8 +74,8 @@ def describe(prediction: Prediction) -> str:
         meaning = "the visible part"
     lines = [
         f"<strong>{prediction.mask_type}</strong>: {meaning}",
-        f"probability of amodal {prediction.amodal_probability:.3f}, predicted IoU {prediction.score:.2f}, "
-        f"{prediction.mask.mean():.1%} of the image, instances: {len(prediction.instances)}",
+        f"probability of amodal {prediction.amodal_probability:.3f}, predicted IoU "
+        f"{prediction.score:.2f}, {prediction.mask.mean():.1%} of the image, instances: {len(prediction.instances)}",
     ]
     if not prediction.mask.any():
         lines.append(f"nothing of the kind is seen (probability {prediction.presence:.3f})")
@@ -85,7 +85,7 @@ def describe(prediction: Prediction) -> str:
 
 
 def write_zip(prediction: Prediction, image: UInt8[np.ndarray, "H W 3"], folder: Path) -> str:
-    """Writes the masks and the JSON as a ZIP file with a name that cannot be guessed; returns its path."""
+    """Writes masks and JSON as a ZIP file whose path cannot be guessed; returns the path."""
     for old in folder.glob("answer-*"):
         if time.time() - old.stat().st_mtime > KEEP_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
