@@ -114,7 +114,7 @@ class TextConfig:
     """The frozen language model."""
 
     name: str = MINILM
-    """The default, a folder or hf:owner/name on the Hugging Face hub; BERT, CLIP or decoder-only (docs/weights.md)."""
+    """The default, a folder or hf:owner/name on the Hugging Face hub; BERT or decoder-only (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64
