@@ -1,16 +1,16 @@
-"""The configuration of an experiment: one tree of frozen dataclasses, which loads no model. flags.py parses it."""
+"""The configuration of an experiment: one tree of frozen dataclasses, which loads no model. cli.py parses it."""
 
 import difflib
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from r2sm_jax.errors import InputError, refuse
+from r2sm_jax.errors import InputError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MaskPair = Literal["mask2former", "lisa", "sam"]
 MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
-"""How training multiplies matrices (cpu.py)."""
+"""How training multiplies matrices (models/matmul.py)."""
 
 LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
 """Mask-type heads that decide from the words alone (models/heads.py)."""
@@ -170,8 +170,9 @@ class LossConfig:
     presence: float = 0.25
     iou: float = 0.25
     instance: float = 1.0
-    """Masks of every instance, drawn from its own mean pixel feature."""
+    """Masks of every instance, predicted from its own mean pixel feature."""
     dense: float = 3.0
+    """What every pixel predicts about its object: category, attributes, what is hidden behind it, box."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ class OptimizerConfig:
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.1
-    """Of AdamW's matrices."""
+    """Weight decay of the matrices that AdamW trains."""
     muon_weight_decay: float = 0.01
     momentum: float = 0.9
-    """Of Muon."""
+    """Nesterov momentum of Muon."""
     warmup_steps: int = 30
     decay: Literal["linear", "cosine"] = "linear"
     """How the rates fall from their peak to zero at the last step."""
@@ -234,7 +235,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """The training loop. `runs.resolve` replaces `auto` and 0 by what is used, before the run folder is written."""
+    """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is used, before the run folder is written."""
 
     steps: int = 2000
     batch_size: int = 16
@@ -252,11 +253,11 @@ class LoopConfig:
     seed: int = 0
     """Seed of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
-    """Steps."""
+    """Steps between lines in the log."""
     evaluate_every: int = 1000
     """Steps between quick evaluations with sample sheets."""
     checkpoint_every: int = 500
-    """Steps."""
+    """Steps between checkpoints."""
     select_on: str = "auto"
     """Split of the quick evaluations, whose highest gIoU makes a checkpoint the run's best. auto = dev, held out of
     train. val = the paper's protocol: the split is reported too, which the report says; files train on dev then."""
@@ -318,7 +319,7 @@ def check_head(name: str) -> None:
         raise InputError(f"--model.head {name!r} is unknown; {hint}Known heads: {', '.join(names)}")
 
 
-SMALLEST = {
+MIN_VALUES = {
     "train.steps": 1,
     "train.batch_size": 1,
     "train.log_every": 1,
@@ -360,37 +361,40 @@ SMALLEST = {
 def check_config(config: Config) -> Config:
     """Refuses values with which training would fail later. Raises InputError, which names flag and possible values."""
     check_head(config.model.head)
-    problems = {}
-    for name, least in SMALLEST.items():
+    for name, least in MIN_VALUES.items():
         value = attrgetter(name)(config)
-        problems[
-            f"--{name.replace('_', '-')} {value} is too small; it must be at least {least}"
-        ] = value < least
-    refuse(problems)
+        if value < least:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} {value} is too small; it must be at least {least}")
     check_pretrained(config.model)
     check_sizes(config.model)
-    data, instance, smoothing = config.data, config.loss.instance, config.loss.type_smoothing
-    refuse(
-        {
-            f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)": not 0
-            < data.crop
-            <= 1,
-            f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none": not 0
-            <= data.colour_jitter
-            < 1,
-            f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none": not 0
-            <= data.token_drop
-            < 1,
-            f"--loss.type-smoothing {smoothing} is not in [0, 0.5); 0 = none": not 0
-            <= smoothing
-            < 0.5,
-            "--model.text.layers is empty; give hidden layers, such as 2 4 6": not config.model.text.layers,
-            f"--loss.instance {instance} leaves the second look untrained; give a weight above 0, or "
-            "--model.decoder.no-refine": config.model.refines and instance <= 0,
-            "--train.select-on test: test is for releases, never for a choice; give dev": config.train.select_on
-            == "test",
-        }
-    )
+    if not config.model.text.layers:
+        raise InputError("--model.text.layers is empty; give hidden layers, such as 2 4 6")
+
+    data = config.data
+    if not 0 < data.crop <= 1:
+        raise InputError(
+            f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)"
+        )
+    if not 0 <= data.colour_jitter < 1:
+        raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
+    if not 0 <= data.token_drop < 1:
+        raise InputError(f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none")
+
+    loss = config.loss
+    if not 0 <= loss.type_smoothing < 0.5:
+        raise InputError(
+            f"--loss.type-smoothing {loss.type_smoothing} is not in [0, 0.5); 0 = none"
+        )
+    if config.model.refines and loss.instance <= 0:
+        raise InputError(
+            f"--loss.instance {loss.instance} leaves the refined kernels untrained; give a weight above 0, or "
+            "--model.decoder.no-refine"
+        )
+    if config.train.select_on == "test":
+        raise InputError(
+            "--train.select-on test: test is for releases, never for a choice; give dev"
+        )
     return config
 
 
@@ -417,28 +421,33 @@ def check_pretrained(model: ModelConfig) -> None:
 def check_sizes(model: ModelConfig) -> None:
     """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
     vision, decoder = model.vision, model.decoder
-    sam = decoder.type == "sam"
-    flag, dim = "--model.vision", f"--model.decoder.dim {decoder.dim}"
-    refuse(
-        {
-            f"{flag}.image-size {vision.image_size} is not a multiple of {flag}.patch-size {vision.patch_size}": vision.image_size
-            % vision.patch_size
-            > 0,
-            f"{flag}.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16": vision.encoder
-            == "conv"
-            and vision.patch_size not in (8, 16),
-            f"{flag}.dim {vision.dim} is not a multiple of {flag}.heads {vision.heads}": vision.dim
-            % vision.heads
-            > 0,
-            f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}": decoder.dim
-            % decoder.heads
-            > 0,
-            f"{dim} is odd; half of the channels of a place are sines, the other half cosines": decoder.dim
-            % 2
-            > 0,
-            f"{dim}: SAM's decoder reads the image tokens as they are; give {flag}.out-dim {vision.out_dim}": sam
-            and decoder.dim != vision.out_dim,
-            f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads": sam
-            and (decoder.dim % 8 > 0 or decoder.dim % (2 * decoder.heads) > 0),
-        }
-    )
+    if vision.image_size % vision.patch_size:
+        raise InputError(
+            f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size "
+            f"{vision.patch_size}"
+        )
+    if vision.encoder == "conv" and vision.patch_size not in (8, 16):
+        raise InputError(
+            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16"
+        )
+    if vision.dim % vision.heads:
+        raise InputError(
+            f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads {vision.heads}"
+        )
+
+    dim = f"--model.decoder.dim {decoder.dim}"
+    if decoder.dim % decoder.heads:
+        raise InputError(f"{dim} is not a multiple of --model.decoder.heads {decoder.heads}")
+    if decoder.dim % 2:
+        raise InputError(
+            f"{dim} is odd; half of the channels of a position are sines, the other half cosines"
+        )
+    if decoder.type == "sam":
+        if decoder.dim != vision.out_dim:
+            raise InputError(
+                f"{dim}: SAM's decoder reads the image tokens as they are; give --model.vision.out-dim {vision.out_dim}"
+            )
+        if decoder.dim % 8 or decoder.dim % (2 * decoder.heads):
+            raise InputError(
+                f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads"
+            )

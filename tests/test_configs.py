@@ -19,6 +19,8 @@ from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.tools.data import main as convert
 from r2sm_jax.train import train
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 HEIGHT, WIDE = 40, 60
 NAMES = sorted(path.stem for path in CONFIGS.glob("r2sm_*.py"))

@@ -25,6 +25,8 @@ from r2sm_jax.training import sharding as distributed
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 from r2sm_jax.training.sharding import allgather, make_mesh, place, running, shardings
 
+pytestmark = pytest.mark.slow
+
 LAUNCHERS = Path(__file__).parents[1] / "scripts" / "launch"
 
 

@@ -10,6 +10,8 @@ from r2sm_jax.evaluation.scorer import evaluate_source, query_truths
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import train
 
+pytestmark = pytest.mark.slow
+
 SCENES, SIDE = 4, 48
 
 

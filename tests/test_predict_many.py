@@ -278,7 +278,7 @@ def test_processes_divide_the_images_and_share_their_journals(stub, photos, tmp_
     tasks = find_tasks(str(photos), QUERY, None)
     predict_images(stub, tasks, tmp_path / "one")
     names = []
-    monkeypatch.setattr(batch, "gather", lambda failed: [failed])
+    monkeypatch.setattr(batch, "allgather", lambda failed: [failed])
     monkeypatch.setattr(batch, "_write_predictions", lambda *_: None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for process in range(2):

@@ -21,6 +21,8 @@ from r2sm_jax.training.step import abstract_state
 torch = pytest.importorskip("torch")
 import published_models as published  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     _, state, constants = abstract_state(read_config(run), read_sizes(run))
