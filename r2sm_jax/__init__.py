@@ -11,9 +11,11 @@ def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
     Args:
         path: a run folder, an export, a released model of this package such as "photos-small", or
             `hf:owner/name` of an export on the Hugging Face hub.
-        matmul_precision: "bfloat16" is faster on CPUs that have AMX or AVX512-BF16; masks differ a little.
+        matmul_precision: "bfloat16" is faster on CPUs that have AMX or AVX512-BF16; masks differ a
+            little.
 
-    Raises InputError if there is none, one of its files is missing or was changed, or the precision is unknown.
+    Raises InputError if there is none, one of its files is missing or was changed, or the precision
+    is unknown.
     """
     # Imported here, so that `import r2sm_jax` loads no JAX.
     from r2sm_jax.errors import InputError

@@ -1,4 +1,5 @@
-"""A predictor that needs no model: its masks follow from the image's brightness, its decisions from keywords."""
+"""A predictor that needs no model: its masks follow from the image's brightness, its decisions from
+keywords."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -298,7 +298,7 @@ def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, cop
 def test_a_later_format_is_refused(copy):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"format_version": 2}))
-    with pytest.raises(InputError, match="format version 2.*upgrade"):
+    with pytest.raises(InputError, match=r"format version 2.*upgrade"):
         r2sm_jax.load(copy)
 
 
@@ -373,7 +373,10 @@ def test_another_published_encoder_of_a_compact_export_is_refused(
 def test_a_compact_export_is_small(compact, exported):
     names = {file.name for file in compact.iterdir()}
     assert names == {
-        *"config.json model.safetensors preprocessor_config.json README.md".split()
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "README.md",
     } | {"SHA256SUMS"}
     assert "stablehlo" not in (compact / "README.md").read_text()
     assert "stablehlo" in (exported / "README.md").read_text()
@@ -391,7 +394,7 @@ def test_a_released_model_is_found_by_its_name(
     monkeypatch.setattr(export_folder, "RELEASED", compact.parent)
     assert find_folder("small") == compact
     assert r2sm_jax.load("small").config.vision == run.config.model.vision
-    with pytest.raises(InputError, match="no such run folder.*small"):
+    with pytest.raises(InputError, match=r"no such run folder.*small"):
         r2sm_jax.load("large")
     (tmp_path / "small").mkdir()
     assert find_folder("small") == Path("small")  # a folder of one's own goes first

@@ -235,7 +235,7 @@ def test_answers_of_something_else_are_kept_apart(stub, photos, tmp_path):
     predict_images(stub, tasks, tmp_path / "p")
     before = (tmp_path / "p" / PREDICTIONS).read_bytes()
     other = find_tasks(image, "the cat", None)
-    with pytest.raises(InputError, match="of other queries; .*--overwrite"):
+    with pytest.raises(InputError, match=r"of other queries; .*--overwrite"):
         predict_images(stub, other, tmp_path / "p")
     with pytest.raises(InputError, match="of other mask type"):
         predict_images(stub, tasks, tmp_path / "p", mask_type="amodal")

@@ -239,7 +239,7 @@ def test_an_overlay_needs_the_image_that_was_predicted():
     assert picture.shape == grey.shape and picture.dtype == np.uint8
     assert picture[30, 30, 2] > picture[30, 30, 0]  # visible: blue
     assert picture[30, 52, 0] > picture[30, 52, 2]  # hidden: orange
-    with pytest.raises(InputError, match="60 x 80.*80 x 60"):
+    with pytest.raises(InputError, match=r"60 x 80.*80 x 60"):
         prediction.overlay(grey.transpose(1, 0, 2))
 
 

@@ -18,7 +18,8 @@ FUNCTIONS_TEXT = (
 )
 SCENES_TEXT = (
     "{scenes:,} procedural scenes (seed {seed}): drawn everyday objects that hide one another, "
-    "with exact masks, and queries from a grammar. No photographs, and no sentences written by people."
+    "with exact masks, and queries from a grammar. No photographs, and no sentences written by "
+    "people."
 )
 OTHER_DATA_TEXT = (
     "`{source}`. Its publisher sets its licence; state it here before you pass these weights on."

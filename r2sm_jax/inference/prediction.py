@@ -44,8 +44,8 @@ class Candidate(NamedTuple):
 class Prediction:
     """What a system predicts for one query, at the image's own resolution.
 
-    `amodal = modal ∪ occluded`. The predictor fills in every field. Other systems, read from a file, may decide nothing and give
-    one mask.
+    `amodal = modal ∪ occluded`. The predictor fills in every field. Other systems, read from a
+    file, may decide nothing and give one mask.
     """
 
     query: str
@@ -88,7 +88,8 @@ class Prediction:
     def polygons(self, name: str = "mask") -> list[list[float]]:
         """Returns the outlines of one of the masks, largest part first, as COCO's polygons.
 
-        Each is `[x1, y1, x2, y2, ...]` in pixels and true to half a pixel. Polygons cannot have holes; `rle` is exact.
+        Each is `[x1, y1, x2, y2, ...]` in pixels and true to half a pixel. Polygons cannot have
+        holes; `rle` is exact.
         """
         return masks.polygons(self._mask_named(name))
 

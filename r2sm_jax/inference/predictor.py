@@ -118,7 +118,8 @@ class Predictor:
     def updated(
         self, *, weights: nnx.State | None = None, calibration: Calibration | None = None
     ) -> "Predictor":
-        """A predictor with other weights or another calibration, which shares the compiled functions of this one."""
+        """A predictor with other weights or another calibration, which shares the compiled
+        functions of this one."""
         other = copy.copy(self)
         other._image = None
         if weights is not None:
@@ -278,7 +279,8 @@ class Predictor:
     ) -> list[list[R2SMOutput]]:
         """Returns the model's outputs for `queries[i]` about `images[i]`.
 
-        They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at the model's own resolution.
+        They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at
+        the model's own resolution.
         """
         # One row holds up to 8 queries about one image, so an image may take several rows, or none.
         rows = []

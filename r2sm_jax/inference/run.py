@@ -38,8 +38,9 @@ from r2sm_jax.training.step import abstract_state
 
 
 def enable_compilation_cache() -> None:
-    """Lets a command find the programs that earlier ones compiled, in the user's cache folder. The environment variable
-    JAX_COMPILATION_CACHE_DIR gives another folder; JAX_ENABLE_COMPILATION_CACHE=0 turns it off."""
+    """Lets a command find the programs that earlier ones compiled, in the user's cache folder. The
+    environment variable JAX_COMPILATION_CACHE_DIR gives another folder;
+    JAX_ENABLE_COMPILATION_CACHE=0 turns it off."""
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
@@ -61,8 +62,8 @@ class Stored(NamedTuple):
 
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
-    """Reads the weights of a run, without the language model. Raises InputError if it has no usable checkpoint, or
-    `checkpoint` is not best, latest or a step, or is a damaged step."""
+    """Reads the weights of a run, without the language model. Raises InputError if it has no usable
+    checkpoint, or `checkpoint` is not best, latest or a step, or is a damaged step."""
     config = read_config(folder)
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -133,8 +134,8 @@ def load_run(
         checkpoint: best, latest or a step.
         matmul_precision: how dense layers and convolutions multiply (models/matmul.py).
 
-    Raises InputError as `restore_weights`, or if the language model cannot be had or is another one than in
-    training.
+    Raises InputError as `restore_weights`, or if the language model cannot be had or is another one
+    than in training.
     """
     stored = restore_weights(folder, checkpoint=checkpoint)
     config = stored.config
@@ -153,8 +154,9 @@ def load_run(
 def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
     """Loads an export.
 
-    Raises InputError as `check_export`, if the weights do not fit the configuration, or if the language model,
-    or the image encoder of a compact export, cannot be had or is another one than in training.
+    Raises InputError as `check_export`, if the weights do not fit the configuration, or if the
+    language model, or the image encoder of a compact export, cannot be had or is another one than
+    in training.
     """
     check_export(folder)
     stored = read_export_config(folder)
@@ -181,6 +183,7 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
         raise InputError(
             f"{folder}: with the published image encoder that was found, its weights have sha256 "
-            f"{predictor.weights_sha256}, not {stored['weights_sha256']}; get the encoder that it was trained with"
+            f"{predictor.weights_sha256}, not {stored['weights_sha256']}; get the encoder that it "
+            "was trained with"
         )
     return Run(folder, config, sizes, stored["step"], predictor, is_export=True)

@@ -2,8 +2,9 @@
 
 python -I run_stablehlo.py EXPORT INPUTS OUTPUTS LANGUAGE_MODEL...
 
-All but EXPORT are safetensors files. INPUTS holds images, tokens and token states. OUTPUTS gets the token states of the StableHLO
-(`states`), and its answers from the given token states (`given.*`) and from its own (`own.*`).
+All but EXPORT are safetensors files. INPUTS holds images, tokens and token states. OUTPUTS gets the
+token states of the StableHLO (`states`), and its answers from the given token states (`given.*`)
+and from its own (`own.*`).
 """
 
 import sys

@@ -75,7 +75,8 @@ def describe(prediction: Prediction) -> str:
     lines = [
         f"<strong>{prediction.mask_type}</strong>: {meaning}",
         f"probability of amodal {prediction.amodal_probability:.3f}, predicted IoU "
-        f"{prediction.score:.2f}, {prediction.mask.mean():.1%} of the image, instances: {len(prediction.instances)}",
+        f"{prediction.score:.2f}, {prediction.mask.mean():.1%} of the image, instances: "
+        f"{len(prediction.instances)}",
     ]
     if not prediction.mask.any():
         lines.append(f"nothing of the kind is seen (probability {prediction.presence:.3f})")
