@@ -120,7 +120,7 @@ def test_evaluate_offers_the_nearest_flag_too(refused):
             "loss: masks 'foo' is unknown; give one of mask2former, lisa",
         ),
         (
-            CHOICE.format("train", "matmul-precision", "bf16"),
+            CHOICE.format("train", "matmul_precision", "bf16"),
             "train: matmul_precision 'bf16' is unknown; give one of auto",
         ),
     ],
