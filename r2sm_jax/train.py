@@ -26,8 +26,9 @@ from rich.table import Table
 
 from r2sm_jax.cli import parse_config, to_json
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
     REPORTED,
@@ -73,6 +74,7 @@ from r2sm_jax.training.run_folder import (
 from r2sm_jax.training.sharding import (
     AnyProcess,
     allgather,
+    barrier,
     check_same_config,
     is_main_process,
     make_mesh,
@@ -80,6 +82,7 @@ from r2sm_jax.training.sharding import (
     run_on_main,
     running,
     shard_batch,
+    shard_locally,
     shardings,
 )
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
@@ -93,7 +96,7 @@ class TrainingData(NamedTuple):
     """What training reads."""
 
     prepared: PreparedSource
-    assemble: Assemble
+    build_example: ExampleBuilder
     texts: TextStates
     names: dict[str, np.ndarray]
     """Embeddings of each attribute's values."""
@@ -122,13 +125,16 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
-    kept = prepared.remember(data.cache_dir)
+    process = (jax.process_index(), jax.process_count())
+    kept = prepared.cache(data.cache_dir, process=process, wait=barrier)
     say(
         f"{len(prepared)} training images{' prepared' if kept else ', prepared anew at each visit'}"
     )
 
-    options = {"layers": text.layers, "max_tokens": text.max_tokens, "cache": data.cache_dir}
-    texts = TextStates(text.name, fsdp=config.distributed.fsdp, **options)
+    texts = TextStates(
+        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=data.cache_dir
+    )
+    texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
     if text.dim != texts.dim:
         raise InputError(
             f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that"
@@ -137,8 +143,9 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
     free = write_text_only_queries(data.text_only_queries if from_words else 0, seed=data.seed)
     sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
     of_free = [s.text for s in free]
-    texts.encode_together(
-        sentences + of_free, kind="float32" if data.cache_dir else config.train.matmul_precision
+    texts.encode(
+        sentences + of_free,
+        precision="float32" if data.cache_dir else config.train.matmul_precision,
     )
     trim_memory()
     say(f"{texts.truncation_summary()}, encoded")
@@ -150,7 +157,7 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
     free = [s for s in free if texts.count_tokens(s.text) <= type_tokens]
     say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
 
-    assemble = Assemble(
+    build_example = ExampleBuilder(
         text_states=texts,
         tokens=tokens,
         queries=data.queries,
@@ -159,13 +166,13 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
         mirror=data.mirror,
         token_drop=data.token_drop,
         colour_jitter=data.colour_jitter,
-        from_words=from_words,
-        free=free,
+        has_text_head=from_words,
+        text_only=free,
         type_tokens=type_tokens,
         too_long=too_long,
     )
     names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    return TrainingData(prepared, assemble, texts, names, prepared.sha256(sentences))
+    return TrainingData(prepared, build_example, texts, names, prepared.sha256(sentences))
 
 
 def make_batches(
@@ -174,7 +181,7 @@ def make_batches(
     """This process's rows of every batch. `features`: those of images by frozen encoders, where they are kept."""
     return training_batches(
         data.prepared,
-        replace(data.assemble, frozen=features),
+        replace(data.build_example, cached_features=features),
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         shard=(jax.process_index(), jax.process_count()),

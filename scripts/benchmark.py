@@ -30,8 +30,10 @@ from rich.table import Table
 import r2sm_jax
 from r2sm_jax.cli import parse_config, parse_flags
 from r2sm_jax.data import masks
-from r2sm_jax.data.batches import Assemble, PreparedSource, random_crop, training_batches
+from r2sm_jax.data.augment import random_crop
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluation.predictions import score_predictions
@@ -82,7 +84,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     def encode_new_sentences() -> None:
         number = next(numbers)
         texts = [f"{sentence} {number}" for sentence in sentences]
-        data.texts.encode(texts, kind=config.train.matmul_precision)
+        data.texts.encode(texts, precision=config.train.matmul_precision)
 
     seconds = median_seconds(encode_new_sentences, 3)
     yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
@@ -112,7 +114,7 @@ def measure_data(args: Sequence[str]) -> Figures:
     source = open_data(config, "train", data.scenes)
     count = min(96, len(source))
     prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=data.crop)
-    assemble = Assemble(
+    assemble = ExampleBuilder(
         blank_token_states,
         tokens=32,
         queries=data.queries,

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config
-from r2sm_jax.data.batches import TYPE_SENTENCES
+from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.models.hub import find_model
@@ -57,7 +57,7 @@ def vocabulary(config: Config) -> dict[str, int]:
 
 
 def batch_shapes(config: Config) -> dict[str, Any]:
-    """Shapes of a training batch (data/batches.py, `Assemble`)."""
+    """Shapes of a training batch (data/batches.py, `ExampleBuilder`)."""
     b, k, m = config.train.batch_size, config.data.queries, config.data.instances
     size, mask = config.model.vision.image_size, config.model.mask_size
     text, slots = config.model.text, config.model.decoder.slots
@@ -79,7 +79,7 @@ def batch_shapes(config: Config) -> dict[str, Any]:
         "index": ((), jnp.int32),
     }
     if config.model.head in LEARNED:
-        f = TYPE_SENTENCES
+        f = NUM_TYPE_SENTENCES
         shapes |= {
             "type_text": ((f, type_t, len(text.layers), text.dim), jnp.float16),
             "type_text_mask": ((f, type_t), jnp.bool_),

@@ -4,14 +4,9 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from test_batches import sample, states
 
-from r2sm_jax.data.batches import (
-    KEPT_WHOLE,
-    Assemble,
-    PreparedSource,
-    jitter_colours,
-    random_crop,
-    training_batches,
-)
+from r2sm_jax.data.augment import MIN_SHARE_IN_CROP, jitter_colours, random_crop
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import open_source
 
 
@@ -42,7 +37,7 @@ def test_a_crop_cuts_image_and_masks_alike(seed, smallest):
         for instance in crop.instances
     }
     for query in one.queries:
-        whole = all(left.get(number, 0) >= KEPT_WHOLE for number in query.instance_ids)
+        whole = all(left.get(number, 0) >= MIN_SHARE_IN_CROP for number in query.instance_ids)
         assert (query in crop.queries) == whole
 
 
@@ -57,7 +52,7 @@ def test_colours_change_and_hues_stay():
 
 def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
     source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, crop=0.6)
-    assert not source.remember() and PreparedSource(source.source, 32, 16).remember()
+    assert not source.cache() and PreparedSource(source.source, 32, 16).cache()
     options = {
         "tokens": 3,
         "queries": 4,
@@ -68,7 +63,7 @@ def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
     }
 
     def batches():
-        return training_batches(source, Assemble(states, **options), batch_size=4, seed=0)
+        return training_batches(source, ExampleBuilder(states, **options), batch_size=4, seed=0)
 
     one = batches()
     first, state, second = next(one), one.get_state(), next(one)
@@ -84,8 +79,8 @@ def test_crops_and_colours_are_drawn_anew_and_resume_exactly():
 
 def test_processes_share_every_epoch_out():
     source = PreparedSource(open_source("scenes", "train", count=12, size=32), 32, 16)
-    source.remember()
-    assemble = Assemble(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
+    source.cache()
+    assemble = ExampleBuilder(states, tokens=3, queries=2, instances=4, slots=2, mirror=False)
     parts = [
         training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)
     ]

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from r2sm_jax.data import batches as batches_module
-from r2sm_jax.data.batches import Assemble, Prepared, PreparedSource, prepare, training_batches
+from r2sm_jax.data import prepare as prepare_module
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.prepare import Prepared, PreparedSource, prepare
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.queries.sentences import write_text_only_queries
@@ -58,7 +59,7 @@ def states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 def assemble(p: Prepared, seed: int = 0, **changes) -> dict:
     options = {"tokens": 3, "queries": 4, "instances": 3, "slots": 2, "mirror": False} | changes
-    return Assemble(states, **options)(5, p, np.random.default_rng(seed))
+    return ExampleBuilder(states, **options)(5, p, np.random.default_rng(seed))
 
 
 def flipped(p: Prepared, **changes) -> dict:
@@ -156,10 +157,10 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
 
 
 def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
-    assert assemble(prepared(), from_words=True)["type_text_mask"].all()
+    assert assemble(prepared(), has_text_head=True)["type_text_mask"].all()
     some = np.stack(
         [
-            assemble(prepared(), seed=seed, from_words=True, token_drop=0.5)["type_text_mask"]
+            assemble(prepared(), seed=seed, has_text_head=True, token_drop=0.5)["type_text_mask"]
             for seed in range(20)
         ]
     )
@@ -175,15 +176,15 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     p, rows = prepared(), []
     asked = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
     for seed in range(20):
-        e = assemble(p, seed, from_words=True, free=free)
+        e = assemble(p, seed, has_text_head=True, text_only=free)
         assert e["type_text"].shape == (9, 3, 2, 4) and e["type_valid"].all()
         rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
         assert [asked[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
         assert all(e["type_is_amodal"][i] in known[lengths[i]] for i in range(3, 9))
-        longer = assemble(p, seed, from_words=True, free=free, type_tokens=5)
+        longer = assemble(p, seed, has_text_head=True, text_only=free, type_tokens=5)
         assert longer["type_text"].shape == (9, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
     assert set(asked) <= set(rows) and len(set(rows)) > 10
-    alone = assemble(p | {"texts": p["texts"][:3]}, from_words=True)
+    alone = assemble(p | {"texts": p["texts"][:3]}, has_text_head=True)
     assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(
         p
     )
@@ -192,7 +193,9 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
     for seed in range(20):
-        e = assemble(p, seed, from_words=True, too_long=frozenset({p["texts"][1], p["texts"][2]}))
+        e = assemble(
+            p, seed, has_text_head=True, too_long=frozenset({p["texts"][1], p["texts"][2]})
+        )
         assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
         assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
             {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
@@ -290,7 +293,7 @@ def test_half_of_the_examples_are_mirrored_and_none_if_unwanted():
 @pytest.fixture(scope="module")
 def source():
     source = PreparedSource(open_source("scenes", "train", count=5, size=SIZE), SIZE, CELLS)
-    source.remember()
+    source.cache()
     return source
 
 
@@ -311,27 +314,27 @@ def test_worker_processes_get_the_source_once(monkeypatch):
             assert len(pickle.dumps(work)) < 100
             return map(work, items)
 
-    monkeypatch.setattr(batches_module, "_served", [])
+    monkeypatch.setattr(prepare_module, "_worker_source", [])
     monkeypatch.setattr("multiprocessing.get_context", lambda method: SimpleNamespace(Pool=Pool))
-    monkeypatch.setattr(batches_module, "FEW", 4)
+    monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
     source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
     one = source[3]
-    assert source.remember()
+    assert source.cache()
     assert np.array_equal(source[3]["image"], one["image"]) and source.texts(3) == one["texts"]
 
 
 def test_worker_processes_prepare_what_this_process_does(monkeypatch):
-    monkeypatch.setattr(batches_module, "FEW", 4)
+    monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
     source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
     here = [source[index] for index in range(5)]
-    assert source.remember()
+    assert source.cache()
     assert all(same(source[index], one) for index, one in enumerate(here))
 
 
 def batches(source, seed: int = 0):
     return training_batches(
         source,
-        Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True),
+        ExampleBuilder(states, 3, queries=3, instances=4, slots=2, mirror=True),
         batch_size=2,
         seed=seed,
     )

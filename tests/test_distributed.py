@@ -17,7 +17,8 @@ from test_train import LOGGED, arrays, at_step, losses
 from r2sm_jax import evaluate, predict
 from r2sm_jax.cli import _flags, parse_config
 from r2sm_jax.config import Config, ProcessConfig
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.train import main
@@ -110,7 +111,7 @@ def test_how_processes_connect_is_not_part_of_a_run():
 def test_the_batches_of_all_processes_hold_the_rows_of_one(count):
     """With the same randomness in each row, and the same position to save."""
     source = PreparedSource(open_source("scenes", "train", count=6, size=32), 32, 16)
-    assemble = Assemble(states, 3, queries=3, instances=4, slots=2, mirror=True)
+    assemble = ExampleBuilder(states, 3, queries=3, instances=4, slots=2, mirror=True)
 
     def rows(shard):
         batches = training_batches(source, assemble, batch_size=4, seed=0, shard=shard)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from test_scripts import load
 
-from r2sm_jax.data.batches import Assemble, PreparedSource, training_batches
+from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import write_text_only_queries
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
@@ -30,15 +31,15 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     source = open_data(tiny_config, "train", 8)
     model, data = tiny_config.model, tiny_config.data
     texts = TextStates(model.text.name, layers=model.text.layers, max_tokens=model.text.max_tokens)
-    assemble = Assemble(
+    assemble = ExampleBuilder(
         text_states=texts,
         tokens=model.text.max_tokens,
         queries=data.queries,
         instances=data.instances,
         slots=model.decoder.slots,
         mirror=False,
-        from_words=True,
-        free=write_text_only_queries(data.text_only_queries, seed=0),
+        has_text_head=True,
+        text_only=write_text_only_queries(data.text_only_queries, seed=0),
     )
     prepared = PreparedSource(source, model.vision.image_size, model.mask_size)
     batch = next(

@@ -8,7 +8,6 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,9 @@ from PIL import Image, ImageDraw
 
 from r2sm_jax.cli import parse_config
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.data import batches, cache as feature_cache, text_states
-from r2sm_jax.data.batches import Prepared, PreparedSource, to_arrays
-from r2sm_jax.data.cache import TYPES, FeatureCache, digest, stamp, to_float16
+from r2sm_jax.data import cache as feature_cache, prepare, text_states
+from r2sm_jax.data.cache import DTYPES, FeatureCache, digest, stamp, to_float16
+from r2sm_jax.data.prepare import Prepared, PreparedSource, to_arrays
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
@@ -53,12 +52,12 @@ def test_what_is_kept_comes_back(tmp_path, monkeypatch):
     cache.add((str(seed), arrays(seed)) for seed in range(20))
     cache.add((str(seed), arrays(seed)) for seed in range(20, 25))
     for found in (cache, FeatureCache(tmp_path, "model")):
-        assert len(found._places) == 25 and "25" not in found
+        assert len(found) == 25 and "25" not in found
         for seed in range(25):
             for kept, was in zip(found[str(seed)], arrays(seed), strict=True):
                 assert kept.dtype == was.dtype and kept.tobytes() == was.tobytes()
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
-    assert not FeatureCache(tmp_path, "another")._places
+    assert not len(FeatureCache(tmp_path, "another"))
 
 
 def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
@@ -71,10 +70,8 @@ def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         FeatureCache(tmp_path, "model").add(items())
     found = FeatureCache(tmp_path, "model")
-    assert 0 < len(found._places) < 10 and not list(found.folder.glob("*.part"))
-    assert all(
-        np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found._places))
-    )
+    assert 0 < len(found) < 10 and not list(found.folder.glob("*.part"))
+    assert all(np.array_equal(found[str(seed)][0], arrays(seed)[0]) for seed in range(len(found)))
 
 
 def test_a_damaged_cache_is_one_sentence(tmp_path):
@@ -103,7 +100,7 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged(number, tmp_path, mo
 
 
 def test_threads_read_without_the_call_that_windows_does_not_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_cache, "pread", feature_cache._pread)
+    monkeypatch.setattr(feature_cache, "pread", feature_cache.seek_and_read)
     cache = FeatureCache(tmp_path, "model")
     cache.add((str(seed), arrays(seed)) for seed in range(40))
     with ThreadPoolExecutor(8) as threads:
@@ -115,7 +112,7 @@ def test_what_float16_cannot_hold_is_refused(tmp_path):
     cache = FeatureCache(tmp_path, "model")
     with np.errstate(over="ignore"), pytest.raises(InputError, match="beyond its range"):
         cache.add([("0", (to_float16(np.array([1e5], np.float32)),))])
-    assert not FeatureCache(tmp_path, "model")._places and not os.listdir(cache.folder)
+    assert not len(FeatureCache(tmp_path, "model")) and not os.listdir(cache.folder)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
@@ -155,7 +152,7 @@ def test_a_hash_tells_values_shapes_and_types_apart():
 
 def test_sentences_are_encoded_once_for_all_runs(bert_folder, tmp_path):
     def texts(layers: tuple[int, ...] = (1, 2)) -> TextStates:
-        return TextStates(str(bert_folder), layers=layers, max_tokens=16, cache=str(tmp_path))
+        return TextStates(str(bert_folder), layers=layers, max_tokens=16, cache_dir=str(tmp_path))
 
     first = texts()
     assert first.encode(SENTENCES[:3]) == 3 and first.encode(SENTENCES) == 1
@@ -175,11 +172,11 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(
     in_memory = texts()
     in_memory.encode(SENTENCES)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(text_states, "KEPT_BYTES", in_memory.states_of(SENTENCES[0]).nbytes)
+    monkeypatch.setattr(text_states, "MAX_MEMORY_BYTES", in_memory.states_of(SENTENCES[0]).nbytes)
     in_files = texts()
     for part in (SENTENCES[:1], SENTENCES[1:]):
         in_files.encode(part)
-    assert [isinstance(in_files._states[s], np.ndarray) for s in SENTENCES] == [
+    assert [isinstance(in_files.cache._states[s], np.ndarray) for s in SENTENCES] == [
         True,
         False,
         False,
@@ -196,7 +193,7 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(
 def test_arrays_of_any_size_and_type_come_back(tmp_path):
     arrays = tuple(
         np.ones(shape, dtype)
-        for dtype in TYPES.values()
+        for dtype in DTYPES.values()
         for shape in ((4,), (0, 3), (2, 0), (3, 2))
     )
     FeatureCache(tmp_path, "model").add([("all", arrays), ("none", ()), ("one", arrays[:1])])
@@ -309,7 +306,7 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     ) -> PreparedSource:
         source = PreparedSource(open_source(spec, count=count, **options), 48, 12)
         drawn.clear()
-        assert source.remember(folder and str(folder))
+        assert source.cache(folder and str(folder))
         return source
 
     fresh, first = prepared(5, None), prepared(4)
@@ -319,8 +316,8 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
     for index in range(5):
         assert same(fresh[index], again[index]) and again.texts(index) == fresh.texts(index)
     assert same(first[3], again[3]) and not same(again[3], again[4])
-    monkeypatch.setattr(batches, "KEPT_ON_DISK", 1)
-    assert not PreparedSource(open_source(spec, count=3), 48, 12).remember(str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare, "MAX_DISK_BYTES", 1)
+    assert not PreparedSource(open_source(spec, count=3), 48, 12).cache(str(tmp_path / "cache"))
     monkeypatch.undo()
     monkeypatch.setattr(
         ProceduralSource, "__getitem__", lambda self, i: drawn.append(i) or draw(self, i)
@@ -330,26 +327,25 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
         assert len(drawn) == 3, other
 
 
-def test_processes_share_what_the_first_of_them_misses(tmp_path, monkeypatch):
-    """Two processes in turn: the second looks after the first has written its share."""
-    told: list[list[int]] = []
+def test_each_process_prepares_its_share(tmp_path, monkeypatch):
+    """Two processes in turn: each writes what the other leaves to it, then both read all."""
+    source = open_source("scenes", count=5)
+    first, second = PreparedSource(source, 48, 12), PreparedSource(source, 48, 12)
+    shares: list[list[int]] = []
+    prepare_all = PreparedSource._prepare_all
 
-    def allgather(value: list[int] | None) -> list:
-        if value is None:
-            return []
-        told.append(value)
-        return told
+    def record(self, indices):
+        shares.append(list(indices))
+        return prepare_all(self, indices)
 
-    monkeypatch.setattr(batches, "allgather", allgather)
-    monkeypatch.setattr(
-        batches,
-        "jax",
-        SimpleNamespace(process_count=lambda: 2, process_index=lambda: len(told) - 1),
-    )
-    for _ in range(2):
-        last = PreparedSource(open_source("scenes", count=5), 48, 12)
-        assert last.remember(str(tmp_path))
-    assert told == [[0, 1, 2, 3, 4], [1, 3]] and len([last[index] for index in range(5)]) == 5
+    monkeypatch.setattr(PreparedSource, "_prepare_all", record)
+
+    def run_second():
+        second.cache(str(tmp_path), process=(1, 2))
+
+    assert first.cache(str(tmp_path), process=(0, 2), wait=run_second)
+    assert shares == [[0, 2, 4], [1, 3]]
+    assert len([first[index] for index in range(5)]) == 5
 
 
 def test_samples_are_drawn_anew_after_a_file_or_the_code_has_changed(

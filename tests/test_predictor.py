@@ -107,7 +107,7 @@ def test_threads_may_share_a_predictor(predictor, images):
     alone = []
     for sentences, image in zip(queries, encoded, strict=True):
         alone.append(predictor.predict(sentences, image=image))
-    predictor.text_encoder._states.clear()  # so that threads encode sentences, too
+    predictor.text_encoder.cache._states.clear()  # so that threads encode sentences, too
     predictor.text_encoder._requested.clear()
     predictor.text_encoder.truncated.clear()
 
@@ -173,16 +173,16 @@ def test_nothing_is_compiled_once_it_is_warm(predictor, images, compilations):
 
 @pytest.mark.filterwarnings("ignore::r2sm_jax.inference.predictor.TruncatedQuery")
 def test_sentences_do_not_fill_the_memory_of_a_server(predictor, images, monkeypatch):
-    monkeypatch.setattr(text_states, "REQUEST_KEPT", 4)
+    monkeypatch.setattr(text_states, "MAX_REQUEST_SENTENCES", 4)
     texts = predictor.text_encoder
     texts.encode(["a sentence of training"])
-    num_others = len(texts._states) - len(texts._requested)
+    num_others = len(texts.cache) - len(texts._requested)
     truncated = set(texts.truncated)
     predictor.set_image(images[0])
     for i in range(5):
         predictor.predict([f"mug {i} and {n} and {'very ' * 30}red" for n in range(3)])
     assert len(texts._requested) == 4 and len(texts.truncated - truncated) <= 4
-    assert len(texts._states) == num_others + 4
+    assert len(texts.cache) == num_others + 4
     assert len(texts.states_of("a sentence of training")) > 2
 
 

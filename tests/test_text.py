@@ -399,7 +399,7 @@ def test_truncation_is_counted_and_told(texts):
 
 
 def test_states_are_those_of_the_language_model_itself(texts, bert_folder):
-    ids = texts.tokenizer(["what holds coffee"])["input_ids"][0]
+    ids = texts.tokenizer.tokenizer(["what holds coffee"])["input_ids"][0]
     direct = load_text_encoder(bert_folder)(jnp.array([ids]), jnp.ones((1, len(ids)), bool), (1, 2))
     states = texts(["what holds coffee"])[0][0, : len(ids)]
     np.testing.assert_allclose(

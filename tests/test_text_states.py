@@ -31,7 +31,7 @@ def folders(bert_folder, llama_folder) -> dict[str, Path]:
 
 
 def tokens_of(texts: TextStates, sentence: str) -> list[int]:
-    return texts.tokenizer(sentence)["input_ids"]
+    return texts.tokenizer.tokenizer(sentence)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
@@ -130,7 +130,7 @@ def test_products_are_part_of_what_is_compiled(folders):
     """States that training encodes in bfloat16 differ, and do not change what is encoded after them."""
     texts = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
     exact = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
-    texts.encode(SENTENCES[:1], kind="bfloat16")
+    texts.encode(SENTENCES[:1], precision="bfloat16")
     exact.encode(SENTENCES[:1])
     assert 0 < np.abs(texts.states_of(SENTENCES[0]) - exact.states_of(SENTENCES[0])).max() < 0.1
     same_shape = SENTENCES[0].replace("red", "blue")
@@ -211,9 +211,6 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(
     changed = opening + sentence.rstrip(". ") + stop
     changed = changed.upper() if capitals else changed
     assert bert.tokens([changed])[0].tolist() == bert.tokens([sentence])[0].tolist()
-    spans = [part for part in bert._spans(changed) if part[0] < part[1]]
-    before = [part for part in bert._spans(sentence) if part[0] < part[1]]
-    assert [changed[a:b].lower() for a, b in spans] == [sentence[a:b].lower() for a, b in before]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,5 @@ def test_a_polite_opening_a_full_stop_and_capitals_are_not_read(
         ("please please.", "please"),
     ],
 )
-def test_something_is_read_of_every_sentence(sentence, read, bert):
+def test_something_is_read_of_every_sentence(sentence, read):
     assert read_part(sentence) == read
-    spans = [part for part in bert._spans(sentence) if part[0] < part[1]]
-    assert [spans[0][0], spans[-1][1]] == [sentence.rindex(read), sentence.rindex(read) + len(read)]

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.batches import jitter_colours
+from r2sm_jax.data.augment import jitter_colours
 from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, UInt8
 
 from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config
-from r2sm_jax.data.batches import PreparedSource
 from r2sm_jax.data.cache import FeatureCache, digest, to_float16
+from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.training.sharding import allgather, barrier, to_host
 

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Float16, Int
 
 from r2sm_jax.config import DataConfig, LossConfig
-from r2sm_jax.data.batches import drop_tokens
+from r2sm_jax.data.augment import drop_tokens
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.models.mask_type_heads import LEARNED, readings
 from r2sm_jax.training.losses import type_loss

@@ -1,0 +1,221 @@
+"""Samples at the resolution of training, made once and then read at every visit."""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import UInt8
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.cache import FeatureCache, digest
+from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.data.images import Letterbox
+
+Prepared = dict[str, Any]
+"""One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,
+and `texts`, the sentences of the queries."""
+NUM_HASHED_SAMPLES = 64
+MIN_SAMPLES_FOR_POOL = 256
+"""Fewer samples are prepared before other processes have started."""
+MAX_MEMORY_BYTES = 4 << 30
+MAX_DISK_BYTES = 16 << 30
+"""Prepared samples are cached up to these sizes, and prepared anew at each visit beyond them."""
+
+
+def prepare(
+    sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]
+) -> Prepared:
+    """Letterboxes a sample and pools its masks to the resolution of the losses.
+
+    Ignored instances, and queries that mean one, are left out.
+    """
+    height, width = sample.image.shape[:2]
+    letterbox = Letterbox(height, width, image_size)
+    instances = [instance for instance in sample.instances if not instance.ignore]
+    ignored = [instance.complete for instance in sample.instances if instance.ignore]
+    ignored_pixels = masks.union(ignored, (height, width))
+
+    ids = [instance.id for instance in instances]
+    queries = [query for query in sample.queries if set(query.instance_ids) <= set(ids)]
+    query_instances = [[i in query.instance_ids for i in ids] for query in queries]
+
+    def pool(full_masks: Sequence[np.ndarray]) -> UInt8[np.ndarray, "_m s s"]:
+        cells = [letterbox.coverage(mask, mask_size) for mask in full_masks]
+        return np.array(cells, np.uint8).reshape(-1, mask_size, mask_size)
+
+    labels: dict[str, np.ndarray] = {}
+    for attribute, words in vocabulary.items():
+        numbers = []
+        for instance in instances:
+            if attribute == "category":
+                word = instance.category
+            else:
+                word = instance.attributes.get(attribute)
+            numbers.append(words.index(word) if word in words else -1)
+        labels[attribute] = np.array(numbers, np.int32)
+
+    boxes = np.array([masks.box(instance.complete) for instance in instances], np.float32)
+    return {
+        "image": letterbox.image(sample.image),
+        "image_mask": letterbox.valid(),
+        "modal": pool([instance.modal for instance in instances]),
+        "amodal": pool([instance.complete for instance in instances]),
+        "has_amodal": np.array([instance.amodal is not None for instance in instances], bool),
+        "labels": labels,
+        "boxes": boxes.reshape(-1, 4) / max(height, width),
+        "pixel_weight": pool([~ignored_pixels])[0],
+        "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
+        "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
+        "texts": tuple(query.text for query in queries),
+    }
+
+
+def to_arrays(prepared: Prepared) -> dict[str, np.ndarray]:
+    """A prepared sample as arrays alone, always under the same names, for the cache."""
+    texts = np.frombuffer(json.dumps(prepared["texts"]).encode(), np.uint8)
+    return flatten_dict(prepared | {"texts": texts}, sep="/")
+
+
+def from_arrays(arrays: dict[str, np.ndarray]) -> Prepared:
+    """The inverse of `to_arrays`."""
+    prepared = unflatten_dict(arrays, sep="/")
+    return prepared | {"texts": tuple(json.loads(prepared["texts"].tobytes()))}
+
+
+@dataclass(frozen=True)
+class CachedSamples:
+    """Prepared samples in files; `names` are those of `to_arrays`."""
+
+    cache: FeatureCache
+    names: tuple[str, ...]
+
+    def __getitem__(self, index: int) -> Prepared:
+        return from_arrays(dict(zip(self.names, self.cache[str(index)], strict=True)))
+
+
+class PreparedSource:
+    """Samples at training resolution, from the cache after `cache`, else prepared at each visit."""
+
+    def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
+        """`crop`: the smallest share of a side that a random crop keeps; 1 = no crops."""
+        self.source = source
+        self.crop = crop
+        self.sizes = (image_size, mask_size)
+        self.prepare = partial(
+            prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary
+        )
+        self._cached: list[Prepared] | CachedSamples | None = None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Prepared:
+        """Sample `index`, not cropped."""
+        if self._cached is not None:
+            return self._cached[index]
+        return self.prepare(self.source[index])
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The sentences of all queries of sample `index`."""
+        if self._cached is not None:
+            return self._cached[index]["texts"]
+        return tuple(query.text for query in self.source.queries_at(index))
+
+    def sha256(self, sentences: Sequence[str]) -> str:
+        """Hash of the data: their file, if there is one, all `sentences`, and some samples.
+
+        `NUM_HASHED_SAMPLES` samples at equal distances are hashed whole; all would take minutes.
+        """
+        total = sha256(self.source.sha256.encode())
+        total.update("\0".join([str(len(self)), *sentences]).encode())
+        indices = np.unique(np.linspace(0, len(self) - 1, NUM_HASHED_SAMPLES).astype(int))
+        for index in indices.tolist():
+            sample = self.source[index]
+            total.update(sample.image.tobytes())
+            for instance in sample.instances:
+                facts = (
+                    instance.id,
+                    instance.category,
+                    instance.amodal is None,
+                    instance.ignore,
+                    sorted(instance.attributes.items()),
+                )
+                total.update(repr(facts).encode())
+                total.update(np.packbits([instance.modal, instance.complete]).tobytes())
+            queries = [(q.id, q.text, q.mask_type, q.instance_ids) for q in sample.queries]
+            total.update(repr(queries).encode())
+        return total.hexdigest()
+
+    def cache(
+        self,
+        folder: str | None = None,
+        *,
+        process: tuple[int, int] = (0, 1),
+        wait: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Prepares every sample now, on all cores. Returns whether it did so.
+
+        It does not if crops differ from visit to visit, or if the samples are too large together,
+        judged by the first one.
+
+        Args:
+            folder: Where the samples of a source that has a fingerprint are stored, also for later
+                runs. Without it they stay in memory.
+            process: The number of this process, and how many there are. Each prepares its share.
+            wait: Returns when all processes have called it, so that all shares are written.
+        """
+        if self.crop < 1 or not len(self):
+            return False
+
+        first = to_arrays(self[0])
+        num_bytes = sum(array.nbytes for array in first.values())
+        fingerprint = None if folder is None else self.source.fingerprint()
+        if folder is None or fingerprint is None:
+            if len(self) * num_bytes > MAX_MEMORY_BYTES:
+                return False
+            self._cached = list(self._prepare_all(range(len(self))))
+            return True
+
+        if len(self) * num_bytes > MAX_DISK_BYTES:
+            return False
+        cache = FeatureCache(Path(folder), digest("prepared", fingerprint, *self.sizes))
+        # Shares depend on the index alone, so that no sample is left out however fast others are.
+        number, num_processes = process
+        indices = range(number, len(self), num_processes)
+        share = [index for index in indices if str(index) not in cache]
+        cache.make_room("prepared images", len(share), len(share) * num_bytes)
+        samples = zip(share, self._prepare_all(share), strict=True)
+        cache.add((str(index), tuple(to_arrays(sample).values())) for index, sample in samples)
+        wait()
+        cache.refresh()
+        self._cached = CachedSamples(cache, tuple(first))
+        return True
+
+    def _prepare_all(self, indices: Sequence[int]) -> Iterator[Prepared]:
+        if len(indices) < MIN_SAMPLES_FOR_POOL:
+            for index in indices:
+                yield self[index]
+            return
+
+        # The source travels to each worker once, since a worker caches photos of its own.
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(initializer=_set_worker_source, initargs=(self,)) as pool:
+            yield from pool.imap(_prepare_in_worker, indices, chunksize=32)
+
+
+_worker_source: list[PreparedSource] = []
+
+
+def _set_worker_source(source: PreparedSource) -> None:
+    _worker_source[:] = [source]
+
+
+def _prepare_in_worker(index: int) -> Prepared:
+    return _worker_source[0][index]
