@@ -378,7 +378,7 @@ def test_a_sentence_alone_or_in_a_batch_gives_the_same_states(bert_folder):
 
 def test_each_sentence_is_encoded_once(texts, monkeypatch):
     texts.encode(["seen before", "seen before"])
-    monkeypatch.setattr(texts, "_encoder", None)  # would fail if it were called
+    monkeypatch.setattr(texts, "encoder", None)  # would fail if it were called
     assert texts.encode(["seen before"]) == 0
     assert texts(["seen before"])[1].sum() > 2
 
