@@ -9,7 +9,8 @@ from made_pictures import PHOTO_CLASSES, write_photos
 from r2sm_jax.data.masks import encode
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluation.predictions import score_predictions
-from r2sm_jax.evaluation.report import make_report, write_report
+from r2sm_jax.evaluation.report import make_report
+from r2sm_jax.evaluation.tables import report_markdown
 
 SIZE = 96
 
@@ -65,6 +66,4 @@ def test_no_target_accuracy_of_a_system_that_knows_all_and_of_one_that_never_ref
         assert (
             val["predicted_iou"]["error"] < 1e-5 if knows else val["predicted_iou"]["error"] > 0.5
         )
-        write_report(report, evaluated, tmp_path)
-        for name in ("report.md", "report.html"):
-            assert "Is it there, and how good is the mask?" in (tmp_path / name).read_text()
+        assert "Is it there, and how good is the mask?" in report_markdown(report)
