@@ -8,6 +8,7 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.report import mask_type_scores
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.train import calibrate_type
 from r2sm_jax.training.calibration import (
@@ -57,7 +58,7 @@ def test_so_many_of_what_is_there_are_missed_as_is_allowed():
 def make_predictor(config: Config) -> Predictor:
     text = config.model.text
     texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    graphdef, params, constants = split_model(config.model, 0)
+    graphdef, params, constants = split_model(config.model, NO_SIZES, 0)
     return Predictor(config.model, graphdef, nnx.merge_state(params, constants), texts)
 
 
@@ -89,6 +90,6 @@ def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     temperature = fitted.type_temperature
     assert fitted == before._replace(type_temperature=temperature)
     assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
-    logits = predictor.amodal_logits(sentences)
+    logits = predictor.updated(calibration=fitted).amodal_logits(sentences)
     np.testing.assert_allclose(logits, raw / temperature, rtol=1e-5)
     assert calibrate_type(predictor, fitted) == fitted
