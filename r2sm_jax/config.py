@@ -20,8 +20,8 @@ REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")
 """Rules that learn nothing."""
 NO_HEAD = "none"
 """No decision: one mask for every query, as R2SM's baselines give."""
-PLACE = 4
-"""Fixed channels that say where a pixel is (`places` in models/decoder.py)."""
+NUM_COORDINATES = 4
+"""Channels that say where a pixel is (`coordinate_features` in models/mask_decoder.py)."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class DecoderConfig:
     mask_dim: int = 64
     """Channels of the pixel features. A mask is the dot product of a kernel with these."""
     refine: bool = True
-    """Draw answers with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with `--loss.instance` above 0."""
+    """Predict masks with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:
-        """Channels of a kernel: those of the pixel features and of a pixel's place."""
-        return self.mask_dim + PLACE
+        """Channels of a kernel: those of the pixel features and of a pixel's coordinates."""
+        return self.mask_dim + NUM_COORDINATES
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ModelConfig:
 
     @property
     def refines(self) -> bool:
-        """Whether answers have a second look: not with SAM's decoder, whose kernels fit only the query's own pixels,
+        """Whether kernels are refined: not with SAM's decoder, whose kernels fit only the query's own pixels,
         nor without a mask type."""
         return self.decoder.refine and self.decoder.type == "shared" and self.head != NO_HEAD
 

@@ -15,7 +15,7 @@ def fake_inputs(config: ModelConfig, batch: int, queries: int, seed: int = 0) ->
     lengths = rng.integers(1, config.text.max_tokens + 1, (batch, queries, 1))
     return {
         "image": rng.integers(0, 256, spec["image"].shape, dtype=np.uint8),
-        "valid": np.ones(spec["valid"].shape, bool),
+        "image_mask": np.ones(spec["image_mask"].shape, bool),
         "text": rng.normal(size=spec["text"].shape).astype(np.float16),
         "text_mask": np.arange(config.text.max_tokens) < lengths,
     }

@@ -10,8 +10,7 @@ from flax import nnx
 
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.mask_decoder import PixelFeatures
-from r2sm_jax.models.r2sm import Calibration, R2SMOutput
+from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import keyword_mask_type
 
 IMAGE_SIZE, MASK_SIZE, NUM_SLOTS = 32, 8, 2
@@ -65,37 +64,34 @@ class StubPredictor(Predictor):
         self.num_images += len(images)
         brightness = images.astype(np.float32).mean((1, 2, 3)) / 255
         tokens = jnp.asarray(brightness).reshape(-1, 1, 1, 1)
-        return tokens, PixelFeatures(fine=tokens, coarse=tokens)
+        return ImageFeatures(tokens, coarse=tokens, fine=tokens)
 
-    def _decode(self, weights, tokens, pixels, states, text_mask, calibration) -> R2SMOutput:
+    def _decode(self, weights, image_features, states, text_mask, calibration) -> R2SMOutput:
         """A square whose lower half is hidden; bright images have larger ones."""
         b, k = text_mask.shape[:2]
         cells = np.arange(MASK_SIZE)
         amodal = np.full((b, MASK_SIZE, MASK_SIZE), -4.0, np.float32)
-        for row, brightness in enumerate(np.asarray(tokens).ravel()):
+        for row, brightness in enumerate(np.asarray(image_features.tokens).ravel()):
             inside = cells < 2 + 6 * brightness
             amodal[row][np.outer(inside, inside)] = 4.0
         modal = amodal.copy()
         modal[:, MASK_SIZE // 2 :] = -4.0
 
-        def for_queries(masks, *axes):
-            return np.broadcast_to(
-                masks.reshape(b, 1, *[1] * len(axes), MASK_SIZE, MASK_SIZE),
-                (b, k, *axes, MASK_SIZE, MASK_SIZE),
-            )
+        num_masks = 1 + NUM_SLOTS
+        shape = (b, k, num_masks, MASK_SIZE, MASK_SIZE)
 
-        slot_presence = np.full((b, k, NUM_SLOTS), -3.0, np.float32)
-        slot_presence[..., 0] = 3.0
+        # The fused mask and the first slot are present.
+        presence = np.full((b, k, num_masks), -3.0, np.float32)
+        presence[..., 0] = 2.0
+        presence[..., 1] = 3.0
+        iou = np.full((b, k, num_masks, 2), 0.5, np.float32)
+        iou[..., 0, :] = 0.75
         return R2SMOutput(
             amodal_logit=states[..., 0, 0, 0].astype(np.float32),
-            modal=for_queries(modal),
-            amodal=for_queries(amodal),
-            presence=np.full((b, k), 2.0, np.float32),
-            iou=np.full((b, k, 2), 0.75, np.float32),
-            slot_modal=for_queries(modal, NUM_SLOTS),
-            slot_amodal=for_queries(amodal, NUM_SLOTS),
-            slot_presence=slot_presence,
-            slot_iou=np.full((b, k, NUM_SLOTS, 2), 0.5, np.float32),
+            modal=np.broadcast_to(modal[:, None, None], shape),
+            amodal=np.broadcast_to(amodal[:, None, None], shape),
+            presence=presence,
+            iou=iou,
         )
 
     def _amodal_logit(self, weights, states, mask, calibration):

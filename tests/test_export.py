@@ -161,14 +161,14 @@ def test_verification_measures_and_refuses(run, copy):
 
 
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
-    answer = R2SM.answer
+    decode = R2SM.decode
 
     def wrong(*inputs):
-        output = answer(*inputs)
+        output = decode(*inputs)
         return output._replace(amodal=output.amodal + 0.01)
 
     with monkeypatch.context() as patch:
-        patch.setattr(R2SM, "answer", wrong)
+        patch.setattr(R2SM, "decode", wrong)
         patch.setattr(stablehlo, "PLATFORMS", ("cpu",))  # lowering takes most of the time
         functions = stablehlo.export_functions(run)
     stablehlo.write_functions(copy / "model.stablehlo", functions)

@@ -266,7 +266,7 @@ def test_what_was_kept_gives_what_the_encoder_gives(frozen, kept):
         encoder.join.kernel[...] = jax.random.normal(jax.random.key(0), encoder.join.kernel.shape)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 48, 3)), jnp.float32)
     features = encoder.frozen_features(images)
-    assert (features.trunk is not None, features.plain is not None) == kept
+    assert (features.sam is not None, features.vit is not None) == kept
     whole = encoder(images)
     np.testing.assert_array_equal(encoder(images, features).tokens, whole.tokens)
     # It is read, and not computed anew: other features, other tokens.

@@ -55,27 +55,27 @@ def test_learned_heads_give_one_logit_and_ignore_padding(name):
     np.testing.assert_allclose(
         head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5
     )
-    np.testing.assert_allclose(heads.readings(head, text, mask).mean(0), logit, atol=1e-6)
+    np.testing.assert_allclose(heads.member_logits(head, text, mask).mean(0), logit, atol=1e-6)
 
 
 def test_the_readers_of_the_attention_head_start_and_learn_apart():
     head = heads.AttentionHead(20, 2, rngs=nnx.Rngs(0))
     inputs = fake_inputs(CONFIG, 2, 3)
     text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
-    said = heads.readings(head, text, mask)
-    assert said.shape == (len(head.readers), 2, 3) and np.unique(said).size == said.size
+    said = heads.member_logits(head, text, mask)
+    assert said.shape == (len(head.members), 2, 3) and np.unique(said).size == said.size
     wants = jnp.arange(6).reshape(2, 3) % 2 == 0
 
     def gradients(head):
         graphdef, params = nnx.split(head, nnx.Param)
         return jax.grad(
             lambda p: type_loss(
-                heads.readings(nnx.merge(graphdef, p), text, mask), wants, LossConfig()
+                heads.member_logits(nnx.merge(graphdef, p), text, mask), wants, LossConfig()
             ).mean()
-        )(params)["readers"]
+        )(params)["members"]
 
     before = gradients(head)
-    head.readers[1].out.kernel[...] = -9 * head.readers[1].out.kernel[...]
+    head.members[1].out.kernel[...] = -9 * head.members[1].out.kernel[...]
     after = gradients(head)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-7), after[0], before[0])
     assert np.abs(after[1]["out"]["kernel"][...] - before[1]["out"]["kernel"][...]).max() > 1e-4

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from r2sm_jax.config import PLACE, LossConfig
-from r2sm_jax.models.mask_decoder import Kernels, MaskTokens
+from r2sm_jax.config import NUM_COORDINATES, LossConfig
+from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
     aux_loss,
@@ -49,19 +49,26 @@ def logits(*masks, strength: float = 20.0):
     return jnp.stack([(2 * m - 1) * strength for m in masks])
 
 
-def kernels_of(rows) -> Kernels:
-    """Kernels [1 k q] that predict the (modal, amodal) masks of k rows of q pairs."""
+def kernels_of(rows) -> MaskKernels:
+    """MaskKernels [1 k q] that predict the (modal, amodal) masks of k rows of q pairs."""
     flat = jnp.stack([jnp.stack([logits(*pair).reshape(2, -1) for pair in row]) for row in rows])
-    weights = jnp.concatenate([flat, jnp.zeros((*flat.shape[:-1], PLACE))], axis=-1)[None]
-    return Kernels(weights, jnp.zeros(weights.shape[:-1]))
+    weights = jnp.concatenate([flat, jnp.zeros((*flat.shape[:-1], NUM_COORDINATES))], axis=-1)[None]
+    return MaskKernels(weights, jnp.zeros(weights.shape[:-1]))
 
 
-def tokens(fused, slots=None, *, iou=0.5, presence=0.0) -> MaskTokens:
+def tokens(fused, slots=None, *, iou=0.5, presence=0.0) -> DecoderOutput:
     """Decoder output that predicts one fused pair of masks a query, and for each its slots."""
     slots = slots or [[]] * len(fused)
     kernels = kernels_of([[pair, *others] for pair, others in zip(fused, slots, strict=True)])
     shape = kernels.weights.shape[:3]
-    return MaskTokens(kernels, (kernels,), jnp.full(shape, presence), jnp.full((*shape, 2), iou))
+    return DecoderOutput(
+        kernels=kernels,
+        aux_kernels=(kernels,),
+        refined_kernels=kernels,
+        presence=jnp.full(shape, presence),
+        iou=jnp.full((*shape, 2), iou),
+        pixel_features=PIXELS,
+    )
 
 
 def make_batch(**changes) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def targets(config: LossConfig | None = None, head: str = "linear", **changes) -
     return make_targets(make_batch(**changes), config or LossConfig(), head=head)
 
 
-def losses(decoder: MaskTokens, truth: Targets):
+def losses(decoder: DecoderOutput, truth: Targets):
     """Losses of the fused masks."""
     return query_losses(decoder, PIXELS, truth, LossConfig(), threshold=0)
 
@@ -275,7 +282,7 @@ def test_the_iou_loss_teaches_the_prediction_and_not_the_masks():
 def test_the_iou_loss_compares_with_refined_masks():
     first = tokens([(TOP, FULL), (RIGHT, RIGHT)], iou=1.0)
     assert losses(first, targets())["iou"] == pytest.approx((2 / 3) ** 2 / 4, rel=1e-4)
-    refined = first._replace(second=tokens(RIGHT_ANSWER).kernels)
+    refined = first._replace(refined_kernels=tokens(RIGHT_ANSWER).kernels)
     assert losses(refined, targets())["iou"] == pytest.approx(0, abs=1e-6)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.special import expit, logit
 
 from r2sm_jax.config import (
-    PLACE,
+    NUM_COORDINATES,
     DecoderConfig,
     ModelConfig,
     TextConfig,
@@ -20,15 +20,13 @@ from r2sm_jax.config import (
 from r2sm_jax.models.image_encoder import VisionEncoder, VisionFeatures
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
-    Kernels,
-    MaskTokens,
+    MaskKernels,
     PixelDecoder,
-    PixelFeatures,
-    draw_masks,
-    draw_pair,
-    places,
+    coordinate_features,
+    predict_mask_logits,
+    predict_masks,
 )
-from r2sm_jax.models.r2sm import ABSENT_LOGIT, R2SM, R2SMOutput, input_spec
+from r2sm_jax.models.r2sm import ABSENT_LOGIT, R2SM, ImageFeatures, R2SMOutput, input_spec
 
 VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, out_dim=24)
 DECODER = DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
@@ -41,12 +39,8 @@ def make(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0):
     graphdef, state = nnx.split(R2SM(config, rngs=nnx.Rngs(seed)))
     rng = np.random.default_rng(seed)
     state = jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(np.float32), state)
-    answer = jax.jit(
-        lambda state, image, valid, text, text_mask: nnx.merge(graphdef, state)(
-            image, valid, text, text_mask
-        )
-    )
-    return lambda **inputs: answer(state, **inputs)
+    answer = jax.jit(lambda state, inputs: nnx.merge(graphdef, state)(**inputs))
+    return lambda **inputs: answer(state, inputs)
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +69,16 @@ def test_instance_kernels_depend_on_the_visible_pixels_only():
     visible = (
         jnp.zeros((1, 2, 4, 4)).at[:, 0, :, :2].set(1)
     )  # the left half, and an instance that is not there
-    kernels = model.instance_kernels(PixelFeatures(fine, fine), visible)
+    kernels = model.instance_kernels(ImageFeatures(fine, fine, fine), visible)
     assert kernels.weights.shape == (1, 1, 2, 2, DECODER.kernel_dim) and kernels.biases.shape == (
         1,
         1,
         2,
         2,
     )
-    other = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, 2:].add(1)), visible)
+    other = model.instance_kernels(ImageFeatures(fine, fine, fine.at[:, :, 2:].add(1)), visible)
     np.testing.assert_array_equal(kernels.weights, other.weights)
-    changed = model.instance_kernels(PixelFeatures(fine, fine.at[:, :, :2].add(1)), visible)
+    changed = model.instance_kernels(ImageFeatures(fine, fine, fine.at[:, :, :2].add(1)), visible)
     assert (
         not np.allclose(kernels.weights[:, :, 0], changed.weights[:, :, 0])
         and np.isfinite(changed.weights).all()
@@ -100,15 +94,14 @@ def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_inst
     model = R2SM(CONFIG, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     pixels = jnp.asarray(rng.normal(size=(1, 4, 4, DECODER.mask_dim)), jnp.float32)
-    first = Kernels(
+    first = MaskKernels(
         jnp.asarray(rng.normal(size=(1, 1, 3, 2, DECODER.kernel_dim)), jnp.float32),
         jnp.zeros((1, 1, 3, 2)),
     )
     presence = jnp.array([[[-1, *present]]], jnp.float32)
-    masks = MaskTokens(first, (), presence, jnp.zeros((1, 1, 3, 2)))
-    features = PixelFeatures(pixels, pixels)
-    out = model.refine_kernels(masks, features)
-    visible = jax.nn.sigmoid(draw_pair(first, pixels)[0])[:, 0]
+    features = ImageFeatures(pixels, pixels, pixels)
+    out = model.refine_kernels(first, presence, features)
+    visible = jax.nn.sigmoid(predict_masks(first, pixels)[0])[:, 0]
     again = model.instance_kernels(features, visible)
     for token, share in enumerate((shares[0], shares[1], shares[1])):
         for mine, one, other in zip(out, first, again, strict=True):
@@ -125,12 +118,12 @@ def test_a_second_look_can_be_left_out_and_is_none_without_a_mask_type():
 
     @nnx.jit
     def draw_first_look(model):
-        tokens, pixels = model.encode_image(inputs["image"], inputs["valid"])
-        masks = model.decode(tokens, pixels, inputs["text"], inputs["text_mask"])
-        return draw_pair(masks.kernels, pixels.fine)[0] - CONFIG.mask_threshold
+        features = model.encode_image(inputs["image"], inputs["image_mask"])
+        decoded = model.decode_kernels(features, inputs["text"], inputs["text_mask"])
+        return predict_masks(decoded.kernels, features.fine)[0] - CONFIG.mask_threshold
 
     drawn = draw_first_look(without)
-    answer = nnx.jit(lambda model: model(**inputs).slot_modal)
+    answer = nnx.jit(lambda model: model(**inputs).slots.modal)
     for model in (without, no_type):
         np.testing.assert_allclose(answer(model), drawn[:, :, 1:], atol=1e-5)
     assert not np.allclose(answer(with_look), drawn[:, :, 1:], atol=1e-3)
@@ -144,8 +137,8 @@ def test_a_kernel_can_confine_a_mask_to_a_place():
     weights = jnp.concatenate(
         [jnp.ones(3), weights]
     )  # nothing is to be seen on these three channels
-    kernels = Kernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 7)), jnp.full((1, 1, 1, 2), bias))
-    mask = draw_masks(kernels, jnp.zeros((1, 32, 32, 3)))[0, 0, 0, 0] > 0
+    kernels = MaskKernels(jnp.broadcast_to(weights, (1, 1, 1, 2, 7)), jnp.full((1, 1, 1, 2), bias))
+    mask = predict_mask_logits(kernels, jnp.zeros((1, 32, 32, 3)))[0, 0, 0, 0] > 0
     at = (np.arange(32) + 0.5) / 16 - 1
     np.testing.assert_array_equal(mask, (at[None] - x0) ** 2 + (at[:, None] - y0) ** 2 < 0.1)
 
@@ -156,25 +149,23 @@ def test_masks_are_cut_at_the_threshold():
         make(replace(CONFIG, mask_threshold=-1.0))(**inputs),
         make(replace(CONFIG, mask_threshold=0.0))(**inputs),
     )
-    for name in ("modal", "amodal", "slot_modal", "slot_amodal"):
+    for name in ("modal", "amodal"):
         np.testing.assert_allclose(getattr(low, name), getattr(high, name) + 1, atol=1e-5)
 
 
 def test_fused_masks_are_empty_where_nothing_is_present_and_nothing_else_changes():
     inputs = fake_inputs(CONFIG, 2, 3)
     whole = make(replace(CONFIG, presence_threshold=-np.inf), noise=0.1)(**inputs)
-    cut = float(np.sort(whole.presence.ravel())[2:4].mean())
+    cut = float(np.sort(whole.fused.presence.ravel())[2:4].mean())
     found = make(replace(CONFIG, presence_threshold=cut), noise=0.1)(**inputs)
-    there = np.asarray(whole.presence) > cut
+    there = np.asarray(whole.fused.presence) > cut
     assert there.sum() == 3
     for name, one, other in zip(whole._fields, whole, found, strict=True):
+        expected = np.array(one)
         if name in ("modal", "amodal"):
-            np.testing.assert_allclose(other[there], one[there], atol=1e-5)
-            np.testing.assert_allclose(
-                other[~there], np.minimum(one[~there], ABSENT_LOGIT), atol=1e-5
-            )
-        else:
-            np.testing.assert_allclose(other, one, atol=1e-5)
+            fused = expected[:, :, 0]
+            fused[~there] = np.minimum(fused[~there], ABSENT_LOGIT)
+        np.testing.assert_allclose(other, expected, atol=1e-5, err_msg=name)
 
 
 def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of_the_mask():
@@ -188,45 +179,37 @@ def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of
         lambda x: x + 0.2 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32), state
     )
     model = nnx.merge(graphdef, noisy)
-    image = model.encode_image(inputs["image"], inputs["valid"])
-    said, out = model.decode(*image, inputs["text"], inputs["text_mask"]).iou, model(**inputs)
-    drawn = [
-        np.concatenate([fused[:, :, None], slots], axis=2)
-        for fused, slots in ((out.modal, out.slot_modal), (out.amodal, out.slot_amodal))
-    ]
+    image = model.encode_image(inputs["image"], inputs["image_mask"])
+    decoded = model.decode_kernels(image, inputs["text"], inputs["text_mask"])
+    out = model(**inputs)
+    drawn = [out.modal, out.amodal]
     stable = np.stack(
         [(x > 1).sum((-2, -1)) / np.maximum((x > -1).sum((-2, -1)), 1) for x in drawn], axis=-1
     )
     assert np.ptp(stable) > 0.1
-    mean = np.mean([logit(np.clip(x, 0.001, 0.999)) for x in (said, stable)], axis=0)
-    np.testing.assert_allclose(out.iou, expit(mean)[:, :, 0], atol=1e-4)
-    np.testing.assert_allclose(out.slot_iou, expit(mean)[:, :, 1:], atol=1e-4)
+    mean = np.mean([logit(np.clip(x, 0.001, 0.999)) for x in (decoded.iou, stable)], axis=0)
+    np.testing.assert_allclose(out.iou, expit(mean), atol=1e-4)
 
 
 # Shapes and dtypes of every module.
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("stem", ["conv", "patch"])
-def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, stem):
-    config = replace(CONFIG, dtype=dtype, vision=replace(VISION, stem=stem))
+@pytest.mark.parametrize("encoder", ["conv", "sam"])
+def test_the_whole_model_gives_the_documented_shapes_in_float32(dtype, encoder):
+    config = replace(CONFIG, dtype=dtype, vision=replace(VISION, encoder=encoder))
     model = nnx.eval_shape(lambda: R2SM(config, rngs=nnx.Rngs(0)))
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(config, 2, 5))
     b, k, q, s = 2, 5, DECODER.slots, config.mask_size
-    wanted = R2SMOutput(
-        (b, k),
-        (b, k, s, s),
-        (b, k, s, s),
-        (b, k),
-        (b, k, 2),
-        (b, k, q, s, s),
-        (b, k, q, s, s),
-        (b, k, q),
-        (b, k, q, 2),
-    )
     assert s == 16
-    assert {n: x.shape for n, x in zip(out._fields, out, strict=True)} == wanted._asdict()
+    assert {name: x.shape for name, x in out._asdict().items()} == {
+        "amodal_logit": (b, k),
+        "modal": (b, k, 1 + q, s, s),
+        "amodal": (b, k, 1 + q, s, s),
+        "presence": (b, k, 1 + q),
+        "iou": (b, k, 1 + q, 2),
+    }
     assert {x.dtype for x in out} == {FLOAT32}
 
 
@@ -246,7 +229,7 @@ def test_the_conv_stem_hands_over_the_two_strides_before_the_tokens(patch):
 def test_tokens_of_16_pixels_take_the_skips_of_stride_4_and_8():
     config = replace(CONFIG, vision=replace(VISION, patch_size=16))
     out = nnx.eval_shape(lambda i: R2SM(config, rngs=nnx.Rngs(0))(**i), input_spec(config, 1, 2))
-    assert out.modal.shape == (1, 2, 8, 8)
+    assert out.modal.shape == (1, 2, 1 + DECODER.slots, 8, 8)
 
 
 def test_the_patch_stem_has_no_skips():
@@ -268,7 +251,7 @@ def test_the_pixel_decoder_quadruples_the_token_resolution(dims):
     skips = [jax.ShapeDtypeStruct(shape, FLOAT32) if shape[-1] else None for shape in shapes]
     features = VisionFeatures(jax.ShapeDtypeStruct((2, 4, 4, 24), FLOAT32), tuple(skips))
     out = nnx.eval_shape(lambda m, f: m(f), decoder, features)
-    assert (out.coarse.shape, out.fine.shape) == ((2, 8, 8, 16), (2, 16, 16, DECODER.mask_dim))
+    assert [x.shape for x in out] == [(2, 8, 8, 16), (2, 16, 16, DECODER.mask_dim)]
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
@@ -326,10 +309,14 @@ def test_masks_are_dot_products_of_kernels_and_pixels_with_their_places():
     rng = np.random.default_rng(0)
     kernels, biases, pixels = (
         rng.normal(size=s).astype(np.float32)
-        for s in ((2, 3, 4, 2, 5 + PLACE), (2, 3, 4, 2), (2, 6, 6, 5))
+        for s in ((2, 3, 4, 2, 5 + NUM_COORDINATES), (2, 3, 4, 2), (2, 6, 6, 5))
     )
-    out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
-    placed = np.concatenate([pixels, np.broadcast_to(places(6), (2, 6, 6, PLACE))], axis=-1)
+    out = predict_mask_logits(
+        MaskKernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels)
+    )
+    placed = np.concatenate(
+        [pixels, np.broadcast_to(coordinate_features(6), (2, 6, 6, NUM_COORDINATES))], axis=-1
+    )
     wanted = np.einsum("bkqtc,byxc->bkqtyx", kernels, placed) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
@@ -340,7 +327,9 @@ def test_masks_of_queries_with_pixels_of_their_own_are_dot_products_alone():
         rng.normal(size=s).astype(np.float32)
         for s in ((2, 3, 4, 2, 5), (2, 3, 4, 2), (2, 3, 6, 6, 5))
     )
-    out = draw_masks(Kernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels))
+    out = predict_mask_logits(
+        MaskKernels(jnp.asarray(kernels), jnp.asarray(biases)), jnp.asarray(pixels)
+    )
     wanted = np.einsum("bkqtc,bkyxc->bkqtyx", kernels, pixels) + biases[..., None, None]
     np.testing.assert_allclose(out, wanted, atol=1e-5)
 
@@ -374,15 +363,14 @@ def test_modal_lies_within_amodal_for_any_tokens_and_pixels(seed, scale):
         jnp.asarray(rng.normal(scale=scale, size=s), jnp.float32)
         for s in ((1, 2, 3, 2, 8), (1, 2, 3, 2), (1, 4, 4, 4))
     )
-    modal, amodal = draw_pair(Kernels(kernels, biases), pixels)
+    modal, amodal = predict_masks(MaskKernels(kernels, biases), pixels)
     assert not ((modal > 0) & ~(amodal > 0)).any()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_modal_lies_within_amodal_for_random_weights(seed):
     out = make(seed=seed, noise=0.5)(**fake_inputs(CONFIG, 3, 2, seed))
-    for modal, amodal in ((out.modal, out.amodal), (out.slot_modal, out.slot_amodal)):
-        assert (amodal >= modal).all() and (amodal > modal).any()
+    assert (out.amodal >= out.modal).all() and (out.amodal > out.modal).any()
     assert ((out.iou >= 0) & (out.iou <= 1)).all()
 
 
@@ -410,8 +398,8 @@ def test_padding_of_text_does_not_matter(model):
 
 def test_content_of_letterbox_padding_does_not_matter(model):
     inputs = fake_inputs(CONFIG, 3, 2)
-    inputs["valid"][:, 20:] = False
-    black = np.where(inputs["valid"][..., None], inputs["image"], np.uint8(0))
+    inputs["image_mask"][:, 20:] = False
+    black = np.where(inputs["image_mask"][..., None], inputs["image"], np.uint8(0))
     assert_equal(model(**inputs), model(**inputs | {"image": black}), tolerance=0)
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.images import Letterbox
 from r2sm_jax.models.keys_sam import match_sam
-from r2sm_jax.models.mask_decoder import draw_masks
+from r2sm_jax.models.mask_decoder import predict_mask_logits
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
@@ -98,8 +98,8 @@ def prompts(theirs, kind: str, batch: int):
 
 @nnx.jit
 def decode(model, image, sparse):
-    out = model.decoder.prompted(image, sparse, jnp.ones(sparse.shape[:3], bool))
-    return draw_masks(out.kernels, out.pixels)[:, :, :, 0], out.iou
+    out = model.decoder.decode_prompts(image, sparse, jnp.ones(sparse.shape[:3], bool))
+    return predict_mask_logits(out.kernels, out.pixel_features)[:, :, :, 0], out.iou
 
 
 def reference(theirs, image, sparse, dense):

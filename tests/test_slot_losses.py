@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from test_losses import EMPTY, FULL, LEFT, PIXELS, REQUESTED, RIGHT, SIDE, TOP, targets, tokens
 
-from r2sm_jax.config import PLACE, LossConfig
-from r2sm_jax.models.mask_decoder import Kernels
+from r2sm_jax.config import NUM_COORDINATES, LossConfig
+from r2sm_jax.models.mask_decoder import MaskKernels
 from r2sm_jax.models.r2sm import DenseOutput
 from r2sm_jax.training.losses import (
     aux_loss,
@@ -118,7 +118,7 @@ def test_no_loss_reads_a_mask_of_a_type_that_no_query_asks_for(config, head):
     def normal(*shape: int) -> jnp.ndarray:
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
-    kernels = Kernels(normal(1, 1, 2, 2, SIDE**2 + PLACE), jnp.zeros((1, 1, 2, 2)))
+    kernels = MaskKernels(normal(1, 1, 2, 2, SIDE**2 + NUM_COORDINATES), jnp.zeros((1, 1, 2, 2)))
     dense = DenseOutput(normal(1, 2, 2, 2), normal(1, 2, 2, 2), normal(1, 2, 2, 4))
     decoder = tokens([(TOP, FULL)] * 2, [[(TOP, FULL)] * 2] * 2)
 

@@ -23,10 +23,9 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.mask_decoder import PixelFeatures
 from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.matmul import products
-from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, R2SMOutput
+from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import to_host
 
@@ -49,8 +48,7 @@ class EncodedImage(NamedTuple):
     """The features of one image, computed by `Predictor.encode`. Threads may share it."""
 
     letterbox: Letterbox
-    tokens: Float[jax.Array, "1 h w d"]
-    pixels: PixelFeatures
+    features: ImageFeatures
 
 
 class Request(NamedTuple):
@@ -112,7 +110,7 @@ class Predictor:
             return jax.jit(call)
 
         self._encode_image = compiled(R2SM.encode_image)
-        self._decode = compiled(R2SM.answer)
+        self._decode = compiled(R2SM.decode)
         self._amodal_logit = compiled(_calibrated_amodal_logit)
 
     def updated(
@@ -159,8 +157,8 @@ class Predictor:
         array = open_image(image)
         letterbox = self._letterbox(array)
         frame = letterbox.image(array)
-        tokens, pixels = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
-        return EncodedImage(letterbox, tokens, pixels)
+        features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
+        return EncodedImage(letterbox, features)
 
     def predict(
         self,
@@ -191,9 +189,7 @@ class Predictor:
 
         predictions = []
         for part in _split(queries, QUERY_BUCKETS[-1]):
-            (outputs,) = self._decode_rows(
-                image.tokens, image.pixels, [part], self.text_encoder.for_request
-            )
+            (outputs,) = self._decode_rows(image.features, [part], self.text_encoder.for_request)
             for query, output in zip(part, outputs, strict=True):
                 prediction = self._to_prediction(
                     query, image.letterbox, output, mask_type, abstain=abstain
@@ -295,10 +291,10 @@ class Predictor:
             padded = _pad(batch, batch_rows)
             frames = np.stack([frame for _, frame, _, _ in padded])
             valid = np.stack([valid for _, _, valid, _ in padded])
-            tokens, pixels = self._encode_image(self.weights, frames, valid)
+            features = self._encode_image(self.weights, frames, valid)
 
             parts = [part for _, _, _, part in batch]
-            decoded = self._decode_rows(tokens, pixels, parts, encode_text or self.text_encoder)
+            decoded = self._decode_rows(features, parts, encode_text or self.text_encoder)
             for (index, _, _, _), outputs_of_row in zip(batch, decoded, strict=True):
                 outputs[index] += outputs_of_row
         return outputs
@@ -331,13 +327,12 @@ class Predictor:
 
     def _decode_rows(
         self,
-        tokens: Float[jax.Array, "b h w d"],
-        pixels: PixelFeatures,
+        image_features: ImageFeatures,
         queries: Sequence[Sequence[str]],
         encode_text: EncodeText,
     ) -> list[list[R2SMOutput]]:
         """Decodes the queries of each row; images beyond these rows are padding."""
-        num_rows = len(tokens)
+        num_rows = len(image_features.tokens)
         longest = max(len(row) for row in queries)
         num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
 
@@ -349,7 +344,7 @@ class Predictor:
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
         calibration = self._calibration_arrays()
-        outputs = self._decode(self.weights, tokens, pixels, states, text_mask, calibration)
+        outputs = self._decode(self.weights, image_features, states, text_mask, calibration)
         outputs = jax.device_get(outputs)
         decoded = []
         for b, row in enumerate(queries):
@@ -382,19 +377,20 @@ class Predictor:
         is_truncated = query in self.text_encoder.truncated
 
         # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
-        modal = enlarge(output.modal)
-        amodal = enlarge(output.amodal) | modal
+        fused = output.fused
+        modal = enlarge(fused.modal)
+        amodal = enlarge(fused.amodal) | modal
 
-        has_target = output.presence > self.config.presence_threshold
-        slot_presence = expit(output.slot_presence)
+        has_target = fused.presence > self.config.presence_threshold
+        slots = output.slots
         instances = []
         candidates = []
-        for slot, presence in enumerate(slot_presence):
+        for slot, presence in enumerate(expit(slots.presence)):
             is_instance = has_target and presence >= MIN_INSTANCE_PRESENCE
             if not is_instance and not with_candidates:
                 continue
-            slot_modal = enlarge(output.slot_modal[slot])
-            slot_amodal = enlarge(output.slot_amodal[slot]) | slot_modal
+            slot_modal = enlarge(slots.modal[slot])
+            slot_amodal = enlarge(slots.amodal[slot]) | slot_modal
             mask = slot_amodal if is_amodal else slot_modal
             if not mask.any():
                 continue
@@ -402,7 +398,7 @@ class Predictor:
             if is_instance:
                 instances.append(InstanceMask(float(presence), mask, slot_modal, slot_amodal))
             if with_candidates:
-                confidence = presence * output.slot_iou[slot, int(is_amodal)]
+                confidence = presence * slots.iou[slot, int(is_amodal)]
                 candidates.append(Candidate(masks.encode(mask), float(confidence)))
         instances.sort(key=lambda instance: -instance.score)
 
@@ -410,13 +406,13 @@ class Predictor:
             query=query,
             mask_type=decision if has_decision else None,
             amodal_probability=probability if has_decision else None,
-            score=float(output.iou[int(is_amodal)]),
+            score=float(fused.iou[int(is_amodal)]),
             modal=modal,
             amodal=amodal,
             instances=tuple(instances),
             candidates=tuple(candidates),
             # In double precision, so that the logit can be had back from it.
-            presence=float(expit(np.float64(output.presence))),
+            presence=float(expit(np.float64(fused.presence))),
             undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
             unread=self.text_encoder.cut_off(query) if is_truncated else "",
         )

@@ -30,10 +30,9 @@ from r2sm_jax.inference.export_folder import WEIGHTS, flat_weights, model_with_w
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, load_export
 from r2sm_jax.models.hub import read_tensors, weight_files
-from r2sm_jax.models.mask_decoder import PixelFeatures
 from r2sm_jax.models.matching import Tensor
 from r2sm_jax.models.matmul import products
-from r2sm_jax.models.r2sm import R2SM, input_spec
+from r2sm_jax.models.r2sm import R2SM, ImageFeatures, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
 
 Tensors = Mapping[str, Tensor]
@@ -46,7 +45,7 @@ MAX_DIFFERENCE = 1e-4
 """Of mask logits and probabilities from the same token states: what float32 rounding explains."""
 MAX_STATE_DIFFERENCE = 2**-10
 """Relative, of token states: one step of float16, to which they are rounded."""
-MASK_LOGITS = ("modal", "amodal", "slot_modal", "slot_amodal")
+MASK_LOGITS = ("modal", "amodal")
 
 
 def export_functions(run: Run) -> dict[str, bytes]:
@@ -66,15 +65,13 @@ def export_functions(run: Run) -> dict[str, bytes]:
         return load_text_encoder(text_folder, tensors).float16_states(ids, mask, config.text.layers)
 
     def encode_image(tensors: Tensors, image: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-        tokens, pixels = model_of(tensors).encode_image(image, valid)
-        return {"tokens": tokens, **pixels._asdict()}
+        return model_of(tensors).encode_image(image, valid)._asdict()
 
     def answer(
         tensors: Tensors, features: dict[str, jax.Array], text: jax.Array, text_mask: jax.Array
     ) -> dict[str, jax.Array]:
-        pixels = PixelFeatures(**{name: features[name] for name in PixelFeatures._fields})
-        model = model_of(tensors)
-        return model.answer(features["tokens"], pixels, text, text_mask, calibration)._asdict()
+        image_features = ImageFeatures(**features)
+        return model_of(tensors).decode(image_features, text, text_mask, calibration)._asdict()
 
     # Only shapes are needed: the weights are arguments of the functions.
     weights, text_weights = jax.eval_shape(

@@ -23,27 +23,38 @@ from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, attend, freeze
 from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
+Skips = tuple[Float[Array, "b _h1 _w1 _c1"] | None, Float[Array, "b _h2 _w2 _c2"] | None]
+
 
 class VisionFeatures(NamedTuple):
-    """What one image becomes."""
+    """What an image encoder computes."""
 
     tokens: Float[Array, "b h w d"]
-    skips: tuple[Float[Array, "b _h _w _c"] | None, ...] = (None, None)
+    skips: Skips = (None, None)
     """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims` channels; or none."""
 
 
 class FrozenFeatures(NamedTuple):
     """What frozen weights compute from an image, so that it can be cached; None for parts that are trained."""
 
-    trunk: Float[Array, "b h w d"] | None = None
+    sam: Float[Array, "b h w d"] | None = None
     """Of SAM's encoder, before the norms of the neck."""
-    plain: Float[Array, "b _y _x e"] | None = None
+    vit: Float[Array, "b _y _x e"] | None = None
     """Of the plain ViT."""
     stride4: Float[Array, "b _h4 _w4 _c4"] | None = None
-    """Of the backbone, as the next three."""
+    """Of EfficientNet, as the next three."""
     stride8: Float[Array, "b _h8 _w8 _c8"] | None = None
     stride16: Float[Array, "b _h16 _w16 _c16"] | None = None
     stride32: Float[Array, "b _h32 _w32 _c32"] | None = None
+
+    @property
+    def levels(self) -> Levels:
+        """EfficientNet's features as far as they are frozen."""
+        levels = (self.stride4, self.stride8, self.stride16, self.stride32)
+        return tuple(level for level in levels if level is not None)
+
+    def with_levels(self, levels: Levels) -> "FrozenFeatures":
+        return FrozenFeatures(self.sam, self.vit, *levels)
 
 
 class ConvStem(nnx.Module):
@@ -105,9 +116,10 @@ class PyramidStem(nnx.Module):
         self.joins = nnx.List([Linear(dim, config.dim, dtype=dtype, rngs=rngs) for dim in dims[2:]])
 
     def __call__(self, levels: Levels) -> VisionFeatures:
-        fine, coarse, middle, deep = (norm(x) for norm, x in zip(self.norms, levels, strict=True))
-        tokens = self.joins[0](middle) + resize(self.joins[1](deep), middle.shape[1])
-        return VisionFeatures(tokens, (fine, coarse))
+        normed = [norm(level) for norm, level in zip(self.norms, levels, strict=True)]
+        stride4, stride8, stride16, stride32 = normed
+        tokens = self.joins[0](stride16) + resize(self.joins[1](stride32), stride16.shape[1])
+        return VisionFeatures(tokens, (stride4, stride8))
 
 
 class GridAttention(nnx.Module):
@@ -238,49 +250,68 @@ class VisionEncoder(nnx.Module):
             )
 
     def frozen_features(self, image: Float[Array, "b H W 3"]) -> FrozenFeatures:
-        """What stays the same throughout training."""
-        trunk = self._trunk(image).tokens if self.config.sam_frozen else None
-        plain = self.vit(image) if self.vit and self.config.vit_frozen else None
-        levels = self._levels(image) if self.efficientnet else ()
-        frozen = sum(stride <= self.config.efficientnet_frozen_to for stride in STRIDES[1:])
-        return FrozenFeatures(trunk, plain, *levels[:frozen])
+        """Computes what stays the same throughout training."""
+        features = FrozenFeatures()
+        if self.config.sam_frozen:
+            sam, _ = self._encode(image)
+            features = features._replace(sam=sam)
+        if self.vit is not None and self.config.vit_frozen:
+            features = features._replace(vit=self.vit(image))
+        if self.efficientnet is not None:
+            levels = self._efficientnet_levels(image, ())
+            frozen_to = self.config.efficientnet_frozen_to
+            num_frozen = sum(stride <= frozen_to for stride in STRIDES[1:])
+            features = features.with_levels(levels[:num_frozen])
+        return features
 
     def __call__(
-        self, image: Float[Array, "b H W 3"], frozen: FrozenFeatures | None = None
+        self, image: Float[Array, "b H W 3"], cached: FrozenFeatures | None = None
     ) -> VisionFeatures:
-        """`image` is normalised to zero mean and unit scale; padding is zero. Parts that `frozen` has are not
-        computed again."""
-        frozen = frozen or FrozenFeatures()
-        parts, skips = [], (None, None)
-        if frozen.trunk is not None:
-            parts.append(frozen.trunk)
+        """Computes tokens and skips.
+
+        Args:
+            image: normalised to zero mean and unit scale; padding is zero.
+            cached: the `frozen_features` of the image, which are not computed again.
+        """
+        cached = cached or FrozenFeatures()
+        skips = (None, None)
+        tokens = []
+        if cached.sam is not None:
+            tokens.append(cached.sam)
         elif self.stem is not None:
-            trunk, skips = self._trunk(
-                image, tuple(level for level in frozen[2:] if level is not None)
-            )
-            parts.append(trunk)
+            encoded, skips = self._encode(image, cached.levels)
+            tokens.append(encoded)
         if self.vit is not None:
-            plain = self.vit(image) if frozen.plain is None else frozen.plain
-            parts.append(self.join(resize(plain, self.config.grid)))
-        x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        return VisionFeatures(self.neck_norm2(self.neck2(self.neck_norm1(x))), skips)
+            vit_tokens = self.vit(image) if cached.vit is None else cached.vit
+            tokens.append(self.join(resize(vit_tokens, self.config.grid)))
 
-    def _levels(self, image: Float[Array, "b H W 3"], known: Levels = ()) -> Levels:
-        """Features of the backbone from stride 4 on, the first of which may be known."""
-        assert self.efficientnet is not None
-        return self.efficientnet(normalise(image, "efficientnet_lite"), (*known[:1], *known))[1:]
+        x = tokens[0] if len(tokens) == 1 else tokens[0] + tokens[1]
+        x = self.neck_norm1(x)
+        x = self.neck_norm2(self.neck2(x))
+        return VisionFeatures(x, skips)
 
-    def _trunk(self, image: Float[Array, "b H W 3"], levels: Levels = ()) -> VisionFeatures:
-        """`levels`: those of the backbone that are known."""
+    def _encode(
+        self, image: Float[Array, "b H W 3"], cached_levels: Levels = ()
+    ) -> tuple[Float[Array, "b h w d"], Skips]:
+        """Stem, blocks and the first layer of the neck."""
         assert self.stem is not None
         if isinstance(self.stem, PyramidStem):
-            x, skips = self.stem(self._levels(image, levels))
+            x, skips = self.stem(self._efficientnet_levels(image, cached_levels))
         else:
             x, skips = self.stem(image)
         x = x + self.positions[...].astype(x.dtype)
         for block in self.blocks:
+            # Recomputing a block in the backward pass saves its activations.
             x = jax.checkpoint(block)(x) if self.config.remat else block(x)
-        return VisionFeatures(self.neck1(x), skips)
+        return self.neck1(x), skips
+
+    def _efficientnet_levels(self, image: Float[Array, "b H W 3"], cached_levels: Levels) -> Levels:
+        """EfficientNet's features from stride 4 on; computation continues after the last cached one."""
+        assert self.efficientnet is not None
+        # It also counts stride 2, which nobody reads: any array stands for that.
+        cached = (*cached_levels[:1], *cached_levels)
+        image = normalise(image, "efficientnet_lite")
+        return self.efficientnet(image, cached)[1:]
 
 
 def freeze_published(encoder: VisionEncoder) -> None:

@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Float
 from r2sm_jax.models.layers import MLP, Linear, attend
 from r2sm_jax.query import MaskType, keyword_mask_type
 
+ENSEMBLE_SIZE = 4
+"""Members of the attention head."""
+
 
 def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Float[Array, "b k e"]:
     """Mean of the states of real tokens."""
@@ -26,50 +29,40 @@ def mean_pool(states: Float[Array, "b k t e"], mask: Bool[Array, "b k t"]) -> Fl
 
 
 class LinearHead(nnx.Module):
-    """A linear probe on the mean of the last chosen layer, scaled to zero mean and unit variance."""
+    """A linear probe on the mean of the last layer, scaled to zero mean and unit variance."""
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
+    def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(text_dim, use_bias=False, use_scale=False, rngs=rngs)
         self.out = Linear(text_dim, 1, rngs=rngs)
 
     def __call__(
         self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
     ) -> Float[Array, "b k"]:
-        return self.out(self.norm(mean_pool(states[..., -1, :], mask)))[..., 0]
+        pooled = mean_pool(states[..., -1, :], mask)
+        return self.out(self.norm(pooled))[..., 0]
 
 
 class MLPHead(nnx.Module):
-    """Two layers on the means of all chosen layers."""
+    """Two dense layers on the means of all layers."""
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
-        self.mlp = MLP((layers * text_dim, 128, 1), dtype=jnp.dtype("float32"), rngs=rngs)
-
-    def __call__(
-        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
-    ) -> Float[Array, "b k"]:
-        return self.mlp(mean_pool(states.reshape(*states.shape[:3], -1), mask))[..., 0]
-
-
-class AttentionHead(nnx.Module):
-    """The mean of four readers. Each learns by itself, so they are wrong on different wordings."""
-
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
-        self.readers = nnx.List([Reader(text_dim, layers, rngs=rngs) for _ in range(4)])
+    def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
+        self.mlp = MLP((num_layers * text_dim, 128, 1), dtype=jnp.dtype("float32"), rngs=rngs)
 
     def __call__(
         self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
     ) -> Float[Array, "b k"]:
-        return readings(self, states, mask).mean(0)
+        pooled = mean_pool(rearrange(states, "b k t l e -> b k t (l e)"), mask)
+        return self.mlp(pooled)[..., 0]
 
 
-class Reader(nnx.Module):
-    """One small transformer layer over tokens that each hold all chosen layers, then attention pooling."""
+class TransformerHead(nnx.Module):
+    """One small transformer layer over tokens that each hold all layers' states, then attention pooling."""
 
     def __init__(
-        self, text_dim: int, layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
+        self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
     ):
         self.heads = heads
-        self.down = Linear(layers * text_dim, dim, rngs=rngs)
+        self.down = Linear(num_layers * text_dim, dim, rngs=rngs)
         self.norm1 = nnx.LayerNorm(dim, epsilon=1e-5, rngs=rngs)
         self.qkv = Linear(dim, 3 * dim, rngs=rngs)
         self.attention_out = Linear(dim, dim, rngs=rngs)
@@ -83,42 +76,60 @@ class Reader(nnx.Module):
         self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
     ) -> Float[Array, "b k"]:
         x = self.down(rearrange(states, "b k t l e -> b k t (l e)"))
+
         query, key, value = jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
         x = x + self.attention_out(attend(query, key, value, heads=self.heads, mask=mask))
         x = self.norm3(x + self.mlp(self.norm2(x)))
-        focus = jnp.where(mask, self.pool(x)[..., 0], -1e9)
-        pooled = jnp.einsum("bkt,bktd->bkd", jax.nn.softmax(focus, axis=-1), x)
+
+        # -1e9 and not -inf: a row of padding alone must not give NaN.
+        scores = jnp.where(mask, self.pool(x)[..., 0], -1e9)
+        pooled = jnp.einsum("bkt,bktd->bkd", jax.nn.softmax(scores, axis=-1), x)
         return self.out(pooled)[..., 0]
 
 
-class LayersHead(nnx.Module):
-    """One reader of a learned mix of the chosen layers, each scaled to unit variance."""
+class AttentionHead(nnx.Module):
+    """An ensemble of transformer heads: the mean of their logits.
 
-    def __init__(self, text_dim: int, layers: int, *, rngs: nnx.Rngs):
-        self.mix = nnx.Param(jnp.zeros(layers))
-        self.reader = Reader(text_dim, 1, rngs=rngs, dim=64, heads=2)
+    Each member has a loss of its own (`member_logits`), so they are wrong on different wordings. Members that were
+    trained on their mean were no better than one.
+    """
+
+    def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
+        members = [TransformerHead(text_dim, num_layers, rngs=rngs) for _ in range(ENSEMBLE_SIZE)]
+        self.members = nnx.List(members)
+
+    def __call__(
+        self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
+    ) -> Float[Array, "b k"]:
+        return member_logits(self, states, mask).mean(0)
+
+
+class LayersHead(nnx.Module):
+    """A transformer head on a learned mix of the layers, each scaled to unit variance."""
+
+    def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
+        self.mix = nnx.Param(jnp.zeros(num_layers))
+        self.transformer = TransformerHead(text_dim, 1, rngs=rngs, dim=64, heads=2)
 
     def __call__(
         self, states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
     ) -> Float[Array, "b k"]:
         shares = jax.nn.softmax(self.mix[...])
         scales = jax.lax.rsqrt(jnp.square(states).mean(-1) + 1e-6) * shares
-        mixed = sum(
-            states[..., layer, :] * scales[..., layer, None] for layer in range(states.shape[-2])
-        )
-        return self.reader(jnp.asarray(mixed)[..., None, :], mask)
+        mixed = (states * scales[..., None]).sum(-2)
+        return self.transformer(mixed[..., None, :], mask)
 
 
-def readings(
+def member_logits(
     head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
 ) -> Float[Array, "r b k"]:
-    """The logits that a head is trained on: one for each reader if it is a mean of several."""
-    readers = head.readers if isinstance(head, AttentionHead) else [head]
-    return jnp.stack([reader(states, mask) for reader in readers])
+    """The logits that a head is trained on: one for each of the r members of an ensemble, else r = 1."""
+    members = head.members if isinstance(head, AttentionHead) else [head]
+    return jnp.stack([member(states, mask) for member in members])
 
 
 class DecoderHead(nnx.Module):
-    """Two layers on the state of the mask decoder's type token, which has attended to words and image."""
+    """Two dense layers on the state of the mask decoder's type token, which has attended to words and image."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         self.mlp = MLP((dim, dim, 1), dtype=jnp.dtype("float32"), rngs=rngs)
@@ -141,3 +152,4 @@ REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
     "always_amodal": lambda text, truth: "amodal",
     "oracle": lambda text, truth: truth or "modal",
 }
+"""Rules that learn nothing, by name: (text, requested type) -> type."""

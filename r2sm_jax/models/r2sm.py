@@ -1,6 +1,5 @@
-"""The whole segmenter: from an image and text states to the masks of every query, and which mask type it asks for."""
+"""The segmenter: an image and the token states of its queries -> the masks of every query, and the mask type it asks for."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -16,19 +15,35 @@ from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes, with_sizes
 from r2sm_jax.models.image_encoder import FrozenFeatures, VisionEncoder, freeze_published
 from r2sm_jax.models.layers import MLP, Linear
 from r2sm_jax.models.mask_decoder import (
-    Kernels,
+    DecoderOutput,
     MaskDecoder,
-    MaskTokens,
+    MaskKernels,
     PixelDecoder,
-    PixelFeatures,
-    SamMaskDecoder,
-    draw_pair,
+    coordinate_features,
     make_kernels,
-    places,
+    predict_masks,
 )
+from r2sm_jax.models.sam_decoder import SamMaskDecoder
 
+# ImageNet's mean and deviation in 0..255, with which SAM, DINOv2 and most image encoders were trained.
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
+
+ABSENT_LOGIT = -10.0
+"""Upper bound on the mask logits of queries whose target is absent."""
+INSTANCE_MLP_DIM = 64
+"""Hidden channels between the mean feature of an instance and its kernels."""
+
+
+class ImageFeatures(NamedTuple):
+    """What is computed once per image."""
+
+    tokens: Float[Array, "b h w d"]
+    """Of the image encoder, at stride `patch_size`."""
+    coarse: Float[Array, "b _h2 _w2 _c2"]
+    """Pixel features at half of that stride, for dense supervision."""
+    fine: Float[Array, "b _h4 _w4 _c4"]
+    """Pixel features at a quarter of that stride: masks are dot products of kernels with them."""
 
 
 class Calibration(NamedTuple):
@@ -51,8 +66,55 @@ class Calibration(NamedTuple):
 NOT_CALIBRATED = Calibration()
 
 
+class MaskOutput(NamedTuple):
+    """The masks of one kind of token, fused or slots, as part of an `R2SMOutput`."""
+
+    modal: Float[Array, "*b h w"]
+    amodal: Float[Array, "*b h w"]
+    presence: Float[Array, "*b"]
+    iou: Float[Array, "*b 2"]
+
+
+class R2SMOutput(NamedTuple):
+    """The model's answer to every query.
+
+    Mask 0 of each query is the fused one, of all instances that the query means; the others are slots, for one
+    instance each. Mask logits are float32 at `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold`,
+    so that a pixel is mask where its logit is > 0.
+    """
+
+    amodal_logit: Float[Array, "*b"]
+    """> 0: the query asks for the amodal mask. Calibrated."""
+    modal: Float[Array, "*b m h w"]
+    """Visible regions."""
+    amodal: Float[Array, "*b m h w"]
+    """Complete shapes. modal ⊆ amodal for any weights."""
+    presence: Float[Array, "*b m"]
+    """Logit that the mask has a target. Calibrated for the fused mask."""
+    iou: Float[Array, "*b m 2"]
+    """Predicted IoU of the modal and of the amodal mask. Calibrated."""
+
+    @property
+    def fused(self) -> MaskOutput:
+        return MaskOutput(
+            self.modal[..., 0, :, :],
+            self.amodal[..., 0, :, :],
+            self.presence[..., 0],
+            self.iou[..., 0, :],
+        )
+
+    @property
+    def slots(self) -> MaskOutput:
+        return MaskOutput(
+            self.modal[..., 1:, :, :],
+            self.amodal[..., 1:, :, :],
+            self.presence[..., 1:],
+            self.iou[..., 1:, :],
+        )
+
+
 class DenseOutput(NamedTuple):
-    """Predictions of single pixels about the object that they lie on; for losses in training only."""
+    """Predictions of every pixel about the object that it lies on, for losses in training only."""
 
     visible: Float[Array, "b h w e"]
     """Compared with the embeddings of category and attribute names."""
@@ -62,195 +124,231 @@ class DenseOutput(NamedTuple):
     """Amodal box of the visible object: left, top, right, bottom distances in units of the image side."""
 
 
-ABSENT_LOGIT = -10.0
-"""Greatest logit of a fused mask where the query means nothing in the image."""
-
-
-class R2SMOutput(NamedTuple):
-    """The model's answer to every query. Mask logits are float32 at `ModelConfig.mask_size`, minus
-    `ModelConfig.mask_threshold`: > 0 is mask."""
-
-    amodal_logit: Float[Array, "b k"]
-    """> 0: the query asks for the amodal mask. Calibrated: divided by the temperature (`calibrate` in train.py)."""
-    modal: Float[Array, "b k h w"]
-    """Visible region of all instances that the query means."""
-    amodal: Float[Array, "b k h w"]
-    """Complete shape: the maximum of `modal` and a completing mask, so modal ⊆ amodal for any weights."""
-    presence: Float[Array, "b k"]
-    """Logit that the query has a target."""
-    iou: Float[Array, "b k 2"]
-    """Predicted IoU of `modal` and `amodal`: from what the decoder says and how stable the mask is."""
-    slot_modal: Float[Array, "b k q h w"]
-    slot_amodal: Float[Array, "b k q h w"]
-    slot_presence: Float[Array, "b k q"]
-    slot_iou: Float[Array, "b k q 2"]
-
-
 class R2SM(nnx.Module):
-    """Vision encoder, pixel decoder, mask decoder and mask-type head. The language model is not part of it: its states
-    are inputs, computed once per unique query. `build_model` also freezes published weights."""
+    """Image encoder, pixel decoder, mask decoder and mask-type head.
+
+    The language model is not part of it: its token states are inputs, computed once per unique query.
+    """
 
     def __init__(self, config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs):
+        """`sizes`: those of the published weights that `config` names. All weights are random; see `build_model`."""
         check_head(config.head)
         config = with_sizes(config, sizes)
         dtype = jnp.dtype(config.dtype)
         decoder = config.decoder
+        num_layers = len(config.text.layers)
+
         self.config = config
         self.vision = VisionEncoder(config.vision, sizes, dtype=dtype, rngs=rngs)
-        self.pixels = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
-        self.decoder = (SamMaskDecoder if decoder.type == "sam" else MaskDecoder)(config, rngs=rngs)
-        head = heads.LEARNED.get(config.head)
-        self.head = head(config.text.dim, len(config.text.layers), rngs=rngs) if head else None
-        self.decoder_head = (
-            heads.DecoderHead(decoder.dim, rngs=rngs) if config.head == DECODER_HEAD else None
-        )
-        self.dense = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
-        channels = decoder.kernel_dim
-        self.dense_kernels = MLP((channels, 64, 2 * (channels + 1)), dtype=dtype, rngs=rngs)
-        self.dense_names = Linear(config.text.dim, decoder.dim, rngs=rngs)
+        self.pixel_decoder = PixelDecoder(config, self.vision.skip_dims, rngs=rngs)
+        if decoder.type == "sam":
+            self.decoder = SamMaskDecoder(config, rngs=rngs)
+        else:
+            self.decoder = MaskDecoder(config, rngs=rngs)
 
-    def encode_image(
-        self,
-        image: UInt8[Array, "b H W 3"],
-        valid: Bool[Array, "b H W"],
-        frozen: FrozenFeatures | None = None,
-    ) -> tuple[Array, PixelFeatures]:
-        """All that is computed once per image: tokens [b h w d] and pixel features.
+        # One of the two, or neither: reference heads read the sentence on the host, and `none` decides nothing.
+        head = None
+        decoder_head = None
+        if config.head in heads.LEARNED:
+            head = heads.LEARNED[config.head](config.text.dim, num_layers, rngs=rngs)
+        elif config.head == DECODER_HEAD:
+            decoder_head = heads.DecoderHead(decoder.dim, rngs=rngs)
+        self.head = head
+        self.decoder_head = decoder_head
 
-        `valid` is False on letterbox padding, which becomes zero after normalisation. `frozen`: the `frozen_features`
-        of these images, if they are cached.
-        """
-        if frozen is not None:
-            frozen = jax.tree.map(lambda x: x.astype(self.config.dtype), frozen)
-        features = self.vision(self._normalised(image, valid), frozen)
-        return features.tokens, self.pixels(features)
-
-    def frozen_features(
-        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
-    ) -> FrozenFeatures:
-        """The part of `encode_image` that no training changes."""
-        return self.vision.frozen_features(self._normalised(image, valid))
-
-    def _normalised(
-        self, image: UInt8[Array, "b H W 3"], valid: Bool[Array, "b H W"]
-    ) -> Float[Array, "b H W 3"]:
-        normalised = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
-        return jnp.where(valid[..., None], normalised, 0).astype(self.config.dtype)
-
-    def decode(
-        self,
-        tokens: Float[Array, "b h w d"],
-        pixels: PixelFeatures,
-        text: Float[Array, "b k t l e"],
-        text_mask: Bool[Array, "b k t"],
-    ) -> MaskTokens:
-        """All that is computed once per query, except the mask type and the masks themselves."""
-        states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        masks = self.decoder(tokens, pixels.fine, states, text_mask)
-        return (
-            masks._replace(second=self.refine_kernels(masks, pixels))
-            if self.config.refines
-            else masks
-        )
-
-    def amodal_logit(
-        self,
-        text: Float[Array, "b k t l e"],
-        mask: Bool[Array, "b k t"],
-        masks: MaskTokens | None = None,
-    ) -> Float[Array, "b k"]:
-        """The logit of the mask-type head, not calibrated; 0 where no head is learned. The `decoder` head reads
-        `masks`."""
-        if self.decoder_head is not None and masks is not None and masks.type_state is not None:
-            return self.decoder_head(masks.type_state)
-        return self.head(text.astype(jnp.float32), mask) if self.head else jnp.zeros(text.shape[:2])
-
-    def dense_output(self, pixels: PixelFeatures) -> DenseOutput:
-        """Per-pixel predictions for dense supervision."""
-        e = self.config.decoder.dim
-        dense = self.dense(pixels.coarse).astype(jnp.float32)
-        return DenseOutput(dense[..., :e], dense[..., e : 2 * e], dense[..., 2 * e :])
-
-    def instance_kernels(self, pixels: PixelFeatures, visible: Float[Array, "b m h w"]) -> Kernels:
-        """Kernels [b 1 m] from the mean pixel feature of each instance's visible region, without language: for dense
-        supervision, and for `refine_kernels`."""
-        total = jnp.einsum("bmhw,bhwc->bmc", visible.astype(pixels.fine.dtype), pixels.fine)
-        place = jnp.einsum("bmhw,hwc->bmc", visible, places(visible.shape[-1]))
-        mean = jnp.concatenate([total, place], axis=-1) / (visible.sum((-2, -1))[..., None] + 1)
-        return make_kernels(self.dense_kernels(mean[:, None].astype(total.dtype)))
-
-    def refine_kernels(self, masks: MaskTokens, pixels: PixelFeatures) -> Kernels:
-        """The second look: the kernels of `masks`, averaged with `instance_kernels` of the modal masks that they draw.
-
-        Kernels from words know which instance is meant, kernels from its pixels know what it looks like; they make
-        different errors. A mean feature describes one instance, so the fused mask changes only where exactly one slot
-        has a target.
-        """
-        first = masks.kernels
-        visible = jax.nn.sigmoid(draw_pair(first, pixels.fine)[0])
-        again = self.instance_kernels(pixels, rearrange(visible, "b k q h w -> b (k q) h w"))
-        again = Kernels(
-            *(rearrange(x, "b 1 (k q) ... -> b k q ...", q=visible.shape[2]) for x in again)
-        )
-        one = (masks.presence[..., 1:] > 0).sum(-1) == 1
-        share = (
-            jnp.full(masks.presence.shape, 0.5).at[..., 0].set(jnp.where(one, 0.5, 0))[..., None]
-        )
-        weights = first.weights + share[..., None] * (again.weights - first.weights)
-        return Kernels(weights, first.biases + share * (again.biases - first.biases))
+        # Supervised per pixel and per instance. The instance MLP also refines kernels.
+        self.dense_head = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
+        kernel_dim = decoder.kernel_dim
+        instance_dims = (kernel_dim, INSTANCE_MLP_DIM, 2 * (kernel_dim + 1))
+        self.instance_mlp = MLP(instance_dims, dtype=dtype, rngs=rngs)
+        self.name_projection = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
     def __call__(
         self,
         image: UInt8[Array, "b H W 3"],
-        valid: Bool[Array, "b H W"],
+        image_mask: Bool[Array, "b H W"],
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
         calibration: Calibration = NOT_CALIBRATED,
     ) -> R2SMOutput:
-        """Answers k queries about each of b images."""
-        return self.answer(*self.encode_image(image, valid), text, text_mask, calibration)
+        """Segments k queries in each of b images.
 
-    def answer(
+        Args:
+            image: RGB in the letterbox frame.
+            image_mask: False on letterbox padding.
+            text: token states of l layers of the language model.
+            text_mask: False on padding.
+            calibration: fitted after training.
+        """
+        image_features = self.encode_image(image, image_mask)
+        return self.decode(image_features, text, text_mask, calibration)
+
+    def encode_image(
         self,
-        tokens: Float[Array, "b h w d"],
-        pixels: PixelFeatures,
+        image: UInt8[Array, "b H W 3"],
+        image_mask: Bool[Array, "b H W"],
+        cached: FrozenFeatures | None = None,
+    ) -> ImageFeatures:
+        """Once per image: tokens and pixel features. Parts that are `cached` are not computed again."""
+        if cached is not None:
+            cached = jax.tree.map(lambda x: x.astype(self.config.dtype), cached)
+        features = self.vision(self._normalize(image, image_mask), cached)
+        coarse, fine = self.pixel_decoder(features)
+        return ImageFeatures(features.tokens, coarse, fine)
+
+    def frozen_features(
+        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
+    ) -> FrozenFeatures:
+        """The part of `encode_image` that no training changes, for its argument `cached`."""
+        return self.vision.frozen_features(self._normalize(image, image_mask))
+
+    def decode(
+        self,
+        image_features: ImageFeatures,
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
         calibration: Calibration = NOT_CALIBRATED,
     ) -> R2SMOutput:
-        """Answers k queries about each of b images, given what `encode_image` returns. Fused masks are empty where the
-        logit of presence is not above `presence_threshold`. With the head `none` there is one mask, which is returned
-        as modal and as amodal."""
-        masks = self.decode(tokens, pixels, text, text_mask)
-        amodal_logit = self.amodal_logit(text, text_mask, masks)
-        modal, amodal = (
-            x - self.config.mask_threshold
-            for x in draw_pair(masks.answered, masks.canvas(pixels.fine))
-        )
-        presence = masks.presence[..., 0] + calibration.presence_bias
-        limit = jnp.where(presence > self.config.presence_threshold, jnp.inf, ABSENT_LOGIT)[
-            ..., None, None
-        ]
-        # A mask that hardly changes with the threshold is good: SAM's stability score (segment_anything/utils/amg.py).
-        stable = [
-            (x > 1).sum((-2, -1)) / jnp.maximum((x > -1).sum((-2, -1)), 1) for x in (modal, amodal)
-        ]
-        quality = jnp.clip(jnp.stack([masks.iou, jnp.stack(stable, axis=-1)]), 0.001, 0.999)
-        mean_logit = jax.scipy.special.logit(quality).mean(0)
-        iou = jax.nn.sigmoid(calibration.iou_scale * mean_logit + calibration.iou_shift)
+        """Once per query: masks, scores and mask type, calibrated."""
+        decoded = self.decode_kernels(image_features, text, text_mask)
+
+        # A mask is the dot product of a kernel with the pixel features.
+        modal, amodal = predict_masks(decoded.refined_kernels, decoded.pixel_features)
+        modal = modal - self.config.mask_threshold
+        amodal = amodal - self.config.mask_threshold
+
+        # Does the query ask for the complete shape? Is its target there? How good are the masks?
+        amodal_logit = self.amodal_logit(text, text_mask, decoded) / calibration.type_temperature
+        presence = decoded.presence.at[..., 0].add(calibration.presence_bias)
+        iou = calibrate_iou(decoded.iou, modal, amodal, calibration)
+
         if self.config.head == NO_HEAD:
-            amodal, iou = modal, jnp.broadcast_to(iou[..., :1], iou.shape)
-        return R2SMOutput(
-            amodal_logit / calibration.type_temperature,
-            jnp.minimum(modal[:, :, 0], limit),
-            jnp.minimum(amodal[:, :, 0], limit),
-            presence,
-            iou[..., 0, :],
-            modal[:, :, 1:],
-            amodal[:, :, 1:],
-            masks.presence[..., 1:],
-            iou[..., 1:, :],
+            # One mask, whatever the query asks for.
+            amodal = modal
+            iou = jnp.broadcast_to(iou[..., :1], iou.shape)
+
+        # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own presence.
+        is_absent = presence[..., 0] <= self.config.presence_threshold
+        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]
+        modal = modal.at[:, :, 0].min(limit)
+        amodal = amodal.at[:, :, 0].min(limit)
+        return R2SMOutput(amodal_logit, modal, amodal, presence, iou)
+
+    def decode_kernels(
+        self,
+        image_features: ImageFeatures,
+        text: Float[Array, "b k t l e"],
+        text_mask: Bool[Array, "b k t"],
+    ) -> DecoderOutput:
+        """The mask decoder's kernels and scores, which losses read; `decode` makes masks of them."""
+        states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
+        decoded = self.decoder(image_features.tokens, image_features.fine, states, text_mask)
+        if not self.config.refines:
+            return decoded
+        refined_kernels = self.refine_kernels(decoded.kernels, decoded.presence, image_features)
+        return decoded._replace(refined_kernels=refined_kernels)
+
+    def refine_kernels(
+        self,
+        kernels: MaskKernels,
+        presence: Float[Array, "b k q"],
+        image_features: ImageFeatures,
+    ) -> MaskKernels:
+        """Averages kernels with `instance_kernels` of the modal masks that they predict.
+
+        Kernels from words know which instance is meant, kernels from its pixels know what it looks like; they make
+        different errors. A mean feature describes one instance, so the fused kernel changes only where exactly one
+        slot has a target.
+        """
+        modal, _ = predict_masks(kernels, image_features.fine)
+        num_masks = modal.shape[2]
+        regions = rearrange(jax.nn.sigmoid(modal), "b k q h w -> b (k q) h w")
+        from_pixels = self.instance_kernels(image_features, regions)
+        pixel_weights = rearrange(
+            from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
         )
+        pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
+
+        num_present = (presence[..., 1:] > 0).sum(-1, keepdims=True)
+        fused_share = jnp.where(num_present == 1, 0.5, 0.0)
+        slot_share = jnp.full_like(presence[..., 1:], 0.5)
+        share = jnp.concatenate([fused_share, slot_share], axis=-1)
+
+        weights = kernels.weights + share[..., None, None] * (pixel_weights - kernels.weights)
+        biases = kernels.biases + share[..., None] * (pixel_biases - kernels.biases)
+        return MaskKernels(weights, biases)
+
+    def instance_kernels(
+        self, image_features: ImageFeatures, regions: Float[Array, "b m h w"]
+    ) -> MaskKernels:
+        """Kernels [b 1 m] from the mean pixel feature of each region, without language.
+
+        Training supervises them with the regions of all instances; `refine_kernels` uses predicted regions.
+        """
+        fine = image_features.fine
+        coordinates = coordinate_features(regions.shape[-1])
+        feature_sum = jnp.einsum("bmhw,bhwc->bmc", regions.astype(fine.dtype), fine)
+        coordinate_sum = jnp.einsum("bmhw,hwc->bmc", regions, coordinates)
+        area = regions.sum((-2, -1))[..., None]
+        # + 1 pixel, so that an empty region gives zeros.
+        mean = jnp.concatenate([feature_sum, coordinate_sum], axis=-1) / (area + 1)
+        return make_kernels(self.instance_mlp(mean[:, None].astype(fine.dtype)))
+
+    def amodal_logit(
+        self,
+        text: Float[Array, "b k t l e"],
+        text_mask: Bool[Array, "b k t"],
+        decoded: DecoderOutput | None = None,
+    ) -> Float[Array, "b k"]:
+        """The mask-type head's logit that a query asks for the amodal mask, not calibrated; 0 without a learned head.
+
+        The `decoder` head reads `decoded`, the others the words alone.
+        """
+        if self.head is not None:
+            return self.head(text.astype(jnp.float32), text_mask)
+        if self.decoder_head is not None and decoded is not None:
+            assert decoded.type_state is not None
+            return self.decoder_head(decoded.type_state)
+        return jnp.zeros(text.shape[:2])
+
+    def dense_output(self, image_features: ImageFeatures) -> DenseOutput:
+        """Per-pixel predictions, for losses in training only."""
+        dim = self.config.decoder.dim
+        dense = self.dense_head(image_features.coarse).astype(jnp.float32)
+        visible, hidden, box = jnp.split(dense, [dim, 2 * dim], axis=-1)
+        return DenseOutput(visible, hidden, box)
+
+    def _normalize(
+        self, image: UInt8[Array, "b H W 3"], image_mask: Bool[Array, "b H W"]
+    ) -> Float[Array, "b H W 3"]:
+        normalized = (image.astype(jnp.float32) - PIXEL_MEAN) / PIXEL_STD
+        # SAM pads after normalisation, so padding has the mean colour.
+        return jnp.where(image_mask[..., None], normalized, 0).astype(self.config.dtype)
+
+
+def calibrate_iou(
+    predicted: Float[Array, "b k q 2"],
+    modal: Float[Array, "b k q h w"],
+    amodal: Float[Array, "b k q h w"],
+    calibration: Calibration,
+) -> Float[Array, "b k q 2"]:
+    """The predicted IoU of each mask: between the decoder's own prediction and the mask's stability, calibrated.
+
+    A mask that hardly changes with its threshold is good: SAM's stability score (segment_anything/utils/amg.py).
+    """
+    stability = jnp.stack([_stability(modal), _stability(amodal)], axis=-1)
+    # Neither may be 0 or 1, where logits are infinite.
+    predicted_logit = jax.scipy.special.logit(jnp.clip(predicted, 0.001, 0.999))
+    stability_logit = jax.scipy.special.logit(jnp.clip(stability, 0.001, 0.999))
+    mean_logit = (predicted_logit + stability_logit) / 2
+    return jax.nn.sigmoid(calibration.iou_scale * mean_logit + calibration.iou_shift)
+
+
+def _stability(logits: Float[Array, "*b h w"]) -> Float[Array, "*b"]:
+    """IoU of the masks at the thresholds 1 and -1."""
+    smaller = (logits > 1).sum((-2, -1))
+    larger = (logits > -1).sum((-2, -1))
+    return smaller / jnp.maximum(larger, 1)
 
 
 def build_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs) -> R2SM:
@@ -265,22 +363,17 @@ def build_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nn
 
 def abstract_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES) -> R2SM:
     """A model with shapes in place of arrays; nothing is computed."""
-    return nnx.merge(*_abstract(config, sizes))
-
-
-@lru_cache(maxsize=8)
-def _abstract(config: ModelConfig, sizes: EncoderSizes) -> tuple[nnx.GraphDef, nnx.State]:
-    return nnx.split(nnx.eval_shape(lambda: build_model(config, sizes, rngs=nnx.Rngs(0))))
+    return nnx.eval_shape(lambda: build_model(config, sizes, rngs=nnx.Rngs(0)))
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and export."""
-    size, tokens, text = config.vision.image_size, config.text.max_tokens, config.text
+    size = config.vision.image_size
+    text_shape = (batch, queries, config.text.max_tokens)
+    state_shape = (*text_shape, len(config.text.layers), config.text.dim)
     return {
         "image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8),
-        "valid": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),
-        "text": jax.ShapeDtypeStruct(
-            (batch, queries, tokens, len(text.layers), text.dim), jnp.float16
-        ),
-        "text_mask": jax.ShapeDtypeStruct((batch, queries, tokens), jnp.bool_),
+        "image_mask": jax.ShapeDtypeStruct((batch, size, size), jnp.bool_),
+        "text": jax.ShapeDtypeStruct(state_shape, jnp.float16),
+        "text_mask": jax.ShapeDtypeStruct(text_shape, jnp.bool_),
     }

@@ -13,8 +13,8 @@ from einops import rearrange, reduce
 from jaxtyping import Array, Bool, Float, Int
 
 from r2sm_jax.config import LossConfig, MaskPair
-from r2sm_jax.models.mask_decoder import Kernels, MaskTokens, PixelFeatures, draw_pair
-from r2sm_jax.models.r2sm import DenseOutput
+from r2sm_jax.models.mask_decoder import DecoderOutput, MaskKernels, predict_masks
+from r2sm_jax.models.r2sm import DenseOutput, ImageFeatures
 from r2sm_jax.training.supervision import (
     POOL,
     MaskTargets,
@@ -24,9 +24,6 @@ from r2sm_jax.training.supervision import (
     take,
 )
 
-FUSED = slice(0, 1)
-SLOTS = slice(1, None)
-"""Positions among the mask decoder's tokens."""
 HIDDEN_BIAS = -4.0
 """Added to the logits of hidden categories, most of which are absent at most pixels."""
 
@@ -36,11 +33,11 @@ Losses = dict[str, Float[Array, ""]]
 class TrainingOutput(NamedTuple):
     """What the model predicts for a training batch."""
 
-    decoder: MaskTokens
-    pixels: PixelFeatures
+    decoder: DecoderOutput
+    image_features: ImageFeatures
     type_logits: Float[Array, "r b f"]
     """Logits that a sentence asks for the amodal mask, by each of r ensemble members."""
-    instance_kernels: Kernels
+    instance_kernels: MaskKernels
     """Kernels [b 1 m] from every instance's own pixels."""
     dense: DenseOutput
     names: dict[str, Float[Array, "_v e"]]
@@ -51,13 +48,15 @@ def compute_losses(
     output: TrainingOutput, targets: Targets, config: LossConfig, *, threshold: float
 ) -> Losses:
     """Every loss by its name in the log. `threshold` is the logit above which a pixel is mask."""
-    pixel_features = output.decoder.canvas(output.pixels.fine)
+    pixel_features = output.decoder.pixel_features
     type_losses = type_loss(output.type_logits, targets.type_is_amodal, config)
     return {
         **query_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
         "aux": aux_loss(output.decoder, pixel_features, targets, config),
         **slot_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
-        "instance": instance_loss(output.instance_kernels, output.pixels.fine, targets, config),
+        "instance": instance_loss(
+            output.instance_kernels, output.image_features.fine, targets, config
+        ),
         **dense_losses(output.dense, output.names, targets.pixels),
         "type": weighted_sum(type_losses, targets.type_weight),
     }
@@ -87,7 +86,7 @@ def weighted_sum(values: Float[Array, "*n"], weights: Float[Array, "*#n"]) -> Fl
 
 
 def query_losses(
-    decoder: MaskTokens,
+    decoder: DecoderOutput,
     pixel_features: Float[Array, "b *_k h w c"],
     targets: Targets,
     config: LossConfig,
@@ -95,7 +94,7 @@ def query_losses(
     threshold: float,
 ) -> Losses:
     """Losses of the fused masks, of their presence and of their predicted IoUs."""
-    modal, amodal = draw_pair(decoder.kernels.of(FUSED), pixel_features)
+    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features)
     modal_loss, amodal_loss = mask_losses(
         modal[:, :, 0], amodal[:, :, 0], targets.queries, targets.pixel_weight[:, None], config
     )
@@ -104,7 +103,7 @@ def query_losses(
         decoder.presence[:, :, 0], targets.is_present
     )
 
-    refined_modal, refined_amodal = draw_pair(decoder.answered.of(FUSED), pixel_features)
+    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.fused, pixel_features)
     iou_losses = iou_error(
         decoder.iou[:, :, 0],
         refined_modal[:, :, 0],
@@ -122,7 +121,7 @@ def query_losses(
 
 
 def aux_loss(
-    decoder: MaskTokens,
+    decoder: DecoderOutput,
     pixel_features: Float[Array, "b *_k h w c"],
     targets: Targets,
     config: LossConfig,
@@ -135,12 +134,12 @@ def aux_loss(
     )
 
     total = jnp.zeros(())
-    for kernels in decoder.early:
-        modal, amodal = draw_pair(kernels.of(FUSED), pixel_features)
+    for kernels in decoder.aux_kernels:
+        modal, amodal = predict_masks(kernels.fused, pixel_features)
         modal_loss, amodal_loss = mask_losses(
             modal[:, :, 0], amodal[:, :, 0], queries, pixel_weight, config
         )
-        total += (modal_loss + amodal_loss) / len(decoder.early)
+        total += (modal_loss + amodal_loss) / len(decoder.aux_kernels)
     return total
 
 
@@ -148,7 +147,7 @@ def aux_loss(
 
 
 def slot_losses(
-    decoder: MaskTokens,
+    decoder: DecoderOutput,
     pixel_features: Float[Array, "b *_k h w c"],
     targets: Targets,
     config: LossConfig,
@@ -159,8 +158,8 @@ def slot_losses(
     pixel_features = pool_pixels(pixel_features)
     pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
     presence = decoder.presence[:, :, 1:]
-    modal, amodal = draw_pair(decoder.kernels.of(SLOTS), pixel_features)
-    refined_modal, refined_amodal = draw_pair(decoder.answered.of(SLOTS), pixel_features)
+    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features)
+    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.slots, pixel_features)
 
     match_amodal = targets.match_amodal[..., None, None, None]
     match_logits = jnp.where(match_amodal, amodal, modal)
@@ -225,10 +224,13 @@ take_slots = jax.vmap(take)
 
 
 def instance_loss(
-    kernels: Kernels, pixel_features: Float[Array, "b h w c"], targets: Targets, config: LossConfig
+    kernels: MaskKernels,
+    pixel_features: Float[Array, "b h w c"],
+    targets: Targets,
+    config: LossConfig,
 ) -> Float[Array, ""]:
     """Loss of the masks of every instance, from kernels [b 1 m] that were made of its own pixels."""
-    modal, amodal = draw_pair(kernels, pixel_features)
+    modal, amodal = predict_masks(kernels, pixel_features)
     modal_loss, amodal_loss = mask_losses(
         modal[:, 0], amodal[:, 0], targets.instances, targets.pixel_weight[:, None], config
     )

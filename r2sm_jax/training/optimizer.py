@@ -17,7 +17,7 @@ NOT_MATRICES = (
     *("class_token", "registers", "iou_token", "mask_tokens", "type_token", "no_mask"),
 )
 """Parameters that have the shape of a matrix and are tables."""
-NOT_MUON = ("dense_names",)
+NOT_MUON = ("name_projection",)
 """Modules that learn quickly anyway: orthogonal updates would only cost time."""
 
 

@@ -54,12 +54,12 @@ def predict_for_training(
 ) -> TrainingOutput:
     """Everything that the losses compare with the targets."""
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
-    tokens, pixels = model.encode_image(batch["image"], batch["image_mask"], frozen)
-    decoder = model.decode(tokens, pixels, batch["text"], batch["text_mask"])
+    image_features = model.encode_image(batch["image"], batch["image_mask"], frozen)
+    decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
     if model.head is not None:
         # Heads that read words alone also learn from sentences without an image.
-        type_logits = heads.readings(
+        type_logits = heads.member_logits(
             model.head, batch["type_text"].astype(jnp.float32), batch["type_text_mask"]
         )
     else:
@@ -67,11 +67,11 @@ def predict_for_training(
 
     return TrainingOutput(
         decoder=decoder,
-        pixels=pixels,
+        image_features=image_features,
         type_logits=type_logits,
-        instance_kernels=model.instance_kernels(pixels, instance_regions),
-        dense=model.dense_output(pixels),
-        names={group: model.dense_names(embeddings) for group, embeddings in names.items()},
+        instance_kernels=model.instance_kernels(image_features, instance_regions),
+        dense=model.dense_output(image_features),
+        names={group: model.name_projection(embeddings) for group, embeddings in names.items()},
     )
 
 

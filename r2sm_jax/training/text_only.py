@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float16, Int
 from r2sm_jax.config import DataConfig, LossConfig
 from r2sm_jax.data.augment import drop_tokens
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.models.mask_type_heads import LEARNED, readings
+from r2sm_jax.models.mask_type_heads import LEARNED, member_logits
 from r2sm_jax.training.losses import type_loss
 
 BATCH_SIZE = 128
@@ -126,7 +126,7 @@ def _type_gradient(
 ) -> nnx.State:
     def loss_fn(params: nnx.State) -> jax.Array:
         head = nnx.merge(graphdef, params)
-        logits = readings(head, states[None].astype(jnp.float32), mask[None])
+        logits = member_logits(head, states[None].astype(jnp.float32), mask[None])
         return type_loss(logits, is_amodal[None], LossConfig()).mean()
 
     return jax.grad(loss_fn)(params)
