@@ -1,6 +1,7 @@
 """A seventh of the default's training, to compare mask-type heads in whole runs with masks.
 
-Sentences are encoded once for all runs. If JAX_COMPILATION_CACHE_DIR is set, a head is compiled once for all its seeds.
+Sentences are encoded once for all runs. If JAX_COMPILATION_CACHE_DIR is set, a head is compiled
+once for all its seeds.
 
     python -m r2sm_jax.train configs/ablation.py --model.head linear
 """

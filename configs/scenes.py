@@ -1,4 +1,5 @@
-"""The embedded default, as a file to start from: procedural scenes, two CPU cores, a quarter of an hour.
+"""The embedded default, as a file to start from: procedural scenes, two CPU cores, a quarter of an
+hour.
 
 Task: R2SM, arXiv 2506.01795.
 

@@ -56,7 +56,7 @@ def main() -> None:
 
     text = args.text
     texts = TextStates(
-        text.name, layers=text.layers, max_tokens=text.max_tokens, cache=args.cache_dir
+        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=args.cache_dir
     )
     results = run_ablation(
         args.heads, texts, replace(sizes, num_steps=num_steps), num_seeds=num_seeds

@@ -1,4 +1,5 @@
-"""Configurations from Python files, from the command line, whose flags override the file, and from JSON.
+"""Configurations from Python files, from the command line, whose flags override the file, and from
+JSON.
 
 python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
 """
@@ -21,8 +22,9 @@ T = TypeVar("T")
 
 
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
-    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else `default`. Raises InputError
-    if the file does not import or has no `get_config`, or a value is not possible."""
+    """`[CONFIG.py] [--flags]` -> a checked configuration. Flags override the file, or else
+    `default`. Raises InputError if the file does not import or has no `get_config`, or a value is
+    not possible."""
     args = list(args)
     if args and not args[0].startswith("-"):
         default = load_config_file(Path(args.pop(0)))
@@ -31,8 +33,8 @@ def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
 
 
 def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """Parses with tyro. An unknown flag is one sentence that offers the nearest one. Raises InputError if a flag is
-    unknown. Bad values end the command with exit code 2."""
+    """Parses with tyro. An unknown flag is one sentence that offers the nearest one. Raises
+    InputError if a flag is unknown. Bad values end the command with exit code 2."""
     known = _flags(cls)
     for arg in args:
         name = arg.split("=")[0].replace("_", "-")
@@ -43,7 +45,8 @@ def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | No
         ):
             near = difflib.get_close_matches(name, known, n=1)
             raise InputError(
-                f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} (--help lists all)"
+                f"unknown flag {arg.split('=')[0]}{f'; did you mean {near[0]}?' if near else ''} "
+                "(--help lists all)"
             )
     extra: dict[str, Any] = {} if default is None else {"default": default}
     return tyro.cli(cls, args=list(args), prog=prog, **extra)
@@ -58,8 +61,8 @@ def _flags(cls: Any, prefix: str = "--") -> list[str]:
 
 
 def load_config_file(path: Path) -> Config:
-    """The `Config` that `get_config()` of a Python file returns. Raises InputError if the file is missing, does not
-    import, or returns something else or unknown values."""
+    """The `Config` that `get_config()` of a Python file returns. Raises InputError if the file is
+    missing, does not import, or returns something else or unknown values."""
     if not path.is_file():
         raise InputError(f"config file {path} does not exist")
     try:
@@ -82,8 +85,8 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
-    """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible version, or has none
-    of its few possible values."""
+    """The inverse of `to_json`. Raises InputError if a field is unknown, as after an incompatible
+    version, or has none of its few possible values."""
     kinds, values = typing.get_type_hints(cls), dict(values)
     if unknown := sorted(set(values) - set(kinds)):
         raise InputError(

@@ -1,4 +1,5 @@
-"""The configuration of an experiment: one tree of frozen dataclasses, which loads no model. cli.py parses it."""
+"""The configuration of an experiment: one tree of frozen dataclasses, which loads no model. cli.py
+parses it."""
 
 import difflib
 from dataclasses import dataclass, field
@@ -33,12 +34,14 @@ class VisionConfig:
     patch_size: int = 8
     """Pixels a token, each way. SAM's weights and EfficientNet have 16."""
     encoder: Literal["conv", "sam", "vit", "efficientnet"] = "conv"
-    """`conv`: strided convolutions and transformer blocks, best from scratch; `sam`: SAM's ViT; `vit`: a published plain
-    ViT alone; `efficientnet`: a published EfficientNet-Lite and transformer blocks."""
+    """`conv`: strided convolutions and transformer blocks, best from scratch; `sam`: SAM's ViT;
+    `vit`: a published plain ViT alone; `efficientnet`: a published EfficientNet-Lite and
+    transformer blocks."""
     stem_depth: int = 1
     """Residual convolutions at each stride of the `conv` encoder."""
     dim: int = 192
-    """Channels of the transformer blocks. SAM's weights bring their own sizes: leave out this and the next eight."""
+    """Channels of the transformer blocks. SAM's weights bring their own sizes: leave out this and
+    the next eight."""
     depth: int = 3
     heads: int = 3
     mlp_dim: int = 576
@@ -55,20 +58,24 @@ class VisionConfig:
     remat: bool = False
     """Compute every block again in the backward pass: less memory, a third more time."""
     sam: str | None = None
-    """Published weights of the `sam` encoder: a folder, a file or a hub name such as hf:facebook/sam-vit-base; None = from
-    scratch."""
+    """Published weights of the `sam` encoder: a folder, a file or a hub name such as
+    hf:facebook/sam-vit-base; None = from scratch."""
     sam_frozen: bool = False
     """The weights of `sam` are not trained."""
     vit: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one. A folder or hf:owner/name."""
+    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one. A
+    folder or hf:owner/name."""
     vit_frozen: bool = True
     """The weights of `vit` are not trained."""
     vit_grid: int = 0
-    """Tokens each way of `vit`, resized to the grid of this encoder; 0 = do not change its number."""
+    """Tokens each way of `vit`, resized to the grid of this encoder; 0 = do not change its number.
+    """
     efficientnet: str | None = None
-    """Published weights of the `efficientnet` encoder: efficientnet-lite0, -lite1, -lite2, a folder or a file."""
+    """Published weights of the `efficientnet` encoder: efficientnet-lite0, -lite1, -lite2, a folder
+    or a file."""
     efficientnet_frozen_to: Literal[0, 2, 4, 8, 16, 32] = 32
-    """Stride up to which `efficientnet` is not trained: 32 = all of it is frozen, 8 = four stages are trained, 0 = all."""
+    """Stride up to which `efficientnet` is not trained: 32 = all of it is frozen, 8 = four stages
+    are trained, 0 = all."""
 
     @property
     def grid(self) -> int:
@@ -87,8 +94,8 @@ class DecoderConfig:
     """Sizes of the pixel and mask decoders."""
 
     type: Literal["shared", "sam"] = "shared"
-    """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way decoder
-    with sizes and weights from `--model.vision.sam` if that is given."""
+    """`shared`: all queries of an image share its keys and pixel features; `sam`: SAM's two-way
+    decoder with sizes and weights from `--model.vision.sam` if that is given."""
     dim: int = 128
     """Channels of tokens and image keys."""
     depth: int = 3
@@ -101,7 +108,8 @@ class DecoderConfig:
     mask_dim: int = 64
     """Channels of the pixel features. A mask is the dot product of a kernel with these."""
     refine: bool = True
-    """Predict masks with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with `--loss.instance` above 0."""
+    """Predict masks with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with
+    `--loss.instance` above 0."""
 
     @property
     def kernel_dim(self) -> int:
@@ -114,7 +122,8 @@ class TextConfig:
     """The frozen language model."""
 
     name: str = MINILM
-    """The default, a folder or hf:owner/name on the Hugging Face hub; BERT or decoder-only (docs/weights.md)."""
+    """The default, a folder or hf:owner/name on the Hugging Face hub; BERT or decoder-only
+    (docs/weights.md)."""
     layers: tuple[int, ...] = (2, 4, 6)
     """Hidden layers whose states are read; 0 = embeddings."""
     max_tokens: int = 64
@@ -131,13 +140,14 @@ class ModelConfig:
     text: TextConfig = field(default_factory=TextConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     head: str = "attention"
-    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the references keyword,
-    always_modal, always_amodal, oracle; none."""
+    """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the
+    references keyword, always_modal, always_amodal, oracle; none."""
     mask_threshold: float = -0.6
-    """Logit above which a pixel is mask. Below 0, since IoU loses more by a missing pixel than by one too many.
-    `R2SMOutput` is shifted by it, so that its threshold is 0."""
+    """Logit above which a pixel is mask. Below 0, since IoU loses more by a missing pixel than by
+    one too many. `R2SMOutput` is shifted by it, so that its threshold is 0."""
     presence_threshold: float = -1.0
-    """Logit of presence below which the answer is an empty mask: the image has nothing of the kind."""
+    """Logit of presence below which the answer is an empty mask: the image has nothing of the kind.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
 
@@ -148,8 +158,8 @@ class ModelConfig:
 
     @property
     def refines(self) -> bool:
-        """Whether kernels are refined: not with SAM's decoder, whose kernels fit only the query's own pixels,
-        nor without a mask type."""
+        """Whether kernels are refined: not with SAM's decoder, whose kernels fit only the query's
+        own pixels, nor without a mask type."""
         return self.decoder.refine and self.decoder.type == "shared" and self.head != NO_HEAD
 
 
@@ -158,9 +168,11 @@ class LossConfig:
     """Weights of the losses, which suit the mask pair `mask2former`; each loss is logged."""
 
     masks: MaskPair = "mask2former"
-    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1 dice."""
+    """Named pair: `mask2former` = 5 BCE + 5 dice, `lisa` = 2 BCE + 0.5 dice, `sam` = 20 focal + 1
+    dice."""
     supervise: Literal["both", "requested"] = "both"
-    """Train both masks on every query, or only the one that it asks for, in every loss (docs/heads.md)."""
+    """Train both masks on every query, or only the one that it asks for, in every loss
+    (docs/heads.md)."""
     slots: float = 0.15
     aux: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution."""
@@ -172,7 +184,8 @@ class LossConfig:
     instance: float = 1.0
     """Masks of every instance, predicted from its own mean pixel feature."""
     dense: float = 3.0
-    """What every pixel predicts about its object: category, attributes, what is hidden behind it, box."""
+    """What every pixel predicts about its object: category, attributes, what is hidden behind it,
+    box."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,8 @@ class OptimizerConfig:
     learning_rate: float = 1e-3
     """Peak rate of AdamW, which under Muon trains vectors and embeddings."""
     pretrained_rate: float = 0.1
-    """Rate at which AdamW trains a published backbone, as a share of `learning_rate`; nothing of it decays."""
+    """Rate at which AdamW trains a published backbone, as a share of `learning_rate`; nothing of it
+    decays."""
     muon_learning_rate: float = 0.03
     """Peak rate of Muon's matrices."""
     weight_decay: float = 0.1
@@ -204,7 +218,8 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (drawn), compose:FILE (photos with masks), cutouts:DIR (RGBA images), json:FILE or tfds:DIR."""
+    """scenes (drawn), compose:FILE (photos with masks), cutouts:DIR (RGBA images), json:FILE or
+    tfds:DIR."""
     images: str | None = None
     """Folder of the images of a json or compose source; default: beside the file."""
     backgrounds: str | None = None
@@ -214,7 +229,8 @@ class DataConfig:
     scenes: int = 8192
     """Number of procedural or composed training scenes."""
     seed: int = 0
-    """Seed of the scenes. It differs from the training seed, so that runs with other seeds have the same data."""
+    """Seed of the scenes. It differs from the training seed, so that runs with other seeds have the
+    same data."""
     queries: int = 8
     """Queries per image and step."""
     instances: int = 8
@@ -226,16 +242,20 @@ class DataConfig:
     mirror: bool = True
     """Mirror half of the images; their queries that say left or right are left out."""
     crop: float = 1.0
-    """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are cut are left out."""
+    """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
+    cut are left out."""
     colour_jitter: float = 0.0
-    """Largest relative change of brightness, contrast and saturation. Hues do not change: queries name colours."""
+    """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
+    name colours."""
     cache_dir: str | None = None
-    """Folder of drawn images and of features by frozen models, of images without augmentation; later runs read it."""
+    """Folder of drawn images and of features by frozen models, of images without augmentation;
+    later runs read it."""
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is used, before the run folder is written."""
+    """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is
+    used, before the run folder is written."""
 
     steps: int = 2000
     batch_size: int = 16
@@ -246,8 +266,8 @@ class LoopConfig:
     """Compute a batch in so many parts, to need the memory of one. The step is the same."""
     matmul_precision: MatmulPrecision = "auto"
     """Operands of matrix products in training, and in encoding its sentences unless they are kept
-    (`--data.cache-dir`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16 on CPUs with
-    AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
+    (`--data.cache-dir`). bfloat16 is for dense layers, 3x3 convolutions and Muon. auto = bfloat16
+    on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
     seed: int = 0
@@ -259,20 +279,24 @@ class LoopConfig:
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     select_on: str = "auto"
-    """Split of the quick evaluations, whose highest gIoU makes a checkpoint the run's best. auto = dev, held out of
-    train. val = the paper's protocol: the split is reported too, which the report says; files train on dev then."""
+    """Split of the quick evaluations, whose highest gIoU makes a checkpoint the run's best. auto =
+    dev, held out of train. val = the paper's protocol: the split is reported too, which the report
+    says; files train on dev then."""
     evaluate_samples: int = 64
     """Images in a quick evaluation, evenly spread over a file."""
     report_samples: int = 256
-    """Images of each split in the final report; procedural and composed scenes only, files are evaluated whole."""
+    """Images of each split in the final report; procedural and composed scenes only, files are
+    evaluated whole."""
 
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    """The processes that run this command together; none of these flags where there is one process."""
+    """The processes that run this command together; none of these flags where there is one
+    process."""
 
     coordinator: str | None = None
-    """HOST:PORT of the first process, which opens that port; or JAX_COORDINATOR_ADDRESS in the environment."""
+    """HOST:PORT of the first process, which opens that port; or JAX_COORDINATOR_ADDRESS in the
+    environment."""
     processes: int | None = None
     """Number of processes; or JAX_NUM_PROCESSES in the environment."""
     process: int | None = None
@@ -280,8 +304,8 @@ class ProcessConfig:
     detect: bool = False
     """Take these three from SLURM, Open MPI 4, Kubernetes or Cloud TPU, as JAX finds them."""
     local_devices: int = 0
-    """Devices of each process, counted from the first that it can see; 0 = all, but under SLURM and Open MPI with
-    `detect` one GPU."""
+    """Devices of each process, counted from the first that it can see; 0 = all, but under SLURM and
+    Open MPI with `detect` one GPU."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +313,8 @@ class DistributedConfig(ProcessConfig):
     """The processes that train together, and how weights are divided among their devices."""
 
     fsdp: int = 1
-    """Devices that share one copy of every large weight and of its optimizer state; 1 = a copy on each device."""
+    """Devices that share one copy of every large weight and of its optimizer state; 1 = a copy on
+    each device."""
 
 
 @dataclass(frozen=True)
@@ -359,7 +384,8 @@ MIN_VALUES = {
 
 
 def check_config(config: Config) -> Config:
-    """Refuses values with which training would fail later. Raises InputError, which names flag and possible values."""
+    """Refuses values with which training would fail later. Raises InputError, which names flag and
+    possible values."""
     check_head(config.model.head)
     for name, least in MIN_VALUES.items():
         value = attrgetter(name)(config)
@@ -388,7 +414,8 @@ def check_config(config: Config) -> Config:
         )
     if config.model.refines and loss.instance <= 0:
         raise InputError(
-            f"--loss.instance {loss.instance} leaves the refined kernels untrained; give a weight above 0, or "
+            f"--loss.instance {loss.instance} leaves the refined kernels untrained; give a weight "
+            "above 0, or "
             "--model.decoder.no-refine"
         )
     if config.train.select_on == "test":
@@ -399,7 +426,8 @@ def check_config(config: Config) -> Config:
 
 
 def check_pretrained(model: ModelConfig) -> None:
-    """Refuses flags of published weights that do not fit together. Raises InputError, which names the flag."""
+    """Refuses flags of published weights that do not fit together. Raises InputError, which names
+    the flag."""
     vision, flag = model.vision, "--model.vision"
     if vision.sam and vision.encoder != "sam":
         raise InputError(f"{flag}.sam is for the encoder of SAM; give {flag}.encoder sam")
@@ -413,26 +441,31 @@ def check_pretrained(model: ModelConfig) -> None:
         )
     if (vision.sam or vision.efficientnet) and vision.patch_size != 16:
         raise InputError(
-            f"{flag}.patch-size {vision.patch_size}: SAM's weights and EfficientNet have tokens of 16 "
+            f"{flag}.patch-size {vision.patch_size}: SAM's weights and EfficientNet have tokens of "
+            "16 "
             f"pixels; give {flag}.patch-size 16"
         )
 
 
 def check_sizes(model: ModelConfig) -> None:
-    """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names the flag."""
+    """Refuses sizes of encoder and decoder that do not fit together. Raises InputError, which names
+    the flag."""
     vision, decoder = model.vision, model.decoder
     if vision.image_size % vision.patch_size:
         raise InputError(
-            f"--model.vision.image-size {vision.image_size} is not a multiple of --model.vision.patch-size "
+            f"--model.vision.image-size {vision.image_size} is not a multiple of "
+            "--model.vision.patch-size "
             f"{vision.patch_size}"
         )
     if vision.encoder == "conv" and vision.patch_size not in (8, 16):
         raise InputError(
-            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; give 8 or 16"
+            f"--model.vision.patch-size {vision.patch_size}: the conv stem halves 3 or 4 times; "
+            "give 8 or 16"
         )
     if vision.dim % vision.heads:
         raise InputError(
-            f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads {vision.heads}"
+            f"--model.vision.dim {vision.dim} is not a multiple of --model.vision.heads "
+            f"{vision.heads}"
         )
 
     dim = f"--model.decoder.dim {decoder.dim}"
@@ -445,9 +478,11 @@ def check_sizes(model: ModelConfig) -> None:
     if decoder.type == "sam":
         if decoder.dim != vision.out_dim:
             raise InputError(
-                f"{dim}: SAM's decoder reads the image tokens as they are; give --model.vision.out-dim {vision.out_dim}"
+                f"{dim}: SAM's decoder reads the image tokens as they are; give "
+                f"--model.vision.out-dim {vision.out_dim}"
             )
         if decoder.dim % 8 or decoder.dim % (2 * decoder.heads):
             raise InputError(
-                f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its {decoder.heads} heads"
+                f"{dim}: SAM's decoder needs a multiple of 8 and of 2 for each of its "
+                f"{decoder.heads} heads"
             )

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 
 class InputError(Exception):
-    """Bad input. The message names the file, field or flag and the remedy in one sentence, on one line whatever the
-    names in it hold."""
+    """Bad input. The message names the file, field or flag and the remedy in one sentence, on one
+    line whatever the names in it hold."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))
@@ -26,8 +26,8 @@ def refuse(problems: Mapping[str, bool]) -> None:
 def cli_main(main: Callable[[], None]) -> NoReturn:
     """Runs a command's `main`; an `InputError` becomes one line on stderr and exit code 2.
 
-    A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect. What the terminal cannot show
-    is escaped.
+    A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect. What the
+    terminal cannot show is escaped.
     """
     getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")
     try:
@@ -54,7 +54,8 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError where `path` is a folder or in a file, or exists and must not be overwritten."""
+    """Raises InputError where `path` is a folder or in a file, or exists and must not be
+    overwritten."""
     if path.is_dir():
         raise InputError(f"{path}: this is a folder; give the name of a file")
     if path.parent.exists() and not path.parent.is_dir():
@@ -67,9 +68,9 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
 def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
     """Writes a file as a whole or not at all: `with writing(path) as part: part.write_text(...)`.
 
-    The block writes to `part`, in the same folder, which is made where it is missing. At the end of the block `part`
-    replaces `path`. `part` ends in ".part", so pass Pillow the image format. Raises InputError if the path or a text
-    cannot be written, or `refuse_overwrite` refuses it.
+    The block writes to `part`, in the same folder, which is made where it is missing. At the end of
+    the block `part` replaces `path`. `part` ends in ".part", so pass Pillow the image format.
+    Raises InputError if the path or a text cannot be written, or `refuse_overwrite` refuses it.
     """
     refuse_overwrite(path, overwrite)
     part = path.with_name(path.name + ".part")
@@ -99,7 +100,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_json(content: bytes, where: str, what: str) -> Any:
-    """JSON in UTF-8 or else Windows-1252. Raises InputError; `where` names its place, `what` the format."""
+    """JSON in UTF-8 or else Windows-1252. Raises InputError; `where` names its place, `what` the
+    format."""
     try:
         try:
             return json.loads(content)

@@ -1,4 +1,5 @@
-"""What a query is, which mask types there are, and the keyword rule that a learned head has to beat."""
+"""What a query is, which mask types there are, and the keyword rule that a learned head has to
+beat."""
 
 import re
 from collections.abc import Mapping
@@ -12,10 +13,11 @@ MASK_TYPES: tuple[MaskType, ...] = ("modal", "amodal")
 
 @dataclass(frozen=True)
 class Query:
-    """One sentence about one image, the mask type that it asks for, and the instances that it means.
+    """One sentence about one image, the mask type that it asks for, and the instances that it
+    means.
 
-    `kind` describes the sentence: `{"task": "referring"|"reasoning", "hard": bool, "multi": bool, ...}`.
-    No `instance_ids` is a query without a target.
+    `kind` describes the sentence: `{"task": "referring"|"reasoning", "hard": bool, "multi": bool,
+    ...}`. No `instance_ids` is a query without a target.
     """
 
     id: int
@@ -27,7 +29,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence without an image, and the mask type that it asks for. `family` names its kind of wording."""
+    """A sentence without an image, and the mask type that it asks for. `family` names its kind of
+    wording."""
 
     text: str
     mask_type: MaskType
@@ -36,8 +39,8 @@ class Sentence:
     """Why a sentence written by hand has this type; may be empty."""
 
 
-# "behind" is left out: it mostly names a place, and with it the rule is right as often: 0.608 against 0.606 of
-# `train`, 0.629 against 0.631 of `val_phrasing`.
+# "behind" is left out: it mostly names a place, and with it the rule is right as often: 0.608
+# against 0.606 of `train`, 0.629 against 0.631 of `val_phrasing`.
 KEYWORDS = re.compile(
     r"\b(?:amodal|complet|whole|entire|full|hid(?:den|es?|ing)\b|occlu|obscur|obstruct|block|cover|conceal"
     r"|unseen|invisible|out of (?:sight|view)|crop|not (?:be )?(?:visible|seen?)\b"

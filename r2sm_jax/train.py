@@ -1,7 +1,8 @@
 """`python -m r2sm_jax.train [CONFIG.py] [--flags]`: trains a segmenter and reports on it.
 
-Read it top to bottom: data, model, loop, report. A run folder holds everything (runs.py). `--resume` continues from the
-last checkpoint. Its last parameters are bit for bit those of a run that never stopped, on the same machine and devices.
+Read it top to bottom: data, model, loop, report. A run folder holds everything (runs.py).
+`--resume` continues from the last checkpoint. Its last parameters are bit for bit those of a run
+that never stopped, on the same machine and devices.
 """
 
 import os
@@ -89,7 +90,8 @@ from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
 FITTING = 0.99
-"""The longest 1 % of the sentences are not trained on. The others are padded to the longest among them."""
+"""The longest 1 % of the sentences are not trained on. The others are padded to the longest among
+them."""
 
 
 class TrainingData(NamedTuple):
@@ -104,8 +106,9 @@ class TrainingData(NamedTuple):
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source: for training, with as many queries as a step asks of a scene, or `count`
-    images, evenly spread, to select on. Where `dev` does not select, files are trained on with it."""
+    """One split of the run's data source: for training, with as many queries as a step asks of a
+    scene, or `count` images, evenly spread, to select on. Where `dev` does not select, files are
+    trained on with it."""
     data = config.data
     size = config.model.vision.image_size
     if split != "train":
@@ -118,8 +121,9 @@ def open_data(config: Config, split: str, count: int) -> Source:
 
 
 def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
-    """Opens the training split, prepares its images and encodes its sentences, all of it once. Raises InputError if the
-    data or the language model cannot be read or do not fit the configuration."""
+    """Opens the training split, prepares its images and encodes its sentences, all of it once.
+    Raises InputError if the data or the language model cannot be read or do not fit the
+    configuration."""
     model, data, text = config.model, config.data, config.model.text
     source = open_data(config, "train", data.scenes)
     if not len(source):
@@ -137,7 +141,8 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
     texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
     if text.dim != texts.dim:
         raise InputError(
-            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give that"
+            f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give "
+            "that"
         )
     from_words = model.head in LEARNED_HEADS
     free = write_text_only_queries(data.text_only_queries if from_words else 0, seed=data.seed)
@@ -178,7 +183,8 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
 def make_batches(
     data: TrainingData, config: Config, features: Lookup | None = None
 ) -> grain.DatasetIterator:
-    """This process's rows of every batch. `features`: those of images by frozen encoders, where they are kept."""
+    """This process's rows of every batch. `features`: those of images by frozen encoders, where
+    they are kept."""
     return training_batches(
         data.prepared,
         replace(data.build_example, cached_features=features),
@@ -207,8 +213,9 @@ def load_initial(
 ) -> tuple[nnx.State, nnx.State]:
     """Published weights, or those of another run (`--init RUN`), as the starting point.
 
-    Prints where each published key went, and writes it to `published_weights.txt` in the run folder. Raises InputError
-    if the run has another architecture, or the published weights do not fit.
+    Prints where each published key went, and writes it to `published_weights.txt` in the run
+    folder. Raises InputError if the run has another architecture, or the published weights do not
+    fit.
     """
     if config.init is None:
         params, constants, matches = load_pretrained(config.model, sizes, params, constants)
@@ -220,7 +227,8 @@ def load_initial(
         return params, constants
     if read_config(Path(config.init)).model != config.model:
         raise InputError(
-            f"--init {config.init}: its model differs from the configuration; use the same --model flags"
+            f"--init {config.init}: its model differs from the configuration; use the same --model "
+            "flags"
         )
     stored = restore_weights(Path(config.init))
     print(f"weights from {config.init}", flush=True)
@@ -228,7 +236,8 @@ def load_initial(
 
 
 class StopOnSignal:
-    """Saves and ends the loop after the current step on Ctrl-C or SIGTERM. A second signal interrupts."""
+    """Saves and ends the loop after the current step on Ctrl-C or SIGTERM. A second signal
+    interrupts."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._received = False
@@ -245,11 +254,13 @@ class StopOnSignal:
         print(f"{signal.Signals(number).name}: saving after this step", flush=True)
 
     def requested(self) -> bool:
-        """Whether a process received a signal; of several processes at the step before, so that no device waits."""
+        """Whether a process received a signal; of several processes at the step before, so that no
+        device waits."""
         return self._any_process(self._received)
 
     def end(self) -> bool:
-        """Restores the signal handlers that were there before. Returns whether any process received a signal."""
+        """Restores the signal handlers that were there before. Returns whether any process received
+        a signal."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         return any(allgather(self._received))
@@ -287,13 +298,15 @@ def train(config: Config) -> Path:
             run_on_main(lambda: write_config(folder, config))
         print(f"run folder {folder}", flush=True)
 
-        # Data: images are prepared and sentences encoded once. What is wrong with a split is found now.
+        # Data: images are prepared and sentences encoded once. What is wrong with a split is found
+        # now.
         data = prepare_data(config, log)
         run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
         dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
         split_names(config.data.source, REPORTED)
 
-        # Model and optimizer: from a checkpoint, from published weights, from another run, or random.
+        # Model and optimizer: from a checkpoint, from published weights, from another run, or
+        # random.
         graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
         print_parameters(params, constants, data.texts)
         optimizer = make_optimizer(config.optimizer, config.train.steps)
@@ -316,7 +329,8 @@ def train(config: Config) -> Path:
         names = place(mesh, data.names)
         train_step = jit_train_step(graphdef, optimizer, config, state)
 
-        # Batches: images of which a frozen encoder has computed the features need not be encoded again.
+        # Batches: images of which a frozen encoder has computed the features need not be encoded
+        # again.
         features = None
         if can_precompute(config):
             weights = nnx.merge_state(state.params, constants)
@@ -387,11 +401,13 @@ def train(config: Config) -> Path:
 
 
 def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibration:
-    """Fits the temperature of the mask type to the predictor's weights; returns `calibration` with it.
+    """Fits the temperature of the mask type to the predictor's weights; returns `calibration` with
+    it.
 
-    The head answers validation queries in training wordings almost without error. A temperature fitted on those would
-    make it overconfident on everything else. The list `calibration` of docs/intent.md is as new to it as what users
-    write: nothing is trained on it, and no wording was added because of it.
+    The head answers validation queries in training wordings almost without error. A temperature
+    fitted on those would make it overconfident on everything else. The list `calibration` of
+    docs/intent.md is as new to it as what users write: nothing is trained on it, and no wording was
+    added because of it.
     """
     if predictor.config.head not in LEARNED_HEADS:
         return calibration
@@ -415,8 +431,8 @@ def quick_evaluation(
 ) -> tuple[float, Calibration]:
     """Scores the split that selects checkpoints; logs the figures and saves a sheet of samples.
 
-    Returns the gIoU, and `calibration` fitted to the answers: the predicted IoUs, and with `fit_absence`, for training
-    data with queries that have no target, the presence.
+    Returns the gIoU, and `calibration` fitted to the answers: the predicted IoUs, and with
+    `fit_absence`, for training data with queries that have no target, the presence.
     """
     uncalibrated = Calibration(type_temperature=calibration.type_temperature)
     results = evaluate_source(predictor.updated(calibration=uncalibrated), dev).results
@@ -462,7 +478,8 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 
 
 def main() -> None:
-    """Command line. A resumed run keeps its configuration, except for flags that change fields of `MAY_CHANGE`."""
+    """Command line. A resumed run keeps its configuration, except for flags that change fields of
+    `MAY_CHANGE`."""
     tune_malloc()
     enable_compilation_cache()
     args = sys.argv[1:]

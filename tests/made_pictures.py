@@ -1,4 +1,5 @@
-"""Folders of cut-outs and of annotated photos for tests, and what every made picture has to fulfil."""
+"""Folders of cut-outs and of annotated photos for tests, and what every made picture has to
+fulfil."""
 
 import json
 from hashlib import sha256
@@ -46,7 +47,8 @@ def write_cutouts(folder: Path, names: list[str] = CUTOUT_NAMES) -> Path:
 
 
 def write_photos(folder: Path, count: int = 90) -> Path:
-    """Photos of a free ellipse, one that the right border cuts, and a crowd, each in colours of its own."""
+    """Photos of a free ellipse, one that the right border cuts, and a crowd, each in colours of its
+    own."""
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
     images, annotations = [], []
@@ -114,7 +116,8 @@ def check_instances(sample: Sample) -> None:
 
 
 def check_hiding(instances, facts) -> None:
-    """Where all are known: what is hidden is covered by another, and exactly those that cover enough hide it."""
+    """Where all are known: what is hidden is covered by another, and exactly those that cover
+    enough hide it."""
     by_id = {i.id: i for i in instances}
     assert np.array_equal(
         np.any([i.modal for i in instances], axis=0), np.any([i.amodal for i in instances], axis=0)

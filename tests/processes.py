@@ -38,8 +38,15 @@ def signal_at(process: int, step: int, number: int) -> str:
 
 
 def run_processes(count: int, module: str, *flags: object, code: str = "") -> list[Ended]:
-    """Runs a command in `count` processes, each of which first runs some code, and waits for all."""
-    start = f"from {module} import main\nfrom r2sm_jax.errors import cli_main\n{code}\nexit_cleanly(main)"
+    """Runs a command in `count` processes, each of which first runs some code, and waits for
+    all."""
+    lines = [
+        f"from {module} import main",
+        "from r2sm_jax.errors import cli_main",
+        code,
+        "cli_main(main)",
+    ]
+    start = "\n".join(lines)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -34,7 +34,8 @@ PHOTO_NAMES = (
 def random_objects(
     rng: np.random.Generator, photo_names: tuple[str, ...] = ()
 ) -> list[ObjectFacts]:
-    """Overlapping boxes; a later one lies in front of an earlier one. Objects of photos have no colour."""
+    """Overlapping boxes; a later one lies in front of an earlier one. Objects of photos have no
+    colour."""
     all_names = photo_names or tuple(CLASSES)
     names = [pick(rng, all_names) for _ in range(6)]
     sizes = rng.uniform(25, 60, (int(rng.integers(5, 11)), 2))

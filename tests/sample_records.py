@@ -8,7 +8,8 @@ from r2sm_jax.tools.convert import mask_fields
 
 
 def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Samples as the records of a dataset file. Annotation and query ids are numbered anew, from 1, across images."""
+    """Samples as the records of a dataset file. Annotation and query ids are numbered anew, from 1,
+    across images."""
     images, annotations, queries = [], [], []
     names: dict[str, int] = {}
     for sample in samples:

@@ -1,4 +1,5 @@
-"""The report on composed photographs says how often a system finds what is there and refuses what is not."""
+"""The report on composed photographs says how often a system finds what is there and refuses what
+is not."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Attention by hand, and the fused one of GPUs as far as a CPU can show it; test_gpu.py has the rest."""
+"""Attention by hand, and the fused one of GPUs as far as a CPU can show it; test_gpu.py has the
+rest."""
 
 import itertools
 
@@ -27,7 +28,8 @@ def test_attention_by_hand_and_masked_keys_do_not_matter():
 
 @pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
 def test_the_fused_attention_of_gpus_is_the_same_function(queries):
-    """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they should."""
+    """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they
+    should."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> jax.Array:

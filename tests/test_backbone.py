@@ -1,4 +1,5 @@
-"""EfficientNet-Lite: its pickle, its folding and layers by hand, the published weights in torch, and runs with it."""
+"""EfficientNet-Lite: its pickle, its folding and layers by hand, the published weights in torch,
+and runs with it."""
 
 import json
 import os

@@ -26,7 +26,8 @@ IMAGES = 24
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> Path:
-    """Reports on `a`, on `b`, which draws better and always says amodal, and on one with half of the answers."""
+    """Reports on `a`, on `b`, which draws better and always says amodal, and on one with half of
+    the answers."""
     folder = tmp_path_factory.mktemp("compare")
     rng = np.random.default_rng(0)
     samples, entries = [], {"a": [], "b": [], "half": []}

@@ -1,4 +1,5 @@
-"""Composed photographs: which objects are complete, enlarged parts, exact masks, splits, and bad files."""
+"""Composed photographs: which objects are complete, enlarged parts, exact masks, splits, and bad
+files."""
 
 import json
 import os
@@ -209,7 +210,8 @@ def test_some_pictures_stay_photos_outside_training(file):
 
 
 def test_half_of_the_training_pictures_are_mirrored_with_their_masks(samples):
-    """Objects have one colour each, and the one at the right border of the photos is at the left then."""
+    """Objects have one colour each, and the one at the right border of the photos is at the left
+    then."""
     sides, one_colour = Counter[str](), []
     for sample in samples:
         for instance in sample.instances:

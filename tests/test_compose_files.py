@@ -49,7 +49,7 @@ def test_pictures_are_replaced_only_with_overwrite(file, tmp_path):
 
     compose(file, out=tmp_path, count=2, size=SIZE, splits=("train",))
     before = contents()
-    with pytest.raises(InputError, match="train.json"):
+    with pytest.raises(InputError, match=r"train\.json"):
         compose(file, out=tmp_path, count=2, size=SIZE, seed=1, splits=("train",))
     (tmp_path / "train.json").unlink()
     with pytest.raises(InputError, match=r"train_000000\.png"):

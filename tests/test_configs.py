@@ -1,4 +1,5 @@
-"""Every configuration for real data is run for a few steps, at reduced size, on a tiny file of its own dialect."""
+"""Every configuration for real data is run for a few steps, at reduced size, on a tiny file of its
+own dialect."""
 
 import json
 from dataclasses import replace

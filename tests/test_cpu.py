@@ -1,4 +1,5 @@
-"""What is specific to one kind of processor: products with bfloat16 operands, and memory that commands keep."""
+"""What is specific to one kind of processor: products with bfloat16 operands, and memory that
+commands keep."""
 
 import os
 import platform

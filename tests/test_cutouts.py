@@ -1,4 +1,5 @@
-"""Scenes of cut-outs: exact masks, the mixture of free and hidden objects, the split by object, and bad folders."""
+"""Scenes of cut-outs: exact masks, the mixture of free and hidden objects, the split by object, and
+bad folders."""
 
 import json
 import os

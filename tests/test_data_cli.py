@@ -1,4 +1,5 @@
-"""The `data` commands: from annotation files to dataset files, sheets and TFDS; what they refuse."""
+"""The `data` commands: from annotation files to dataset files, sheets and TFDS; what they
+refuse."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Several processes: tests without others, and with two and four real ones, which train tiny models on the CPU."""
+"""Several processes: tests without others, and with two and four real ones, which train tiny models
+on the CPU."""
 
 import re
 import signal
@@ -193,8 +194,8 @@ def test_a_dead_process_ends_the_others_with_a_sentence(tiny_flags, tmp_path):
 def test_four_processes_with_divided_weights_train_as_one_and_one_goes_on(
     tiny_run, tiny_flags, tmp_path, command
 ):
-    """The second process alone gets the signal, in step 1; all learn of it two steps later. One process then reads the
-    checkpoint, whose arrays they wrote in parts."""
+    """The second process alone gets the signal, in step 1; all learn of it two steps later. One
+    process then reads the checkpoint, whose arrays they wrote in parts."""
     run = tmp_path / "run"
     flags = [
         *tiny_flags,

@@ -183,7 +183,8 @@ def oblong(size: tuple[int, int], count: int) -> list[Sample]:
 
 @pytest.mark.parametrize("size", [(60, 160), (160, 60), (31, 47)])
 def test_masks_come_back_to_the_images_own_resolution_without_their_padding(predictor, size):
-    """The padding is cut off before masks are enlarged; the other way round costs about half of the IoU."""
+    """The padding is cut off before masks are enlarged; the other way round costs about half of the
+    IoU."""
 
     source = ListedSource(oblong(size, 3))
     results = evaluate_source(PerfectPredictor(predictor, source), source).results

@@ -1,4 +1,5 @@
-"""Features on disk: round trip, interruption, damage, a full disk; sentences and images of frozen models."""
+"""Features on disk: round trip, interruption, damage, a full disk; sentences and images of frozen
+models."""
 
 import errno
 import os
@@ -214,7 +215,8 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
 def test_training_from_the_cache_is_training(
     stem, published_flags, published_folders, tmp_path, command
 ):
-    """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that is trained."""
+    """A frozen plain ViT beside frozen SAM, after which no pixel is needed, or beside a stem that
+    is trained."""
     frozen = ["--model.vision.vit", published_folders["dinov2"], "--train.steps", 2]
     frozen += (
         [

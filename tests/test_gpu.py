@@ -1,4 +1,5 @@
-"""What only a GPU can show; skipped where JAX has none. scripts/gpu_check.sh runs these tests, too."""
+"""What only a GPU can show; skipped where JAX has none. scripts/gpu_check.sh runs these tests,
+too."""
 
 import json
 import os

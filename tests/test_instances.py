@@ -36,7 +36,8 @@ ENGINES = {"pycocotools": (COCO, COCOeval), "hotcoco": (hotcoco.COCO, hotcoco.CO
 
 
 def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, float | None]:
-    """COCO's evaluation with `image_id := query_id`, without categories. Ids start at 1: it takes 0 for no match."""
+    """COCO's evaluation with `image_id := query_id`, without categories. Ids start at 1: it takes 0
+    for no match."""
     dataset, evaluator = ENGINES[engine]
     annotations, results = [], []
     for number, one in enumerate(queries, start=1):

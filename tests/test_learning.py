@@ -16,7 +16,8 @@ SCENES, SIDE = 4, 48
 
 
 def best_without_learning(source) -> float:
-    """gIoU of the best single mask for everything: all pixels that are covered often enough, at any threshold."""
+    """gIoU of the best single mask for everything: all pixels that are covered often enough, at any
+    threshold."""
     wanted = [
         masks.decode(t.amodal if t.query.mask_type == "amodal" else t.modal)
         for t in query_truths(source)

@@ -72,7 +72,8 @@ def tokens(fused, slots=None, *, iou=0.5, presence=0.0) -> DecoderOutput:
 
 
 def make_batch(**changes) -> dict[str, Any]:
-    """Instance 0 is LEFT, and FULL when completed; instance 1 is RIGHT, unoccluded. Query k asks for instance k."""
+    """Instance 0 is LEFT, and FULL when completed; instance 1 is RIGHT, unoccluded. Query k asks
+    for instance k."""
     batch = {
         "modal": jnp.stack([LEFT, RIGHT])[None],
         "amodal": jnp.stack([FULL, RIGHT])[None],
@@ -206,7 +207,8 @@ def test_padded_queries_and_cells_do_not_count():
 
 
 def taught_masks(truth: Targets):
-    """Which masks [query, type] the mask losses push at. Logits are moderate, so that nothing saturates."""
+    """Which masks [query, type] the mask losses push at. Logits are moderate, so that nothing
+    saturates."""
     rng = np.random.default_rng(0)
     decoder = tokens([(EMPTY, EMPTY)] * 2)
     weights = jnp.asarray(rng.normal(size=decoder.kernels.weights.shape), jnp.float32)

@@ -19,14 +19,16 @@ CONFIG = ModelConfig(
     VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24),
     TextConfig(layers=(1,), max_tokens=6, dim=20),
     DecoderConfig(dim=32, depth=2, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
-    head="layers",  # parts keep the gradients of all weights, and `attention` has more of them than the rest together
+    # Parts keep the gradients of all weights, and the head `attention` has more than the rest.
+    head="layers",
 )
 B, K, M, MASK = 8, 3, 4, 16
 
 
 @pytest.fixture(scope="module")
 def batch() -> dict[str, Any]:
-    """Images that differ in how many queries, instances, pixels and known amodal masks they have."""
+    """Images that differ in how many queries, instances, pixels and known amodal masks they
+    have."""
     rng = np.random.default_rng(0)
     share = np.linspace(0, 1, B)  # of each image that counts
 
@@ -72,7 +74,8 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def done(batch) -> dict[int, Done]:
-    """The step of the whole batch and of its parts. Compiling takes long, so each is compiled once."""
+    """The step of the whole batch and of its parts. Compiling takes long, so each is compiled
+    once."""
     names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 20)), jnp.float32)}
     graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
     plain = optax.sgd(1.0)  # the update is the gradient: nothing hides a difference

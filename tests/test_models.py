@@ -131,7 +131,8 @@ def test_a_second_look_can_be_left_out_and_is_none_without_a_mask_type():
 
 def test_a_kernel_can_confine_a_mask_to_a_place():
     x0, y0, steep = 0.25, -0.25, 40.0
-    # steep * (0.1 - (x - x0)^2 - (y - y0)^2), by a kernel on the places alone, which are scaled by 2
+    # steep * (0.1 - (x - x0)^2 - (y - y0)^2), by a kernel on the places alone, which are scaled by
+    # 2
     weights = steep * jnp.array([2 * x0, 2 * y0, -1, -1]) / 2
     bias = steep * (0.1 - x0**2 - y0**2)
     weights = jnp.concatenate(
@@ -169,7 +170,8 @@ def test_fused_masks_are_empty_where_nothing_is_present_and_nothing_else_changes
 
 
 def test_the_predicted_iou_is_between_what_the_decoder_says_and_the_stability_of_the_mask():
-    """The mean of their logits. A mask is stable where the thresholds 1 and -1 draw nearly the same."""
+    """The mean of their logits. A mask is stable where the thresholds 1 and -1 draw nearly the
+    same."""
     inputs, config = (
         jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 1, 2)),
         replace(CONFIG, presence_threshold=-np.inf),
@@ -335,7 +337,8 @@ def test_masks_of_queries_with_pixels_of_their_own_are_dot_products_alone():
 
 
 def test_the_default_encoder_is_what_it_was_before_published_weights_could_be_loaded():
-    """Names, shapes and the draw of each parameter, which depends on all that are drawn before it."""
+    """Names, shapes and the draw of each parameter, which depends on all that are drawn before
+    it."""
     state = nnx.to_flat_state(
         nnx.state(VisionEncoder(VisionConfig(), dtype=FLOAT32, rngs=nnx.Rngs(0)))
     )
@@ -404,7 +407,8 @@ def test_content_of_letterbox_padding_does_not_matter(model):
 
 
 def test_bfloat16_answers_are_near_those_of_float32():
-    """But for the decision that nothing is present, which may change for a query at its threshold."""
+    """But for the decision that nothing is present, which may change for a query at its
+    threshold."""
     inputs, config = fake_inputs(CONFIG, 3, 2), replace(CONFIG, presence_threshold=-np.inf)
     near, exact = (
         make(replace(config, dtype=dtype))(**inputs) for dtype in ("bfloat16", "float32")

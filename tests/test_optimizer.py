@@ -188,7 +188,8 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
         updates = names(optimizer.update(grads, state, params)[0])
         wanted = updates if scale == 1.0 else wanted
         for key in updates:
-            # Muon's polynomials cancel large terms: rounding is relative to the largest entry, not to each.
+            # Muon's polynomials cancel large terms: rounding is relative to the largest entry, not
+            # to each.
             largest = float(jnp.abs(wanted[key]).max())
             np.testing.assert_allclose(updates[key], wanted[key], rtol=0, atol=1e-4 * largest)
 
@@ -254,7 +255,8 @@ def optax_muon(momentum: float) -> optax.GradientTransformation:
 
 @pytest.mark.parametrize(("momentum", "steps"), [(0.0, 1), (0.9, 120)])
 def test_updates_are_those_of_optax(momentum, steps):
-    """Momentum differs in the first steps alone, where optax corrects both its parts for their bias."""
+    """Momentum differs in the first steps alone, where optax corrects both its parts for their
+    bias."""
     ours, theirs = scale_by_muon(momentum), optax_muon(momentum)
     state, their_state = ours.init(matrices()), theirs.init(matrices())
     update, their_update = jax.jit(ours.update), jax.jit(theirs.update)

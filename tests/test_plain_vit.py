@@ -1,4 +1,5 @@
-"""DINOv2, CLIP and SigLIP image encoders: the same tokens as torch `transformers`, small and with random weights."""
+"""DINOv2, CLIP and SigLIP image encoders: the same tokens as torch `transformers`, small and with
+random weights."""
 
 from dataclasses import replace
 

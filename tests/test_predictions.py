@@ -31,7 +31,8 @@ def block(x0: int, y0: int, x1: int, y1: int) -> np.ndarray:
 
 
 def make_dataset(folder: Path, ignore: bool = False) -> Dataset:
-    """Two images: a mug behind a book, queries of all kinds; one that asks for a shape that nobody knows."""
+    """Two images: a mug behind a book, queries of all kinds; one that asks for a shape that nobody
+    knows."""
     mug, book = block(2, 4, 18, 14), block(10, 2, 30, 20)
     instances = [Instance(1, "mug", mug & ~book, mug), Instance(2, "book", book, book)]
     if ignore:

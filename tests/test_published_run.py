@@ -1,4 +1,5 @@
-"""Runs that start from published image encoders: train, stop, resume, evaluate and predict, without the files."""
+"""Runs that start from published image encoders: train, stop, resume, evaluate and predict, without
+the files."""
 
 import json
 import shutil
@@ -96,7 +97,8 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
 
 @pytest.mark.usefixtures("steps_alone")
 def test_the_weights_of_sam_are_where_training_starts(published_flags, published_folders, tmp_path):
-    """Trained whole, with our decoder: after one step with a rate of zero they are still the published ones."""
+    """Trained whole, with our decoder: after one step with a rate of zero they are still the
+    published ones."""
     config = parse_config(
         [
             *published_flags,

@@ -130,7 +130,8 @@ def test_absent_queries_have_no_target_and_no_word_for_what_is_there(split, phot
 
 @pytest.mark.parametrize("split", ["train", "val_phrasing"])
 def test_names_pick_exactly_their_targets(split):
-    """Reads "the red mug", "the biggest mug" and "the mug behind the book" back, without the grammar."""
+    """Reads "the red mug", "the biggest mug" and "the mug behind the book" back, without the
+    grammar."""
     held_out = split == "val_phrasing"
     nouns = {}
     for name, entry in CLASSES.items():

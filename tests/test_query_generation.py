@@ -28,7 +28,8 @@ def block(x0, y0, x1, y1):
 
 
 def records(images=(1,), only=None):
-    """A mug in front of a box, a region to ignore, and a lamp of which only the visible mask is known.
+    """A mug in front of a box, a region to ignore, and a lamp of which only the visible mask is
+    known.
 
     Ids of later images' annotations are ten higher; `only` keeps some annotations.
     """

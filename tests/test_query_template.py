@@ -118,7 +118,8 @@ def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
 
 
 def objects_of(content, image_id):
-    """What queries can ask for: the facts that the grammar gets about the objects of an image, without background."""
+    """What queries can ask for: the facts that the grammar gets about the objects of an image,
+    without background."""
     image = next(image for image in content["images"] if image["id"] == image_id)
     annotations = [
         annotation for annotation in content["annotations"] if annotation["image_id"] == image_id

@@ -1,4 +1,5 @@
-"""The written report: figures, tables beside the published ones, pictures, and a page that needs nothing else."""
+"""The written report: figures, tables beside the published ones, pictures, and a page that needs
+nothing else."""
 
 import base64
 import csv
@@ -31,8 +32,8 @@ HOSTILE = "the <script>alert(1)</script> | mug & `co`"
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    """Images with a mug half behind a book, a modal and an amodal query each; the answers get worse from one to the
-    next, one image is lost."""
+    """Images with a mug half behind a book, a modal and an amodal query each; the answers get worse
+    from one to the next, one image is lost."""
     folder = tmp_path_factory.mktemp("report")
     samples = []
     for n in range(IMAGES):

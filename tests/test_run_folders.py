@@ -70,7 +70,8 @@ def iterator(position: int) -> grain.DatasetIterator:
 
 
 def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_path, capsys):
-    """Step 4 is damaged: a run goes on from step 2 and saves step 4 anew. Who asks for step 4 gets it or a sentence."""
+    """Step 4 is damaged: a run goes on from step 2 and saves step 4 anew. Who asks for step 4 gets
+    it or a sentence."""
     checkpoints, constants = Checkpoints(tmp_path), nnx.State({})
 
     def state(step: int, value: float) -> TrainState:

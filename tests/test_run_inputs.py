@@ -17,7 +17,8 @@ from r2sm_jax.training.run_folder import check_language_model
 
 @pytest.fixture
 def changed(tiny_run, tmp_path):
-    """A copy of the tiny run after a change of its configuration, as if what that names had been replaced."""
+    """A copy of the tiny run after a change of its configuration, as if what that names had been
+    replaced."""
 
     def change(group: str, **fields) -> Path:
         run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))

@@ -1,4 +1,5 @@
-"""SAM's decoder: the same masks and IoUs as torch `transformers`, and text in place of points and boxes."""
+"""SAM's decoder: the same masks and IoUs as torch `transformers`, and text in place of points and
+boxes."""
 
 from dataclasses import replace
 
@@ -55,7 +56,8 @@ import published_models as published  # noqa: E402
 
 @pytest.fixture(scope="module")
 def sam(tmp_path_factory):
-    """A published SAM, ours with its weights and as many slots as it has spare masks, and the report."""
+    """A published SAM, ours with its weights and as many slots as it has spare masks, and the
+    report."""
     folder = tmp_path_factory.mktemp("sam")
     theirs = published.write(published.sam_config(), folder)
     return theirs, *load(folder, slots=3)
@@ -75,7 +77,8 @@ def load(folder, slots: int):
 
 
 def prompts(theirs, kind: str, batch: int):
-    """Sparse prompts [b k t d] of SAM's own prompt encoder, or random ones, and the dense prompt."""
+    """Sparse prompts [b k t d] of SAM's own prompt encoder, or random ones, and the dense
+    prompt."""
     rng = np.random.default_rng(0)
     points = torch.tensor(
         rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), dtype=torch.float32

@@ -1,4 +1,5 @@
-"""Drawn scenes: reproducible, exact masks, and the mixture of free and hidden objects. Layouts and drawings."""
+"""Drawn scenes: reproducible, exact masks, and the mixture of free and hidden objects. Layouts and
+drawings."""
 
 import numpy as np
 import pytest

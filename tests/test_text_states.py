@@ -127,7 +127,8 @@ def test_no_setting_of_jax_changes_the_states(folders):
 
 
 def test_products_are_part_of_what_is_compiled(folders):
-    """States that training encodes in bfloat16 differ, and do not change what is encoded after them."""
+    """States that training encodes in bfloat16 differ, and do not change what is encoded after
+    them."""
     texts = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
     exact = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
     texts.encode(SENTENCES[:1], precision="bfloat16")

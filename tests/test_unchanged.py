@@ -1,4 +1,5 @@
-"""What must not change by accident: the training scenes, their queries, sentences about anything, the first losses."""
+"""What must not change by accident: the training scenes, their queries, sentences about anything,
+the first losses."""
 
 import hashlib
 import json
@@ -73,7 +74,8 @@ def test_sentences_about_anything_are_the_same():
 
 @pytest.mark.usefixtures("steps_alone")
 def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
-    """Muon, two halves a batch, float32 products: the default but for the language model, which is tiny."""
+    """Muon, two halves a batch, float32 products: the default but for the language model, which is
+    tiny."""
     default = Config()
     text = replace(default.model.text, name=str(bert_folder), layers=(1, 2), dim=32)
     config = replace(

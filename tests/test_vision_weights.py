@@ -1,4 +1,5 @@
-"""Published image encoders: the same numbers as torch `transformers`, small and with random weights."""
+"""Published image encoders: the same numbers as torch `transformers`, small and with random
+weights."""
 
 import re
 import shutil
@@ -70,7 +71,8 @@ def test_the_whole_encoder_of_sam(sam, implementation):
 
 @pytest.mark.parametrize("size", [48, 112, 192])
 def test_sam_at_another_size_interpolates_both_kinds_of_positions(sam, size):
-    """`transformers` stretches relative positions on the fly; absolute ones it does not, so torch stretches them."""
+    """`transformers` stretches relative positions on the fly; absolute ones it does not, so torch
+    stretches them."""
     model, folder = sam
     config = published.sam_config(size)
     other = published.MODELS["sam"](config).eval().vision_encoder

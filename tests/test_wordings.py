@@ -131,7 +131,8 @@ def test_held_out_words_of_photographed_classes_stay_held_out():
 
 
 def test_nothing_held_out_occurs_in_the_text_only_queries():
-    """They are trained on too: every text that they are made of is read, for nouns of all classes."""
+    """They are trained on too: every text that they are made of is read, for nouns of all
+    classes."""
     texts = [text for section in text_only_templates().values() for text in section]
     texts += [sentence.text for sentence in written_sentences()]
     texts += [sentence.text for sentence in write_text_only_queries(1000, seed=0)]

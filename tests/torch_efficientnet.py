@@ -1,4 +1,5 @@
-"""EfficientNet-Lite in torch, with its batch norms, after `EfficientNet-PyTorch` and its Lite port. Needs torch."""
+"""EfficientNet-Lite in torch, with its batch norms, after `EfficientNet-PyTorch` and its Lite port.
+Needs torch."""
 
 from itertools import groupby
 

@@ -237,7 +237,8 @@ def to_float16(array: np.ndarray) -> np.ndarray:
         stored = np.ascontiguousarray(array, np.float16)
     if not np.isfinite(stored).all():
         raise InputError(
-            "--data.cache-dir stores float16, and a feature of this model is beyond its range; train "
+            "--data.cache-dir stores float16, and a feature of this model is beyond its range; "
+            "train "
             "without it"
         )
     return stored

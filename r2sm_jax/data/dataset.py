@@ -1,4 +1,5 @@
-"""The records that every data source yields, one `Sample` per image, and the dataset file that holds them.
+"""The records that every data source yields, one `Sample` per image, and the dataset file that
+holds them.
 
 Masks have the image's own resolution. For every instance `modal ⊆ amodal`.
 """
@@ -41,11 +42,12 @@ ById = Mapping[str, Mapping[int, Record]]
 
 @dataclass(frozen=True)
 class Instance(Generic[M]):
-    """One annotated object of an image. Its masks are arrays `bool [H W]`, or compressed RLEs (`Instance[RLE]`).
+    """One annotated object of an image. Its masks are arrays `bool [H W]`, or compressed RLEs
+    (`Instance[RLE]`).
 
-    `amodal` is None where only the visible mask is known. `attributes` are words that dense supervision
-    and statistics may use, such as `{"colour": "red", "pattern": "striped"}`. An `ignore` instance marks a
-    region left out of loss and metrics.
+    `amodal` is None where only the visible mask is known. `attributes` are words that dense
+    supervision and statistics may use, such as `{"colour": "red", "pattern": "striped"}`. An
+    `ignore` instance marks a region left out of loss and metrics.
     """
 
     id: int
@@ -86,7 +88,7 @@ class ImageTruth:
     image_id: int
     size: tuple[int, int]
     """Height and width in pixels."""
-    instances: tuple[Instance[RLE], ...]
+    instances: tuple[Instance[Any], ...]
     queries: tuple[Query, ...]
 
 
@@ -108,10 +110,17 @@ class Source(Protocol):
         is_procedural: Whether samples are made on request, as many as are asked for.
     """
 
-    vocabulary: dict[str, tuple[str, ...]]
-    sha256: str
-    has_images: bool
-    is_procedural: bool
+    @property
+    def vocabulary(self) -> dict[str, tuple[str, ...]]: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def has_images(self) -> bool: ...
+
+    @property
+    def is_procedural(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -180,8 +189,9 @@ class SourceSubset:
 class Problem(NamedTuple):
     """One thing that is wrong with a dataset file.
 
-    `records` is the list that the record is in, "" for the file itself, and `index` its place there, -1 for the list or
-    the file. `where` names the record for the user, such as "annotation 7".
+    `records` is the list that the record is in, "" for the file itself, and `index` its place
+    there, -1 for the list or the file. `where` names the record for the user, such as "annotation
+    7".
     """
 
     records: str
@@ -204,7 +214,8 @@ def is_id(value: Any) -> TypeGuard[int]:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not text."""
+    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not
+    text."""
     return (
         isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
     )
@@ -218,14 +229,16 @@ def leads_outside(name: str) -> bool:
 
 
 def read_records(path: Path) -> dict[str, Any]:
-    """The content of a dataset file, checked. Raises InputError as `check_records`, and where there is no such file."""
+    """The content of a dataset file, checked. Raises InputError as `check_records`, and where there
+    is no such file."""
     records = load_json(path, "a dataset file")
     check_records(path, records)
     return records
 
 
 def check_records(path: Path, records: Any) -> None:
-    """Checks keys, types, ids and mask sizes of a whole dataset file. Decodes no mask and opens no image.
+    """Checks keys, types, ids and mask sizes of a whole dataset file. Decodes no mask and opens no
+    image.
 
     Raises InputError for the first problem, with `path`, the record, the field and the remedy.
     """
@@ -281,7 +294,8 @@ def find_problems(records: Any) -> Iterator[Problem]:
 
 
 def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool, str]]:
-    """Whether each field of a record of the list `key` is valid, and what it must hold, in words for the user."""
+    """Whether each field of a record of the list `key` is valid, and what it must hold, in words
+    for the user."""
 
     def refers(field: str, to: str) -> bool:
         return is_id(record.get(field)) and record[field] in by_id[to]
@@ -356,11 +370,12 @@ def _is_mask(mask: Any, image: Record | None) -> bool:
 
 
 class Dataset:
-    """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its masks.
+    """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its
+    masks.
 
-    `path` and `sha256` name the file that it came from, `images` are its records of images. `vocabulary` holds the
-    values of every attribute, and the category names in the order of their ids. `records` must be checked
-    (`check_records`). Images are looked for as in `image_folders`.
+    `path` and `sha256` name the file that it came from, `images` are its records of images.
+    `vocabulary` holds the values of every attribute, and the category names in the order of their
+    ids. `records` must be checked (`check_records`). Images are looked for as in `image_folders`.
     """
 
     is_procedural = False
@@ -396,7 +411,8 @@ class Dataset:
         return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))
 
     def image_at(self, index: int) -> np.ndarray:
-        """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the size in the file."""
+        """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the
+        size in the file."""
         return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
@@ -410,7 +426,8 @@ class Dataset:
         return tuple(found)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
-        """The instances of image `index` with RLEs; no image is opened. Raises InputError for a damaged mask."""
+        """The instances of image `index` with RLEs; no image is opened. Raises InputError for a
+        damaged mask."""
         image = self.images[index]
         return tuple(
             read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]]
@@ -480,10 +497,11 @@ def category_names(records: Mapping[str, Any]) -> dict[int, str]:
 def read_instance(
     path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]
 ) -> Instance:
-    """The instance, with RLEs, that a checked annotation of an image describes; `path` is the file that they are from.
+    """The instance, with RLEs, that a checked annotation of an image describes; `path` is the file
+    that they are from.
 
-    Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask is the union of
-    both. Raises InputError for a mask that cannot be read.
+    Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask
+    is the union of both. Raises InputError for a mask that cannot be read.
     """
     size, found = (image["height"], image["width"]), dict[str, RLE]()
     for key in MASKS:
@@ -507,11 +525,13 @@ def read_json(
     *,
     need_images: bool = True,
 ) -> Dataset:
-    """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and `queries`).
+    """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and
+    `queries`).
 
-    Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They are
-    opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file, record and remedy,
-    for anything that is not right; for a missing first image only if images are needed.
+    Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They
+    are opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file,
+    record and remedy, for anything that is not right; for a missing first image only if images are
+    needed.
     """
     content = read_bytes(path := Path(path))
     check_records(path, records := parse_json(content, str(path), "a dataset file"))
@@ -524,7 +544,8 @@ def read_json(
 
 
 def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
-    """The folders in which to look for the images of a dataset file. Raises InputError for one that does not exist."""
+    """The folders in which to look for the images of a dataset file. Raises InputError for one that
+    does not exist."""
     if images_dir is None:
         return path.parent, path.parent / "images"
     folder = Path(images_dir)
@@ -536,5 +557,6 @@ def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[P
 
 
 def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
-    """The first file of that name in the folders; None where there is none, or a file cannot have that name."""
+    """The first file of that name in the folders; None where there is none, or a file cannot have
+    that name."""
     return next((folder / file_name for folder in folders if isfile(folder / file_name)), None)

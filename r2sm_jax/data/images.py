@@ -21,14 +21,16 @@ from r2sm_jax.data.masks import box
 from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
-# Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters of all threads.
+# Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters
+# of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 ORIENTATION = 0x0112
-"""EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's `exif_transpose`, which refuses
-images with other tags that are wrong."""
+"""EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's
+`exif_transpose`, which refuses images with other tags that are wrong."""
 UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
 PAD_COLOUR = (124, 116, 104)
-"""Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly) zero."""
+"""Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly)
+zero."""
 
 ImageFile = str | PathLike[str] | bytes
 """The path of an image file, or its content."""
@@ -39,10 +41,10 @@ ImageLike = ImageFile | Image.Image | np.ndarray
 def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "H W 3"]:
     """Any image that Pillow can decode as RGB `uint8 [H W 3]`; an array is returned as it is.
 
-    EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, and of an animation
-    the first frame is taken. Raises InputError if the file is missing, damaged, empty, no image, or larger than
-    `MAX_MEGAPIXELS` (judged from the header, before decoding), or an array has another shape or type. The message names
-    the path, or `name` where there is none.
+    EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits,
+    and of an animation the first frame is taken. Raises InputError if the file is missing, damaged,
+    empty, no image, or larger than `MAX_MEGAPIXELS` (judged from the header, before decoding), or
+    an array has another shape or type. The message names the path, or `name` where there is none.
     """
     if isinstance(image, str | bytes | PathLike | Image.Image):
         return np.array(_to_rgb(decode(image, name)))
@@ -56,8 +58,8 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
 
 
 def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.ndarray, "H W 3"]:
-    """The image of a data set, which `source` says has this height and width. Raises InputError if it has not, and as
-    `open_image`."""
+    """The image of a data set, which `source` says has this height and width. Raises InputError if
+    it has not, and as `open_image`."""
     image = open_image(path)
     if (found := image.shape[:2]) != size:
         sizes = (
@@ -68,17 +70,20 @@ def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.n
 
 
 def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Image:
-    """The first frame of an image, upright, in the mode that it is stored in. Raises InputError like `open_image`."""
+    """The first frame of an image, upright, in the mode that it is stored in. Raises InputError
+    like `open_image`."""
     with _opened(image, name) as opened:
         turn = UPRIGHT.get(opened.getexif().get(ORIENTATION, 1))
         return opened.copy() if turn is None else opened.transpose(turn)
 
 
 def brightness(image: Image.Image) -> np.ndarray:
-    """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is transparent.
+    """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is
+    transparent.
 
-    Of several greys of a palette the darkest is 0. In a palette image with colours, or whose palette is all black, each
-    label counts as a brightness above 255 of its own, and 0 is what is black or transparent, or else label 0.
+    Of several greys of a palette the darkest is 0. In a palette image with colours, or whose
+    palette is all black, each label counts as a brightness above 255 of its own, and 0 is what is
+    black or transparent, or else label 0.
     """
     if len(image.getbands()) == 1 and image.mode != "P":
         return np.asarray(image)
@@ -94,7 +99,8 @@ def brightness(image: Image.Image) -> np.ndarray:
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
-    """Height and width of what `open_image` would return, read from the header alone. Raises InputError like it."""
+    """Height and width of what `open_image` would return, read from the header alone. Raises
+    InputError like it."""
     with _opened(path) as image:
         width, height = image.size
         sideways = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
@@ -102,8 +108,8 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
 
 
 def frames(image: ImageFile, name: str = "the image") -> int:
-    """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a plain image.
-    Raises InputError like it."""
+    """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a
+    plain image. Raises InputError like it."""
     with _opened(image, name) as opened:
         try:
             return (
@@ -136,11 +142,12 @@ def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to it, the
-    aspect kept, the rest padded at the right and at the bottom.
+    """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to
+    it, the aspect kept, the rest padded at the right and at the bottom.
 
-    Images, masks and logits share one geometry: pixel centres at half-integers (`align_corners=False`),
-    scaled by `resized / original` along each axis, top left corners on each other.
+    Images, masks and logits share one geometry: pixel centres at half-integers
+    (`align_corners=False`), scaled by `resized / original` along each axis, top left corners on
+    each other.
     """
 
     height: int
@@ -171,8 +178,9 @@ class Letterbox:
     def coverage(self, mask: Bool[np.ndarray, "H W"], cells: int) -> UInt8[np.ndarray, "s s"]:
         """How much of each cell of the frame, cut into `cells` x `cells`, the mask covers: 0..255.
 
-        The exact area of the overlap, so area and outline stay true and sit on the image's at any scale. It is
-        monotone: modal ⊆ amodal before means modal <= amodal after. More than 127 is at least half of the cell.
+        The exact area of the overlap, so area and outline stay true and sit on the image's at any
+        scale. It is monotone: modal ⊆ amodal before means modal <= amodal after. More than 127 is
+        at least half of the cell.
         """
         self._check(mask.shape)
         x0, y0, x1, y1 = box(mask)  # most masks are small, so only their boxes are multiplied
@@ -196,10 +204,12 @@ class Letterbox:
         return frame
 
     def undo(self, logits: Float[np.ndarray, "... s s"]) -> Float[np.ndarray, "... H W"]:
-        """Logits at any square resolution of the frame (stride 4, say), back at the image's own resolution.
+        """Logits at any square resolution of the frame (stride 4, say), back at the image's own
+        resolution.
 
-        In this order: bilinear to the whole frame, crop to the resized image, bilinear to the original size,
-        without antialiasing: what SAM does. Raises ValueError for logits whose side does not divide the frame's.
+        In this order: bilinear to the whole frame, crop to the resized image, bilinear to the
+        original size, without antialiasing: what SAM does. Raises ValueError for logits whose side
+        does not divide the frame's.
         """
         logits = np.asarray(logits, np.float32)
         side = logits.shape[-1]
@@ -223,14 +233,16 @@ class Letterbox:
 
 @lru_cache(maxsize=2048)
 def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
-    """The cells that the pixels from `start` to before `stop` reach, and the share of each that each pixel takes."""
+    """The cells that the pixels from `start` to before `stop` reach, and the share of each that
+    each pixel takes."""
     reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
     return reached, _overlaps(side, frame, cells)[reached, start:stop]
 
 
 @lru_cache(maxsize=256)
 def _overlaps(pixels: int, frame: float, cells: int) -> Any:
-    """The share of each cell that each pixel takes along one axis, sparse; the `cells` fill `frame` >= `pixels`."""
+    """The share of each cell that each pixel takes along one axis, sparse; the `cells` fill `frame`
+    >= `pixels`."""
     edges, pixel = np.linspace(0, frame, cells + 1), np.arange(pixels)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     return csr_array(overlap.clip(0) * cells / frame)
@@ -238,22 +250,24 @@ def _overlaps(pixels: int, frame: float, cells: int) -> Any:
 
 @lru_cache(maxsize=256)
 def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
-    """The matrix of both resizes and the crop along one axis. It is sparse: threads of BLAS, which multiplies dense
-    ones, wait long for each other where other programs use the cores."""
+    """The matrix of both resizes and the crop along one axis. It is sparse: threads of BLAS, which
+    multiplies dense ones, wait long for each other where other programs use the cores."""
     up = csr_array(_bilinear(side, frame)[:resized])
     whole: Any = csr_array(_bilinear(resized, original)) @ up
     return whole.astype(np.float32)
 
 
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
-    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no antialiasing."""
+    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no
+    antialiasing."""
     centres = (np.arange(target) + 0.5) * (source / target) - 0.5
     return np.stack([np.interp(centres, np.arange(source), row) for row in np.eye(source)], axis=1)
 
 
 @contextmanager
 def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator[Image.Image]:
-    """An image of which only the header was read. Errors of Pillow, also in the block, become InputError."""
+    """An image of which only the header was read. Errors of Pillow, also in the block, become
+    InputError."""
     name = str(image) if isinstance(image, str | PathLike) else name
     try:
         file = BytesIO(image) if isinstance(image, bytes) else image

@@ -1,8 +1,9 @@
 """Masks: run-length encoding, polygons, boxes and unions.
 
-A mask is a boolean array `[H W]`. In JSON it is COCO's run-length encoding (RLE), `{"size": [H, W], "counts": ...}`.
-`counts` is COCO's compressed string, or the plain list of run lengths (in hand-made files and COCO's crowds). Here, "a
-compressed RLE" is one with a string (or bytes) that was checked or made by this module.
+A mask is a boolean array `[H W]`. In JSON it is COCO's run-length encoding (RLE), `{"size": [H, W],
+"counts": ...}`. `counts` is COCO's compressed string, or the plain list of run lengths (in
+hand-made files and COCO's crowds). Here, "a compressed RLE" is one with a string (or bytes) that
+was checked or made by this module.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,15 +25,18 @@ MOST_PARTS, MOST_POINTS = 4, 24
 
 
 def encode(mask: Mask) -> dict[str, Any]:
-    """The compressed RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can go into JSON."""
+    """The compressed RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can
+    go into JSON."""
     rle = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
 
 
 def check(rle: Any) -> dict[str, Any]:
-    """The compressed form of any RLE. Raises ValueError, with a reason, for anything that is not one.
+    """The compressed form of any RLE. Raises ValueError, with a reason, for anything that is not
+    one.
 
-    pycocotools does not check: it fills what a truncated string leaves open with uninitialised memory.
+    pycocotools does not check: it fills what a truncated string leaves open with uninitialised
+    memory.
     """
     height, width = rle_size(rle)
     counts = rle.get("counts")
@@ -44,7 +48,8 @@ def check(rle: Any) -> dict[str, Any]:
         runs = np.array(counts, np.int64)
     else:
         raise ValueError("the RLE's 'counts' is neither a string nor a list of run lengths")
-    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap around.
+    # Each run is bounded before they are summed, so that the sum of hostile runs cannot wrap
+    # around.
     if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
         raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
     if not isinstance(counts, str | bytes):
@@ -63,8 +68,8 @@ def decode(rle: Any) -> Mask:
 
 
 def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray, "H _W"]:
-    """The mask of a compressed RLE, or its columns from `first` to before `end`, in Fortran order. Faster than
-    `decode`."""
+    """The mask of a compressed RLE, or its columns from `first` to before `end`, in Fortran order.
+    Faster than `decode`."""
     height, width = rle["size"]
     columns = (width if end is None else end) - first
     edges = np.cumsum(_uncompress(rle["counts"])) - first * height
@@ -73,8 +78,8 @@ def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray,
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The compressed RLE of a COCO `segmentation` of an image of this size: an RLE, a polygon `[x1, y1, x2, y2, ...]`
-    or a list of polygons, of which the union is meant.
+    """The compressed RLE of a COCO `segmentation` of an image of this size: an RLE, a polygon `[x1,
+    y1, x2, y2, ...]` or a list of polygons, of which the union is meant.
 
     Raises ValueError, with a reason, for anything that is not a mask of this size.
     """
@@ -103,7 +108,8 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
 
 
 def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
-    """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on others."""
+    """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on
+    others."""
     if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
         raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
     try:
@@ -135,7 +141,8 @@ def areas(rles: Sequence[RLE]) -> list[int]:
 def ious(
     found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]
 ) -> Float[np.ndarray, "d g"]:
-    """IoU of every pair of compressed RLEs; for a crowd region, the share of the found mask that lies in it."""
+    """IoU of every pair of compressed RLEs; for a crowd region, the share of the found mask that
+    lies in it."""
     if not found or not wanted:
         return np.zeros((len(found), len(wanted)))
     return np.asarray(coco.iou(list(found), list(wanted), [int(flag) for flag in crowd]), float)
@@ -183,15 +190,16 @@ def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
 
 
 def polygons(mask: Mask) -> list[list[float]]:
-    """The outlines of all parts of a mask `[H W]`, largest first, as `[x1, y1, x2, y2, ...]` in pixels, holes left
-    out. No outline moves by more than half a pixel."""
+    """The outlines of all parts of a mask `[H W]`, largest first, as `[x1, y1, x2, y2, ...]` in
+    pixels, holes left out. No outline moves by more than half a pixel."""
     rings = (_simplify(ring, 0.5)[:-1] for ring in _outer_rings(mask))
     return [ring.round(2).ravel().tolist() for ring in rings if len(ring) > 2]
 
 
 def outline(mask: Mask) -> list[list[int]]:
-    """The outlines of the largest parts of a mask `[H W]`, for readers of text: at most `MOST_PARTS` parts, as
-    `[x1, y1, x2, y2, ...]`, each simplified to at most `MOST_POINTS` points, holes left out."""
+    """The outlines of the largest parts of a mask `[H W]`, for readers of text: at most
+    `MOST_PARTS` parts, as `[x1, y1, x2, y2, ...]`, each simplified to at most `MOST_POINTS` points,
+    holes left out."""
     return [_few_points(ring) for ring in _outer_rings(mask)[:MOST_PARTS]]
 
 
@@ -229,8 +237,8 @@ def _signed_area(ring: np.ndarray) -> float:
 
 
 def _simplify(points: np.ndarray, tolerance: float) -> np.ndarray:
-    """Those of the points `[n 2]` of a line without which it would move by more than `tolerance` (Douglas and Peucker
-    1973)."""
+    """Those of the points `[n 2]` of a line without which it would move by more than `tolerance`
+    (Douglas and Peucker 1973)."""
     kept, spans = {0, len(points) - 1}, [(0, len(points) - 1)]
     while spans:
         start, end = spans.pop()
@@ -247,8 +255,9 @@ def _simplify(points: np.ndarray, tolerance: float) -> np.ndarray:
 def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
     """The run lengths in COCO's compressed counts. Raises ValueError for a damaged string.
 
-    Each character holds five bits of a number, low bits first, and one bit that says that more follow. Bit 16 of the
-    last character is the sign. From the fourth number on, a number is the difference from the run two places before.
+    Each character holds five bits of a number, low bits first, and one bit that says that more
+    follow. Bit 16 of the last character is the sign. From the fourth number on, a number is the
+    difference from the run two places before.
     """
     text = counts if isinstance(counts, bytes) else counts.encode("latin-1", "replace")
     codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # lower characters wrap around

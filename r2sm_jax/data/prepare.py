@@ -77,7 +77,7 @@ def prepare(
     }
 
 
-def to_arrays(prepared: Prepared) -> dict[str, np.ndarray]:
+def to_arrays(prepared: Prepared) -> dict[str, Any]:
     """A prepared sample as arrays alone, always under the same names, for the cache."""
     texts = np.frombuffer(json.dumps(prepared["texts"]).encode(), np.uint8)
     return flatten_dict(prepared | {"texts": texts}, sep="/")

@@ -1,8 +1,8 @@
 """Draws masks over images, and sheets of samples and predictions to look at.
 
-Two colours throughout: blue is the visible (modal) part, orange with hatching the occluded one. A white-edged
-outline goes around the mask that the query asks for, so a modal query outlines the blue part and an amodal
-one both.
+Two colours throughout: blue is the visible (modal) part, orange with hatching the occluded one. A
+white-edged outline goes around the mask that the query asks for, so a modal query outlines the blue
+part and an amodal one both.
 """
 
 import textwrap
@@ -45,8 +45,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One cell of a sheet: an image `[H W 3]`, text above, a caption below, and masks `[H W]` over it where there are
-    any. `mask_type` is the mask that is outlined."""
+    """One cell of a sheet: an image `[H W 3]`, text above, a caption below, and masks `[H W]` over
+    it where there are any. `mask_type` is the mask that is outlined."""
 
     image: Picture
     text: str = ""
@@ -60,12 +60,14 @@ def overlay(
     image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal"
 ) -> Picture:
     """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
-    `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for None."""
+    `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for
+    None."""
     if not visible.any() and not occluded.any():
         return image.copy()
     height, width = visible.shape
     line = max(1.0, min(height, width) / 220)
-    # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced again.
+    # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced
+    # again.
     fold = 2 if visible.size <= LARGE else 1
     larger = (x.repeat(fold, 0).repeat(fold, 1) for x in (visible, occluded))
     tint = _tint(next(larger), next(larger), mask_type, fold * line)
@@ -79,9 +81,9 @@ def overlay(
 def with_words(
     picture: Picture, words: Sequence[tuple[str, float]]
 ) -> UInt8[np.ndarray, "_H _W 3"]:
-    """The picture with words below it, each on a ground that is blue where its number is negative (for the visible
-    mask) and orange where it is positive (for the complete one), the stronger the larger the number. A narrow picture
-    gets a wider page."""
+    """The picture with words below it, each on a ground that is blue where its number is negative
+    (for the visible mask) and orange where it is positive (for the complete one), the stronger the
+    larger the number. A narrow picture gets a wider page."""
     height, width = picture.shape[:2]
     size = max(13, round(min(height, width) / 28))
     page_width, largest = max(width, 24 * size), max(abs(share) for _, share in words) or 1.0
@@ -110,11 +112,12 @@ def prediction_row(
     amodal_probability: float | None,
     prediction: tuple[Mask, Mask],
 ) -> list[Panel]:
-    """A prediction as three panels: image and query, the truth, and the prediction with its mask type.
+    """A prediction as three panels: image and query, the truth, and the prediction with its mask
+    type.
 
-    `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand its mask type, with a
-    probability where it has one, and the IoU of the mask that it chose with the mask that was asked for. Without a
-    mask type there is one mask, which is `prediction[0]`.
+    `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand its mask
+    type, with a probability where it has one, and the IoU of the mask that it chose with the mask
+    that was asked for. Without a mask type there is one mask, which is `prediction[0]`.
     """
     asked = truth[0] if mask_type == "modal" else truth[0] | truth[1]
     given = prediction[0] | prediction[1] if predicted_type == "amodal" else prediction[0]
@@ -252,7 +255,8 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 def _tint(
     visible: Mask, occluded: Mask, mask_type: MaskType | None, line: float
 ) -> Float[np.ndarray, "H W 4"]:
-    """What lies over the image: colour multiplied by alpha, and alpha. `line` is the outline's width in pixels."""
+    """What lies over the image: colour multiplied by alpha, and alpha. `line` is the outline's
+    width in pixels."""
     tint = np.zeros((*visible.shape, 4), np.float32)
 
     def paint(where: np.ndarray, colour: Sequence[float], alpha: float) -> None:
@@ -271,7 +275,8 @@ def _tint(
 
 
 def _dilate(mask: Mask, radius: float) -> Mask:
-    """The mask grown by about `radius` pixels, with round corners: all that a blur of half that width reaches."""
+    """The mask grown by about `radius` pixels, with round corners: all that a blur of half that
+    width reaches."""
     blurred = Image.fromarray(mask.astype(np.uint8) * 255).filter(
         ImageFilter.GaussianBlur(radius / 2)
     )

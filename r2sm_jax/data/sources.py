@@ -31,7 +31,8 @@ WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`, `tfds:DIR`."""
+    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`,
+    `tfds:DIR`."""
 
     kind: str
     path: Path | None = None
@@ -117,9 +118,10 @@ def open_source(
 ) -> Source:
     """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of photos) is for cut-outs
-    only, `cutouts` (a folder of objects) for composed photographs, `images_dir` for files. Without `need_images`, a
-    JSON file may be alone: its samples then have no image.
+    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of
+    photos) is for cut-outs only, `cutouts` (a folder of objects) for composed photographs,
+    `images_dir` for files. Without `need_images`, a JSON file may be alone: its samples then have
+    no image.
 
     Raises InputError for an unknown SPEC or split, or unreadable data.
     """
@@ -170,8 +172,8 @@ def load_json_split(
     *,
     need_images: bool = True,
 ) -> Dataset:
-    """The `split` of a folder (its `<split>.json`; `dev` is held out of `train.json` where there is no `dev.json`) or
-    of a single file (see `split_ids`).
+    """The `split` of a folder (its `<split>.json`; `dev` is held out of `train.json` where there is
+    no `dev.json`) or of a single file (see `split_ids`).
 
     Raises InputError for a split that does not exist, and as `read_json`.
     """
@@ -226,6 +228,7 @@ def split_names(spec: str, split: str) -> list[str]:
             names.remove(ABSENT_SPLIT)
         return names
 
+    assert where.path is not None  # for the type checker: only scenes have no path
     if where.kind == "json" and where.path.is_dir():
         stored = stored_splits(where.path)
     elif where.kind == "tfds":

@@ -1,7 +1,7 @@
 """Which images, or files, belong to which split: decided by a hash of their id or name alone.
 
-`dev` selects checkpoints and is held out of `train`, so that no reported split does. Adding images moves hardly any
-from one split to another.
+`dev` selects checkpoints and is held out of `train`, so that no reported split does. Adding images
+moves hardly any from one split to another.
 """
 
 import hashlib
@@ -13,7 +13,8 @@ from r2sm_jax.errors import InputError
 
 Key = TypeVar("Key", int, str)
 WHOLE_TRAIN = "train_with_dev"
-"""Split of files: `train` with the images that are held out of it as `dev`; for a run that selects on another split."""
+"""Split of files: `train` with the images that are held out of it as `dev`; for a run that selects
+on another split."""
 FEW = 10
 """With fewer images than this, one is held out for each split."""
 
@@ -36,8 +37,9 @@ def divide(
 ) -> dict[str, set[Key]]:
     """Names or numbers by split: those that are `held_out`, and "train", the rest.
 
-    `held_out` are splits with the share up to which the hash of `key` puts names there, in rising order. No name is in
-    two splits, except that too few (fewer than there are splits) are shown again by the splits that come last.
+    `held_out` are splits with the share up to which the hash of `key` puts names there, in rising
+    order. No name is in two splits, except that too few (fewer than there are splits) are shown
+    again by the splits that come last.
     """
     left, parts = set(names), dict[str, set[Key]]()
     for split, share in held_out.items():
@@ -47,11 +49,12 @@ def divide(
 
 
 def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
-    """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all".
+    """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or
+    "all".
 
-    About a tenth of the images is held out for each of `held_out`, by default "val" and "dev", which are those of a
-    single file; one image each where there are fewer than ten. Raises InputError for any other split; `path` names the
-    images.
+    About a tenth of the images is held out for each of `held_out`, by default "val" and "dev",
+    which are those of a single file; one image each where there are fewer than ten. Raises
+    InputError for any other split; `path` names the images.
     """
     tenth = 0.0 if len(image_ids) < FEW else 0.1
     parts = divide(
@@ -68,8 +71,9 @@ def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str
 
 
 def resolve_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
-    """The split, of those that are `stored` each by itself, that has the images of `split`, and what is held out of it
-    (`split_ids`): "dev" of "train" unless it is stored itself, else nothing."""
+    """The split, of those that are `stored` each by itself, that has the images of `split`, and
+    what is held out of it (`split_ids`): "dev" of "train" unless it is stored itself, else nothing.
+    """
     if split in ("train", "dev") and "train" in stored and "dev" not in stored:
         return "train", ("dev",)
     return "train" if split == WHOLE_TRAIN else split, ()

@@ -160,7 +160,8 @@ class FrozenTextEncoder:
         length: int,
         precision: MatmulPrecision = "float32",
     ) -> list[Float16[np.ndarray, "_t l e"]]:
-        """The states of each sentence, without padding; the batch is padded to `rows` x `length`."""
+        """The states of each sentence, without padding; the batch is padded to `rows` x
+        `length`."""
         ids, mask = pad_ids(token_ids, rows, length)
         states = np.asarray(self._compute_states(self.weights, ids, mask, precision))
         counts = [max(len(tokens), 1) for tokens in token_ids]
@@ -212,7 +213,8 @@ class TextStateCache:
         return self._states[sentence].shape[0]
 
     def load(self, token_ids: Mapping[str, list[int]]) -> set[str]:
-        """Takes the sentences that earlier runs encoded from the folder; returns which these are."""
+        """Takes the sentences that earlier runs encoded from the folder; returns which these
+        are."""
         loaded = set()
         if self._files is not None:
             for sentence, ids in token_ids.items():
@@ -505,7 +507,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
 
     if not tokenizer.is_fast:
         raise InputError(
-            f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add the "
+            f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add "
+            "the "
             "file"
         )
     largest = max(tokenizer.get_vocab().values())

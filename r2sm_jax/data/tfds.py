@@ -80,8 +80,8 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
 def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
     """Writes the splits as a TFDS data set below `out`; gives the number of images of each.
 
-    Raises InputError for a split without images, an image or a mask that cannot be read, and a folder that cannot be
-    written to.
+    Raises InputError for a split without images, an image or a mask that cannot be read, and a
+    folder that cannot be written to.
     """
     if empty := [split for split, dataset in splits.items() if not len(dataset)]:
         raise InputError(
@@ -117,7 +117,8 @@ def _intact(folder: Path) -> Iterator[None]:
 
 
 def open_builder(folder: Path) -> Any:
-    """The TFDS builder of a folder that `data build` wrote. Raises InputError for a folder that holds no such data."""
+    """The TFDS builder of a folder that `data build` wrote. Raises InputError for a folder that
+    holds no such data."""
     versions, builder = sorted(folder.glob("**/dataset_info.json")), None
     with _intact(folder):
         builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
@@ -139,7 +140,8 @@ class TfdsSource:
     is_procedural = False
 
     def __init__(self, folder: Path, split: str):
-        """Raises InputError for a folder that holds no such data set, and a split that it does not have."""
+        """Raises InputError for a folder that holds no such data set, and a split that it does not
+        have."""
         self._folder, builder = folder, open_builder(folder)
         stored, held_out = resolve_split(split, builder.info.splits)
         if stored not in builder.info.splits:

@@ -1,8 +1,9 @@
 """A fast depthwise convolution for CPUs, behind flax's `conv_general_dilated=` hook of `nnx.Conv`.
 
-XLA's grouped convolution is slow on CPUs. Here the shifted image is multiplied by one row of the kernel after the other,
-and XLA adds these products up in one pass. Forward and backward of 8 images of 28 x 28 pixels with 720 channels and 5 x 5
-kernels took 0.5 s on two busy cores, 1.5 s with JAX's own gradient of the same sum, and 8.2 s as a grouped convolution.
+XLA's grouped convolution is slow on CPUs. Here the shifted image is multiplied by one row of the
+kernel after the other, and XLA adds these products up in one pass. Forward and backward of 8 images
+of 28 x 28 pixels with 720 channels and 5 x 5 kernels took 0.5 s on two busy cores, 1.5 s with JAX's
+own gradient of the same sum, and 8.2 s as a grouped convolution.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ def depthwise_conv(
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
 ) -> Float[Array, "b _h _w c"]:
-    """`jax.lax.conv_general_dilated` of each channel for itself, padded as "SAME": the same number, computed in float32
-    on CPUs. `options` go to the grouped convolution elsewhere."""
+    """`jax.lax.conv_general_dilated` of each channel for itself, padded as "SAME": the same number,
+    computed in float32 on CPUs. `options` go to the grouped convolution elsewhere."""
     (stride, _) = window_strides
 
     def on_cpu(x: Array, kernel: Array) -> Array:

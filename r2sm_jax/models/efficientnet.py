@@ -1,8 +1,10 @@
-"""EfficientNet-Lite: a small convolutional image encoder, trained on ImageNet, whose features need no GPU.
+"""EfficientNet-Lite: a small convolutional image encoder, trained on ImageNet, whose features need
+no GPU.
 
-The layout follows `EfficientNet-PyTorch` and tensorflow/tpu (models/official/efficientnet, lite): inverted residual
-blocks (arXiv 1801.04381) without squeeze and excitation, ReLU6, TensorFlow's padding. keys_efficientnet.py folds the
-batch norms of published weights into the convolutions before them, so there are none here.
+The layout follows `EfficientNet-PyTorch` and tensorflow/tpu (models/official/efficientnet, lite):
+inverted residual blocks (arXiv 1801.04381) without squeeze and excitation, ReLU6, TensorFlow's
+padding. keys_efficientnet.py folds the batch norms of published weights into the convolutions
+before them, so there are none here.
 """
 
 from itertools import groupby
@@ -17,8 +19,8 @@ from r2sm_jax.models.layers import Linear, freeze
 
 STRIDES = (2, 4, 8, 16, 32)
 STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
-"""Kernel size, stride of the first block, and expansion of the channels inside each block. All sizes of the model have
-these stages; what differs is the number of blocks and of channels."""
+"""Kernel size, stride of the first block, and expansion of the channels inside each block. All
+sizes of the model have these stages; what differs is the number of blocks and of channels."""
 FIRST_DIM = 32
 """Channels of the first convolution, at stride 2."""
 
@@ -103,7 +105,8 @@ class EfficientNetLite(nnx.Module):
             freeze(block)
 
     def __call__(self, image: Float[Array, "b H W 3"], cached: Levels = ()) -> Levels:
-        """`image`: (pixels - 127) / 128. `cached`: features at the first strides, of which only the last are read."""
+        """`image`: (pixels - 127) / 128. `cached`: features at the first strides, of which only the
+        last are read."""
         features = list(cached)
         if cached:
             start = self.ends[len(cached) - 1]

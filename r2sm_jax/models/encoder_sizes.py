@@ -1,7 +1,8 @@
-"""Sizes of published image encoders: they come with the weights, and not from the user's configuration.
+"""Sizes of published image encoders: they come with the weights, and not from the user's
+configuration.
 
-A run stores them in its `inputs.json` and an export in its `config.json`, so that neither needs the published files to
-know the shapes of its model.
+A run stores them in its `inputs.json` and an export in its `config.json`, so that neither needs the
+published files to know the shapes of its model.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -90,7 +91,8 @@ NO_SIZES = EncoderSizes()
 
 
 def with_sizes(config: ModelConfig, sizes: EncoderSizes) -> ModelConfig:
-    """The configuration that a model's modules are built from: SAM's own sizes in place of the user's."""
+    """The configuration that a model's modules are built from: SAM's own sizes in place of the
+    user's."""
     vision, decoder = config.vision, config.decoder
     if sizes.sam is not None:
         vision = replace(vision, activation="gelu", **asdict(sizes.sam))

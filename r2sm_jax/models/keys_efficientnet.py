@@ -1,7 +1,7 @@
 """Published EfficientNet-Lite weights -> the parameters of efficientnet.py.
 
-Keys are those of `EfficientNet-PyTorch`. Each batch norm is folded into the convolution before it, so training changes
-kernels and biases only.
+Keys are those of `EfficientNet-PyTorch`. Each batch norm is folded into the convolution before it,
+so training changes kernels and biases only.
 """
 
 from collections.abc import Mapping
@@ -46,8 +46,8 @@ NORM_EPSILON = 1e-3
 
 
 def read_efficientnet(source: Path) -> dict[str, np.ndarray]:
-    """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded. Raises InputError if the
-    file cannot be read, or lacks the statistics of a batch norm."""
+    """The weights of a model folder, a safetensors file or a `.pth`, with batch norms folded.
+    Raises InputError if the file cannot be read, or lacks the statistics of a batch norm."""
     tensors = read_pickle(source) if source.suffix == ".pth" else read_tensors(source)
     try:
         return fold_batch_norms(tensors)
@@ -58,8 +58,8 @@ def read_efficientnet(source: Path) -> dict[str, np.ndarray]:
 
 
 def fold_batch_norms(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each batch norm as part of the convolution before it, whose bias it becomes. Raises KeyError if one has no
-    statistics."""
+    """Each batch norm as part of the convolution before it, whose bias it becomes. Raises KeyError
+    if one has no statistics."""
     folded = {}
     for key, value in tensors.items():
         layer = key.rpartition(".")[0]
@@ -77,7 +77,8 @@ def fold_batch_norms(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[int, ...]:
-    """Channels after each block. Raises InputError if these are not the stages of an EfficientNet-Lite."""
+    """Channels after each block. Raises InputError if these are not the stages of an
+    EfficientNet-Lite."""
     dims: list[int] = []
     while True:
         kernel = weights.get(f"_blocks.{len(dims)}._project_conv.weight")
@@ -93,7 +94,8 @@ def read_block_dims(weights: Mapping[str, np.ndarray], source: Path) -> tuple[in
 
 
 def match_efficientnet(state: nnx.State, source: Path) -> LoadReport:
-    """The weights of an EfficientNet-Lite for the parameters of a state. Raises InputError as `match_weights`."""
+    """The weights of an EfficientNet-Lite for the parameters of a state. Raises InputError as
+    `match_weights`."""
     shapes = parameter_shapes(state, TABLE)
     renamed = rename_keys(read_efficientnet(source), TABLE)
     fitted = []

@@ -1,7 +1,7 @@
 """Published plain ViTs (DINOv2, CLIP, SigLIP) -> the parameters of plain_vit.py.
 
-Keys are those of Hugging Face `transformers`. Positions are interpolated once here, while `transformers` does it in
-every call.
+Keys are those of Hugging Face `transformers`. Positions are interpolated once here, while
+`transformers` does it in every call.
 """
 
 from pathlib import Path
@@ -97,7 +97,8 @@ TABLES = {
 
 
 def match_plain_vit(state: nnx.State, sizes: PlainViTSizes, source: Path) -> LoadReport:
-    """The weights of a plain ViT for the parameters of a state. Raises InputError as `match_weights`."""
+    """The weights of a plain ViT for the parameters of a state. Raises InputError as
+    `match_weights`."""
     table = TABLES[sizes.family]
     shapes = parameter_shapes(state, table)
     renamed = rename_keys(read_tensors(source), table)
@@ -133,8 +134,9 @@ def resize_grid(
 ) -> Float[np.ndarray, "_h _w d"]:
     """An absolute position table at `size` x `size`, bicubic with half-pixel centres.
 
-    The kernel is torch's (a = -0.75, no antialiasing, edges repeated), as DINOv2, CLIP and SigLIP are resized.
-    `antialias` is the kernel of DINOv2 with registers (a = -0.5, widened where it shrinks).
+    The kernel is torch's (a = -0.75, no antialiasing, edges repeated), as DINOv2, CLIP and SigLIP
+    are resized. `antialias` is the kernel of DINOv2 with registers (a = -0.5, widened where it
+    shrinks).
     """
     if table.shape[:2] == (size, size):
         return table
@@ -150,7 +152,8 @@ def resize_grid(
 def bicubic_weights(
     source: int, target: int, a: float = -0.75
 ) -> Float[np.ndarray, "target source"]:
-    """The matrix that resizes one axis. `a` is the slope of the kernel at distance 1; torch has -0.75."""
+    """The matrix that resizes one axis. `a` is the slope of the kernel at distance 1; torch has
+    -0.75."""
     centres = (np.arange(target) + 0.5) * (source / target) - 0.5
     first = np.floor(centres).astype(int)
     matrix = np.zeros((target, source))

@@ -1,7 +1,7 @@
 """Published SAM weights -> the parameters of our image encoder and of SAM's mask decoder.
 
-A file has the names of Hugging Face's `SamModel` (facebook/sam-vit-base, -large, -huge), or those of the original
-repository (facebookresearch/segment-anything), which are renamed first.
+A file has the names of Hugging Face's `SamModel` (facebook/sam-vit-base, -large, -huge), or those
+of the original repository (facebookresearch/segment-anything), which are renamed first.
 """
 
 import re
@@ -23,7 +23,8 @@ from r2sm_jax.models.matching import (
 )
 
 NUM_SAM_MASKS = 4
-"""Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part."""
+"""Mask tokens in SAM: one for a mask that is meant clearly, three for whole, part and part of part.
+"""
 
 ENCODER_KEYS = {
     "vision_encoder.patch_embed.projection.(weight|bias)": r"vision.stem.\1",
@@ -137,8 +138,8 @@ def match_sam(
     num_slots: int,
     with_decoder: bool,
 ) -> LoadReport:
-    """The weights of SAM for the image encoder of a state, and for its mask decoder if that is SAM's. Raises InputError
-    as `match_weights`."""
+    """The weights of SAM for the image encoder of a state, and for its mask decoder if that is
+    SAM's. Raises InputError as `match_weights`."""
     table = ENCODER_AND_DECODER if with_decoder else ENCODER
     shapes = parameter_shapes(state, table)
     renamed = rename_keys(to_transformers_names(tensors), table)
@@ -163,15 +164,16 @@ def to_transformers_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sam_mask(token: int) -> int:
-    """The mask of SAM that one of ours starts as: the fused one as its single mask, slots as its three in turn."""
+    """The mask of SAM that one of ours starts as: the fused one as its single mask, slots as its
+    three in turn."""
     if token == 0:
         return 0
     return 1 + (token - 1) % (NUM_SAM_MASKS - 1)
 
 
 def our_paths(path: str, num_slots: int) -> list[str]:
-    """All our parameters that start as the one of this path. A hypernetwork of SAM starts the modal and the occluded
-    one of each of our masks that begins as its mask; there may be none."""
+    """All our parameters that start as the one of this path. A hypernetwork of SAM starts the modal
+    and the occluded one of each of our masks that begins as its mask; there may be none."""
     hypernetwork = re.fullmatch(r"decoder\.modal\.(\d+)\.(.*)", path)
     if hypernetwork is None:
         return [path]
@@ -188,7 +190,8 @@ def fit_sam(path: str, value: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     if path == "vision.positions":
         return resize_grid(value[0], shape[0])
     if "rel_pos" in path:
-        # Linear with half-pixel centres, without antialiasing, as in modeling/image_encoder.py, get_rel_pos.
+        # Linear with half-pixel centres, without antialiasing, as in modeling/image_encoder.py,
+        # get_rel_pos.
         size = (shape[0], value.shape[1])
         return np.asarray(jax.image.resize(value, size, "linear", antialias=False))
     if path == "vision.neck1.kernel":  # a 1 x 1 convolution

@@ -1,4 +1,5 @@
-"""Keys of published language models, as Hugging Face `transformers` names them -> paths of text_encoder.py."""
+"""Keys of published language models, as Hugging Face `transformers` names them -> paths of
+text_encoder.py."""
 
 from r2sm_jax.models.matching import KeyTable
 

@@ -1,4 +1,5 @@
-"""Layers that the models share: dense layers and convolutions, MLP, attention, constants among the weights."""
+"""Layers that the models share: dense layers and convolutions, MLP, attention, constants among the
+weights."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,7 +22,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nnx.relu,
     "silu": nnx.silu,
 }
-"""By the names that a published `config.json` uses; `gelu_tanh` is ours. `gelu` is the exact one."""
+"""By the names that a published `config.json` uses; `gelu_tanh` is ours. `gelu` is the exact one.
+"""
 
 
 class Buffer(nnx.Variable):
@@ -29,7 +31,8 @@ class Buffer(nnx.Variable):
 
 
 def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
-    """Turns the parameters of a built module into constants, in place: no gradient, no optimizer state, no decay.
+    """Turns the parameters of a built module into constants, in place: no gradient, no optimizer
+    state, no decay.
 
     `but`: names of parts that stay trainable.
     """
@@ -43,9 +46,9 @@ def freeze(module: nnx.Module, but: tuple[str, ...] = ()) -> None:
 class Linear(nnx.Linear):
     """`nnx.Linear` that flattens the leading axes first.
 
-    XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower than with one
-    (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it makes no difference.
-    Float32 layers multiply in bfloat16 where cpu.py says so.
+    XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower
+    than with one (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it
+    makes no difference. Float32 layers multiply in bfloat16 where cpu.py says so.
     """
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
@@ -59,7 +62,8 @@ class Linear(nnx.Linear):
 
 
 class Conv(nnx.Conv):
-    """`nnx.Conv` over 3x3 pixels, padded by 1. Float32 layers multiply in bfloat16 where cpu.py says so."""
+    """`nnx.Conv` over 3x3 pixels, padded by 1. Float32 layers multiply in bfloat16 where cpu.py
+    says so."""
 
     def __init__(
         self, in_dim: int, out_dim: int, *, use_bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs
@@ -146,8 +150,9 @@ def attend(
 ) -> Float[Array, "... q d"]:
     """Multi-head scaled dot-product attention; softmax in float32.
 
-    Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends to all evenly.
-    `bias` is added to the scores [... h q s]. On CUDA, 16-bit arrays go to cuDNN where it has a kernel for them.
+    Leading axes broadcast. `mask` is False on keys that are hidden; a row that sees no key attends
+    to all evenly. `bias` is added to the scores [... h q s]. On CUDA, 16-bit arrays go to cuDNN
+    where it has a kernel for them.
     """
     query, key, value = (
         rearrange(x, "... s (h d) -> ... h s d", h=heads) for x in (query, key, value)
@@ -179,8 +184,9 @@ def _attend(
 def fits_flash(
     query: Float[Array, "... q d"], key: Float[Array, "... s d"], has_bias: bool
 ) -> bool:
-    """Whether cuDNN has a kernel for these heads, also for their gradients, on all GPUs since Ampere: at most 128
-    channels, a multiple of 8, and even lengths where something is added to the scores (jax/_src/cudnn)."""
+    """Whether cuDNN has a kernel for these heads, also for their gradients, on all GPUs since
+    Ampere: at most 128 channels, a multiple of 8, and even lengths where something is added to the
+    scores (jax/_src/cudnn)."""
     (q, d), s = query.shape[-2:], key.shape[-2]
     return (
         query.dtype.itemsize == 2
@@ -198,7 +204,8 @@ def _flash(
     bias: Array | None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:
-    """The same by `jax.nn.dot_product_attention`, which wants one leading axis and arrays of one type."""
+    """The same by `jax.nn.dot_product_attention`, which wants one leading axis and arrays of one
+    type."""
     leading = jnp.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
 
     def flat(x: Array) -> Array:

@@ -1,11 +1,13 @@
-"""The pixel decoder (once per image) and the mask decoder whose queries share its features (once per query).
+"""The pixel decoder (once per image) and the mask decoder whose queries share its features (once
+per query).
 
-The mask decoder follows SAM (segment_anything/modeling/mask_decoder.py, transformer.py) with text as the prompt:
-learned output tokens attend to the prompt and the image, and small MLPs turn each token into a pair of kernels. The
-dot products of the kernels with the pixel features are two masks: the modal one, and one that completes it.
+The mask decoder follows SAM (segment_anything/modeling/mask_decoder.py, transformer.py) with text
+as the prompt: learned output tokens attend to the prompt and the image, and small MLPs turn each
+token into a pair of kernels. The dot products of the kernels with the pixel features are two masks:
+the modal one, and one that completes it.
 
-Here all queries of an image share keys, values and pixel features. sam_decoder.py has the decoder that SAM's published
-weights fit; both return a `DecoderOutput`.
+Here all queries of an image share keys, values and pixel features. sam_decoder.py has the decoder
+that SAM's published weights fit; both return a `DecoderOutput`.
 """
 
 from typing import NamedTuple
@@ -21,11 +23,13 @@ from r2sm_jax.models.image_encoder import VisionFeatures
 from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear
 
 MASK_BIAS_INIT = -3.0
-"""Mask logit of an untrained model. At sigmoid(-3) = 0.05 a mask fills a twentieth of the image, about as much as the
-masks of the data do. From 0, the first steps would only learn that most pixels are background."""
+"""Mask logit of an untrained model. At sigmoid(-3) = 0.05 a mask fills a twentieth of the image,
+about as much as the masks of the data do. From 0, the first steps would only learn that most pixels
+are background."""
 MAX_ATTENTION_BIAS = 3.0
-"""Largest logit by which a block's mask shifts the next block's attention. Mask2Former hides everything outside of the
-mask. Factors between exp(-3) and exp(3) lead attention there as well, and a mask that is wrong can still recover."""
+"""Largest logit by which a block's mask shifts the next block's attention. Mask2Former hides
+everything outside of the mask. Factors between exp(-3) and exp(3) lead attention there as well, and
+a mask that is wrong can still recover."""
 PIXEL_SHUFFLE = "b h w (y x c) -> b (h y) (w x) c"
 """A dense layer and this rearrangement are a 2x2 transposed convolution."""
 
@@ -33,7 +37,8 @@ PIXEL_SHUFFLE = "b h w (y x c) -> b (h y) (w x) c"
 class MaskKernels(NamedTuple):
     """Weights over the channels of pixel features: for each token a modal and a completing mask.
 
-    Token 0 is the fused one, for all instances of a query together. The others are slots for one instance each.
+    Token 0 is the fused one, for all instances of a query together. The others are slots for one
+    instance each.
     """
 
     weights: Float[Array, "b k q 2 c"]
@@ -49,17 +54,20 @@ class MaskKernels(NamedTuple):
 
 
 class DecoderOutput(NamedTuple):
-    """What a mask decoder predicts for every query: kernels and scores of each token, and where to apply them."""
+    """What a mask decoder predicts for every query: kernels and scores of each token, and where to
+    apply them."""
 
     kernels: MaskKernels
     aux_kernels: tuple[MaskKernels, ...]
     """The kernels after every block but the last, for auxiliary losses."""
     refined_kernels: MaskKernels
-    """The kernels that masks are predicted with: `R2SM.refine_kernels` of `kernels`, or the same."""
+    """The kernels that masks are predicted with: `R2SM.refine_kernels` of `kernels`, or the same.
+    """
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
-    """Predicted IoU of the modal and of the amodal mask. SAM's decoder is linear here, so it can leave 0..1."""
+    """Predicted IoU of the modal and of the amodal mask. SAM's decoder is linear here, so it can
+    leave 0..1."""
     pixel_features: Float[Array, "b *k h w c"]
     """Those of the image, or in SAM's decoder those of each query."""
     type_state: Float[Array, "b k d"] | None = None
@@ -71,17 +79,19 @@ def make_kernels(outputs: Float[Array, "b k q _o"]) -> MaskKernels:
     outputs = rearrange(outputs, "b k q (two c) -> b k q two c", two=2).astype(jnp.float32)
     weights = outputs[..., :-1]
     biases = outputs[..., -1]
-    # Scaled as attention logits are: the spread of a dot product over c channels then does not grow with c.
+    # Scaled as attention logits are: the spread of a dot product over c channels then does not grow
+    # with c.
     return MaskKernels(weights * weights.shape[-1] ** -0.5, biases + MASK_BIAS_INIT)
 
 
 def predict_mask_logits(
     kernels: MaskKernels, pixel_features: Float[Array, "b *k h w _c"]
 ) -> Float[Array, "b k q 2 h w"]:
-    """Applies every kernel to every pixel, in float32: logits of the modal and of the completing mask.
+    """Applies every kernel to every pixel, in float32: logits of the modal and of the completing
+    mask.
 
-    Pixel features are those of the image [b h w c], or of each query [b k h w c] in SAM's decoder. Kernels for an
-    image's features have `NUM_COORDINATES` more channels, for `coordinate_features`.
+    Pixel features are those of the image [b h w c], or of each query [b k h w c] in SAM's decoder.
+    Kernels for an image's features have `NUM_COORDINATES` more channels, for `coordinate_features`.
     """
     b, k, q, _, _ = kernels.weights.shape
     biases = kernels.biases[..., None, None]
@@ -92,7 +102,8 @@ def predict_mask_logits(
     weights = rearrange(kernels.weights, "b k q two c -> b (k q two) c")
     features = pixel_features.astype(weights.dtype)
     coordinates = coordinate_features(features.shape[1])
-    # Two products instead of one over concatenated channels: the coordinates need not be repeated for every image.
+    # Two products instead of one over concatenated channels: the coordinates need not be repeated
+    # for every image.
     logits = jnp.einsum("bqc,bhwc->bqhw", weights[..., :-NUM_COORDINATES], features)
     logits += jnp.einsum("bqc,hwc->bqhw", weights[..., -NUM_COORDINATES:], coordinates)
     logits = rearrange(logits, "b (k q two) h w -> b k q two h w", b=b, k=k, q=q)
@@ -102,8 +113,8 @@ def predict_mask_logits(
 def predict_masks(
     kernels: MaskKernels, pixel_features: Float[Array, "b *k h w _c"]
 ) -> tuple[Float[Array, "b k q h w"], Float[Array, "b k q h w"]]:
-    """Modal and amodal mask logits. The amodal mask is the maximum of the modal and the completing one, so that the
-    modal mask lies within the amodal one for any weights."""
+    """Modal and amodal mask logits. The amodal mask is the maximum of the modal and the completing
+    one, so that the modal mask lies within the amodal one for any weights."""
     logits = predict_mask_logits(kernels, pixel_features)
     modal = logits[:, :, :, 0]
     amodal = logits.max(axis=3)
@@ -111,7 +122,8 @@ def predict_masks(
 
 
 def coordinate_features(size: int) -> Float[Array, "h w 4"]:
-    """x, y, x², y² of every pixel. A kernel can confine its mask to an ellipse with them, away from similar things."""
+    """x, y, x², y² of every pixel. A kernel can confine its mask to an ellipse with them, away from
+    similar things."""
     centres = grid_centres(size).reshape(size, size, 2)
     # Times 2 for a variance near 1, as that of the features beside them.
     return 2 * jnp.concatenate([centres, centres**2], axis=-1)
@@ -126,13 +138,15 @@ def grid_centres(size: int) -> Float[Array, "n 2"]:
 def fourier_features(
     points: Float[Array, "n 2"], frequencies: Float[Array, "2 _f"]
 ) -> Float[Array, "n _d"]:
-    """Sines, then cosines, of points in -1..1 at random frequencies (SAM's prompt_encoder.py, PositionEmbeddingRandom)."""
+    """Sines, then cosines, of points in -1..1 at random frequencies (SAM's prompt_encoder.py,
+    PositionEmbeddingRandom)."""
     angles = 2 * jnp.pi * points @ frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 class Upscale(nnx.Module):
-    """Doubles the resolution by a 2x2 transposed convolution, and adds encoder features of that resolution."""
+    """Doubles the resolution by a 2x2 transposed convolution, and adds encoder features of that
+    resolution."""
 
     def __init__(
         self, in_dim: int, out_dim: int, skip_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -207,7 +221,8 @@ class DecoderBlock(nnx.Module):
         key_mask = jnp.concatenate([jnp.ones((b, k, q), bool), text_mask], axis=2)
         tokens = tokens + self.token_attention(normed, keys, keys, key_mask)
 
-        # The tokens of all queries are one sequence here, so that one attention reads the image once.
+        # The tokens of all queries are one sequence here, so that one attention reads the image
+        # once.
         normed = rearrange(self.norms[1](tokens), "b k q d -> b (k q) d")
         bias = None
         if image_bias is not None:
@@ -290,7 +305,8 @@ class MaskDecoder(nnx.Module):
     def _image_bias(
         self, kernels: MaskKernels, grid_features: Float[Array, "b h w c"]
     ) -> Float[Array, "b k _q _n"]:
-        """Attention logits of the image tokens from the amodal masks of a block; 0 for the type token."""
+        """Attention logits of the image tokens from the amodal masks of a block; 0 for the type
+        token."""
         _, amodal = predict_masks(kernels, grid_features)
         # As in Mask2Former no gradient flows back through the attention mask.
         bias = jax.lax.stop_gradient(jnp.clip(amodal, -MAX_ATTENTION_BIAS, MAX_ATTENTION_BIAS))

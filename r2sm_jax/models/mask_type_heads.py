@@ -1,9 +1,11 @@
-"""Mask-type heads: from token states of the frozen language model to the logit that a query asks for the amodal mask.
+"""Mask-type heads: from token states of the frozen language model to the logit that a query asks
+for the amodal mask.
 
-A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here and to `LEARNED_HEADS` in config.py; then
-`--model.head NAME` accepts it. The `decoder` head reads a token of the mask decoder, which also sees the image.
-References learn nothing: they read the sentence or the truth on the host, and every report compares with them. `none`
-decides nothing: one mask for both types, as the R2SM paper's baselines have.
+A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here and to
+`LEARNED_HEADS` in config.py; then `--model.head NAME` accepts it. The `decoder` head reads a token
+of the mask decoder, which also sees the image. References learn nothing: they read the sentence or
+the truth on the host, and every report compares with them. `none` decides nothing: one mask for
+both types, as the R2SM paper's baselines have.
 """
 
 from collections.abc import Callable
@@ -56,7 +58,8 @@ class MLPHead(nnx.Module):
 
 
 class TransformerHead(nnx.Module):
-    """One small transformer layer over tokens that each hold all layers' states, then attention pooling."""
+    """One small transformer layer over tokens that each hold all layers' states, then attention
+    pooling."""
 
     def __init__(
         self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs, dim: int = 128, heads: int = 4
@@ -90,8 +93,8 @@ class TransformerHead(nnx.Module):
 class AttentionHead(nnx.Module):
     """An ensemble of transformer heads: the mean of their logits.
 
-    Each member has a loss of its own (`member_logits`), so they are wrong on different wordings. Members that were
-    trained on their mean were no better than one.
+    Each member has a loss of its own (`member_logits`), so they are wrong on different wordings.
+    Members that were trained on their mean were no better than one.
     """
 
     def __init__(self, text_dim: int, num_layers: int, *, rngs: nnx.Rngs):
@@ -123,13 +126,15 @@ class LayersHead(nnx.Module):
 def member_logits(
     head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
 ) -> Float[Array, "r b k"]:
-    """The logits that a head is trained on: one for each of the r members of an ensemble, else r = 1."""
+    """The logits that a head is trained on: one for each of the r members of an ensemble, else r =
+    1."""
     members = head.members if isinstance(head, AttentionHead) else [head]
     return jnp.stack([member(states, mask) for member in members])
 
 
 class DecoderHead(nnx.Module):
-    """Two dense layers on the state of the mask decoder's type token, which has attended to words and image."""
+    """Two dense layers on the state of the mask decoder's type token, which has attended to words
+    and image."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         self.mlp = MLP((dim, dim, 1), dtype=jnp.dtype("float32"), rngs=rngs)

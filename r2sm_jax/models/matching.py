@@ -1,7 +1,7 @@
 """Published tensors -> our parameters: key tables, and an account of every key and every parameter.
 
-A family of weights has a table (keys_bert.py, keys_sam.py, ...). Loading is loud: all keys that are unknown or have
-another shape, and all parameters that no key fills, are named at once.
+A family of weights has a table (keys_bert.py, keys_sam.py, ...). Loading is loud: all keys that are
+unknown or have another shape, and all parameters that no key fills, are named at once.
 """
 
 import re
@@ -24,12 +24,13 @@ MAX_PROBLEMS = 20
 
 
 class KeyTable(NamedTuple):
-    """How the keys of a family of weights become our paths. All patterns are regular expressions of whole names; their
-    dots are not escaped, since no two names differ in a dot alone."""
+    """How the keys of a family of weights become our paths. All patterns are regular expressions of
+    whole names; their dots are not escaped, since no two names differ in a dot alone."""
 
     keys: Mapping[str, str]
-    """Key -> our dotted path, which can name the groups of the pattern. The first that matches counts. A path that ends in `weight` becomes
-    `scale` (a norm) or `kernel` (a dense layer or convolution), with its axes in our order."""
+    """Key -> our dotted path, which can name the groups of the pattern. The first that matches
+    counts. A path that ends in `weight` becomes `scale` (a norm) or `kernel` (a dense layer or
+    convolution), with its axes in our order."""
     prefixes: tuple[str, ...] = ()
     """Removed from a key first: names of the tower in a larger model. No patterns."""
     unused: tuple[str, ...] = ()
@@ -68,7 +69,8 @@ class Renamed(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """Values for our parameters, and what became of every key and of every parameter. Dotted paths are ours."""
+    """Values for our parameters, and what became of every key and of every parameter. Dotted paths
+    are ours."""
 
     values: dict[str, Tensor]
     """By path, in our layout."""
@@ -133,7 +135,8 @@ def _matches_any(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parameter_shapes(state: nnx.State, table: KeyTable) -> dict[str, tuple[int, ...]]:
-    """Dotted paths of the parameters that a file must fill, with their shapes; `state` may be abstract."""
+    """Dotted paths of the parameters that a file must fill, with their shapes; `state` may be
+    abstract."""
     shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     return {path: shape for path, shape in shapes.items() if _matches_any(path, table.within)}
 
@@ -143,8 +146,8 @@ def match_weights(
 ) -> LoadReport:
     """Assigns every weight to its parameter. `source` is the file or folder, for messages.
 
-    Raises InputError if a key is unknown, has no parameter or another shape, or a parameter has no key; it names all
-    of them at once.
+    Raises InputError if a key is unknown, has no parameter or another shape, or a parameter has no
+    key; it names all of them at once.
     """
     report = LoadReport({}, {}, {}, [], list(renamed.unused))
     problems = [f"unknown key {key}" for key in renamed.unknown]
@@ -183,8 +186,8 @@ def match_weights(
 def put_weights(
     state: nnx.State, values: Mapping[str, Tensor], *, keep_types: bool = False
 ) -> nnx.State:
-    """`state` with values by dotted path, in the types of its leaves, or of the values with `keep_types`. Other leaves
-    stay the same."""
+    """`state` with values by dotted path, in the types of its leaves, or of the values with
+    `keep_types`. Other leaves stay the same."""
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         value = values.get(".".join(map(str, path)))
@@ -203,7 +206,8 @@ def fill_state(
     source: Path,
     keep_types: bool = False,
 ) -> Any:
-    """An abstract state with every leaf loaded; errors as in `match_weights`, types as in `put_weights`."""
+    """An abstract state with every leaf loaded; errors as in `match_weights`, types as in
+    `put_weights`."""
     shapes = parameter_shapes(state, table)
     report = match_weights(rename_keys(tensors, table), shapes, table, source=source)
     return put_weights(state, report.values, keep_types=keep_types)

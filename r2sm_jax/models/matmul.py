@@ -1,11 +1,13 @@
-"""What is specific to one kind of processor: how training multiplies, and how a command on Linux keeps its memory.
+"""What is specific to one kind of processor: how training multiplies, and how a command on Linux
+keeps its memory.
 
-Some CPUs multiply bfloat16 numbers and add the results in float32 faster than they multiply float32 numbers: those with
-matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in half of it (docs/log.md).
-`products("bfloat16")` turns this on for dense layers, 3x3 convolutions and Muon. All else stays float32. No setting of
-JAX and no environment variable changes it.
+Some CPUs multiply bfloat16 numbers and add the results in float32 faster than they multiply float32
+numbers: those with matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in
+half of it (docs/log.md). `products("bfloat16")` turns this on for dense layers, 3x3 convolutions
+and Muon. All else stays float32. No setting of JAX and no environment variable changes it.
 
-XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc put them into huge pages.
+XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc put them into
+huge pages.
 """
 
 import ctypes
@@ -29,17 +31,18 @@ from r2sm_jax.config import MatmulPrecision
 CPUINFO = Path("/proc/cpuinfo")
 """Exists on Linux; says what the processor can do."""
 FASTER = {"amx_bf16", "avx512_bf16"}
-"""Flags of CPUs that multiply bfloat16 numbers faster. They are not measured, so that equal hosts choose the same."""
+"""Flags of CPUs that multiply bfloat16 numbers faster. They are not measured, so that equal hosts
+choose the same."""
 PRECISIONS = {"float32": "float32", "tensorfloat32": "tensorfloat32", "bfloat16": "default"}
-"""JAX's precision for all other products; on a CPU each of them is float32. They differ, so that JAX traces a function
-anew where it was traced under another kind of products before."""
+"""JAX's precision for all other products; on a CPU each of them is float32. They differ, so that
+JAX traces a function anew where it was traced under another kind of products before."""
 
 _bfloat16: ContextVar[bool] = ContextVar("bfloat16", default=False)
 
 
 def choose_matmul_precision() -> MatmulPrecision:
-    """The products that `auto` stands for on this machine: tensorfloat32 on an accelerator; on a CPU bfloat16 if it is
-    one of `FASTER`, else float32."""
+    """The products that `auto` stands for on this machine: tensorfloat32 on an accelerator; on a
+    CPU bfloat16 if it is one of `FASTER`, else float32."""
     if jax.default_backend() != "cpu":
         return "tensorfloat32"
     flags = CPUINFO.read_text("utf-8").split() if CPUINFO.exists() else []
@@ -55,8 +58,9 @@ def on_cuda() -> bool:
 def products(kind: MatmulPrecision) -> Iterator[None]:
     """Whatever is traced within multiplies as `kind` says, whatever JAX's own default precision is.
 
-    A compiled function does not see this setting change. So enter it inside the function that is compiled. On
-    accelerators `bfloat16` stands for JAX's default precision: tensorfloat32 on GPUs, bfloat16 on TPUs.
+    A compiled function does not see this setting change. So enter it inside the function that is
+    compiled. On accelerators `bfloat16` stands for JAX's default precision: tensorfloat32 on GPUs,
+    bfloat16 on TPUs.
     """
     token = _bfloat16.set(kind == "bfloat16" and jax.default_backend() == "cpu")
     try:
@@ -106,7 +110,8 @@ def transpose_batched(x: Float32[Array, "n c d"]) -> Float[Array, "n d c"]:
 def convolve(
     x: Float32[Array, "b h w c"], kernel: Float32[Array, "3 3 c d"]
 ) -> Float32[Array, "b h w d"]:
-    """A convolution over 3x3 pixels, padded by 1, as nine bfloat16 products, one for each place in the kernel."""
+    """A convolution over 3x3 pixels, padded by 1, as nine bfloat16 products, one for each place in
+    the kernel."""
     return _rounded(_sum_of_products, x, kernel)[0]
 
 
@@ -147,7 +152,8 @@ def _shifted(x: BFloat16[Array, "b h w c"]) -> list[BFloat16[Array, "n c"]]:
 def _rounded(
     operation: Callable[..., Array], x: Array, kernel: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    """The result of an operation on operands rounded to bfloat16, and these, which its gradient needs."""
+    """The result of an operation on operands rounded to bfloat16, and these, which its gradient
+    needs."""
     operands = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
     return operation(*operands), operands
 
@@ -155,8 +161,8 @@ def _rounded(
 def _product(
     a: BFloat16[Array, "*n c d"], b: BFloat16[Array, "*n d e"]
 ) -> Float32[Array, "*n c e"]:
-    """The barriers stop XLA from merging a transposition into the product. Such a product reads its operands one number
-    at a time or, in jaxlib 0.10, does not run at all."""
+    """The barriers stop XLA from merging a transposition into the product. Such a product reads its
+    operands one number at a time or, in jaxlib 0.10, does not run at all."""
     a, b = jax.lax.optimization_barrier((a, b))
     return jax.lax.optimization_barrier(jnp.matmul(a, b, preferred_element_type=jnp.float32))
 
@@ -170,8 +176,8 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def tune_malloc() -> None:
-    """Restarts this command with huge pages for what glibc allocates, unless the user gave glibc settings or JAX has a
-    plugin for an accelerator.
+    """Restarts this command with huge pages for what glibc allocates, unless the user gave glibc
+    settings or JAX has a plugin for an accelerator.
 
     glibc reads its settings when a process starts. So call this before any work is done.
     """
@@ -192,7 +198,7 @@ def tune_malloc() -> None:
 
 
 def trim_memory() -> None:
-    """Gives free memory back to the system, which glibc keeps by default: after encoding sentences, and after the first
-    training step, whose compilation leaves most."""
+    """Gives free memory back to the system, which glibc keeps by default: after encoding sentences,
+    and after the first training step, whose compilation leaves most."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,9 @@
-"""Tensors of a pickle checkpoint, without running what is in it: only tensors and the dict around them are built.
+"""Tensors of a pickle checkpoint, without running what is in it: only tensors and the dict around
+them are built.
 
-The format is the one that torch wrote before version 1.6 (`_legacy_load` in torch/serialization.py): four pickles
-(magic number, version, sizes of this machine's integers, the state), the keys of the storages, the storages.
+The format is the one that torch wrote before version 1.6 (`_legacy_load` in
+torch/serialization.py): four pickles (magic number, version, sizes of this machine's integers, the
+state), the keys of the storages, the storages.
 """
 
 import pickle
@@ -20,7 +22,8 @@ TYPES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "L
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Knows three names; a pickle can call nothing else. Tensors are views of `storages`, which are filled later."""
+    """Knows three names; a pickle can call nothing else. Tensors are views of `storages`, which are
+    filled later."""
 
     def __init__(self, file: BufferedReader):
         super().__init__(file)
@@ -50,8 +53,10 @@ class _TensorUnpickler(pickle.Unpickler):
 def _view(
     storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
 ) -> np.ndarray:
-    """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage, or be larger."""
-    # numpy checks the bounds, but in 64 bits, and not that a tensor is larger than its storage, with a stride of 0.
+    """A tensor; its numbers are in elements. Raises ValueError if it would lie outside its storage,
+    or be larger."""
+    # numpy checks the bounds, but in 64 bits, and not that a tensor is larger than its storage,
+    # with a stride of 0.
     reach = (
         [(n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)]
         if prod(shape)
@@ -66,8 +71,8 @@ def _view(
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint by key. Raises InputError if the file asks for anything else, is damaged, or has
-    another format."""
+    """The tensors of a checkpoint by key. Raises InputError if the file asks for anything else, is
+    damaged, or has another format."""
     try:
         with path.open("rb") as file:
             return _read(file)

@@ -1,6 +1,7 @@
 """Published plain ViTs that read images: DINOv2 (with or without registers), CLIP and SigLIP.
 
-Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_with_registers, clip, siglip).
+Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_with_registers, clip,
+siglip).
 """
 
 import jax
@@ -43,7 +44,8 @@ class PlainBlock(nnx.Module):
 
 
 def exact_norm(dim: int, epsilon: float, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer norm with the variance as torch computes it: published ViTs have channels far from zero."""
+    """Layer norm with the variance as torch computes it: published ViTs have channels far from
+    zero."""
     return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs)
 
 
@@ -63,7 +65,8 @@ class PlainViT(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        """`grid`: tokens each way, to which images are resized. `remat`: compute blocks again in the backward pass."""
+        """`grid`: tokens each way, to which images are resized. `remat`: compute blocks again in
+        the backward pass."""
         self.sizes = sizes
         self.grid = grid
         self.remat = remat
@@ -98,8 +101,8 @@ class PlainViT(nnx.Module):
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
-        """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any square size: it is
-        resized to one token a patch and normalised as the family needs."""
+        """Patch tokens. `image` is normalised by ImageNet's mean and deviation and can have any
+        square size: it is resized to one token a patch and normalised as the family needs."""
         image = normalise(image, self.sizes.family)
         x = self.patches(resize(image, self.grid * self.sizes.patch_size))
         x = rearrange(x, "b h w d -> b (h w) d")
@@ -122,7 +125,8 @@ class PlainViT(nnx.Module):
 
 
 def normalise(image: Float[Array, "b H W 3"], family: str) -> Float[Array, "b H W 3"]:
-    """An image that is normalised by ImageNet's mean and deviation, as one of the `NORMALISATION`s."""
+    """An image that is normalised by ImageNet's mean and deviation, as one of the
+    `NORMALISATION`s."""
     (from_mean, from_std), (mean, std) = (np.array(x) for x in (IMAGENET, NORMALISATION[family]))
     if np.array_equal(from_mean, mean):
         return image

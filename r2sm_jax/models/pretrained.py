@@ -1,7 +1,9 @@
-"""Published weights of image encoders, and of SAM's mask decoder: their sizes, and loading them into a model.
+"""Published weights of image encoders, and of SAM's mask decoder: their sizes, and loading them
+into a model.
 
-`read_encoder_sizes` comes before a model is built, `load_pretrained` after that. A file for each family (keys_sam.py,
-keys_plain_vit.py, keys_efficientnet.py) says how its tensors become our parameters.
+`read_encoder_sizes` comes before a model is built, `load_pretrained` after that. A file for each
+family (keys_sam.py, keys_plain_vit.py, keys_efficientnet.py) says how its tensors become our
+parameters.
 """
 
 from dataclasses import asdict, replace
@@ -43,8 +45,9 @@ EFFICIENTNET_FLAG = "--model.vision.efficientnet"
 def read_encoder_sizes(config: ModelConfig, *, use_table: bool = False) -> EncoderSizes:
     """Sizes of the published image encoders that a model starts from.
 
-    Finds the weights, or downloads them. With `use_table`, the sizes of well-known models come from `KNOWN_SIZES`
-    instead. Raises InputError if weights cannot be found, are of another architecture, or do not fit the model.
+    Finds the weights, or downloads them. With `use_table`, the sizes of well-known models come from
+    `KNOWN_SIZES` instead. Raises InputError if weights cannot be found, are of another
+    architecture, or do not fit the model.
     """
     vision = config.vision
     table = KNOWN_SIZES if use_table else {}
@@ -79,7 +82,8 @@ def read_encoder_sizes(config: ModelConfig, *, use_table: bool = False) -> Encod
 def _check_given(
     config: VisionConfig | DecoderConfig, sizes: SamSizes | SamDecoderSizes, flag: str
 ) -> None:
-    """Raises InputError if the user gave a size, so one that is not the default, that contradicts SAM's weights."""
+    """Raises InputError if the user gave a size, so one that is not the default, that contradicts
+    SAM's weights."""
     default = type(config)()
     for name, size in asdict(sizes).items():
         value = getattr(config, name)
@@ -97,21 +101,23 @@ def _folder(name: str, flag: str) -> Path:
 
 
 def find_efficientnet(name: str) -> Path:
-    """The folder or safetensors file of an EfficientNet-Lite, or its `.pth`, which may be alone in a folder."""
+    """The folder or safetensors file of an EfficientNet-Lite, or its `.pth`, which may be alone in
+    a folder."""
     local = Path(name).expanduser()
     pickles = [local] if local.is_file() else sorted(local.glob("*.pth"))
     if len(pickles) == 1 and pickles[0].suffix == ".pth":
         return pickles[0]
     if not local.exists() and name not in EFFICIENTNETS:
         raise InputError(
-            f"{EFFICIENTNET_FLAG} {name}: neither a folder or file nor one of {', '.join(EFFICIENTNETS)}"
+            f"{EFFICIENTNET_FLAG} {name}: neither a folder or file nor one of "
+            f"{', '.join(EFFICIENTNETS)}"
         )
     return find_model(name, EFFICIENTNET_FLAG)
 
 
 def sam_sizes(published: Any) -> EncoderSizes:
-    """Sizes of SAM's image encoder, and of its mask decoder if the configuration has one. Raises InputError if it is
-    not SAM, or a SAM with parts that the published ones do not have."""
+    """Sizes of SAM's image encoder, and of its mask decoder if the configuration has one. Raises
+    InputError if it is not SAM, or a SAM with parts that the published ones do not have."""
     if published.model_type not in ("sam", "sam_vision_model"):
         raise InputError(
             f"{SAM_FLAG} needs SAM, not model_type {published.model_type!r}; "
@@ -172,7 +178,8 @@ PLAIN_VIT_FAMILIES: dict[str, Literal["dinov2", "clip", "siglip"]] = {
 
 
 def plain_vit_sizes(published: Any) -> PlainViTSizes:
-    """Sizes of the image encoder of a DINOv2, CLIP or SigLIP. Raises InputError if it is another architecture."""
+    """Sizes of the image encoder of a DINOv2, CLIP or SigLIP. Raises InputError if it is another
+    architecture."""
     kind = published.model_type
     vision = getattr(published, "vision_config", published)
     family = PLAIN_VIT_FAMILIES.get(kind)
@@ -211,10 +218,11 @@ def plain_vit_sizes(published: Any) -> PlainViTSizes:
 def load_pretrained(
     config: ModelConfig, sizes: EncoderSizes, params: nnx.State, frozen: nnx.State
 ) -> tuple[nnx.State, nnx.State, dict[str, LoadReport]]:
-    """The parameters and constants of a model with its published weights in place, and a report for each of them.
+    """The parameters and constants of a model with its published weights in place, and a report for
+    each of them.
 
-    Raises InputError if the weights cannot be found or read, a key has no parameter or another shape, or a parameter
-    has no key; all such problems are named at once.
+    Raises InputError if the weights cannot be found or read, a key has no parameter or another
+    shape, or a parameter has no key; all such problems are named at once.
     """
     reports = match_pretrained(config, sizes, nnx.merge_state(params, frozen))
     for report in reports.values():
@@ -226,7 +234,8 @@ def load_pretrained(
 def match_pretrained(
     config: ModelConfig, sizes: EncoderSizes, state: nnx.State
 ) -> dict[str, LoadReport]:
-    """All published weights for the parameters of a state, which may be abstract; raises as `load_pretrained`."""
+    """All published weights for the parameters of a state, which may be abstract; raises as
+    `load_pretrained`."""
     vision = config.vision
     reports = {}
     if vision.sam:

@@ -1,4 +1,5 @@
-"""The segmenter: an image and the token states of its queries -> the masks of every query, and the mask type it asks for."""
+"""The segmenter: an image and the token states of its queries -> the masks of every query, and the
+mask type it asks for."""
 
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from r2sm_jax.models.mask_decoder import (
 )
 from r2sm_jax.models.sam_decoder import SamMaskDecoder
 
-# ImageNet's mean and deviation in 0..255, with which SAM, DINOv2 and most image encoders were trained.
+# ImageNet's mean and deviation in 0..255, with which SAM, DINOv2 and most image encoders were
+# trained.
 PIXEL_MEAN = np.array([123.675, 116.28, 103.53], np.float32)
 PIXEL_STD = np.array([58.395, 57.12, 57.375], np.float32)
 
@@ -47,10 +49,11 @@ class ImageFeatures(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Four numbers that are fitted to a trained model's answers (training/calibration.py). The defaults change nothing.
+    """Four numbers that are fitted to a trained model's answers (training/calibration.py). The
+    defaults change nothing.
 
-    They are an argument of the model rather than a part of its weights: a checkpoint or an export stores them as
-    metadata, and refitting them neither copies weights nor compiles anything anew.
+    They are an argument of the model rather than a part of its weights: a checkpoint or an export
+    stores them as metadata, and refitting them neither copies weights nor compiles anything anew.
     """
 
     type_temperature: float | Float[Array, ""] = 1.0
@@ -78,9 +81,9 @@ class MaskOutput(NamedTuple):
 class R2SMOutput(NamedTuple):
     """The model's answer to every query.
 
-    Mask 0 of each query is the fused one, of all instances that the query means; the others are slots, for one
-    instance each. Mask logits are float32 at `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold`,
-    so that a pixel is mask where its logit is > 0.
+    Mask 0 of each query is the fused one, of all instances that the query means; the others are
+    slots, for one instance each. Mask logits are float32 at `ModelConfig.mask_size`. They are
+    shifted by `ModelConfig.mask_threshold`, so that a pixel is mask where its logit is > 0.
     """
 
     amodal_logit: Float[Array, "*b"]
@@ -121,17 +124,20 @@ class DenseOutput(NamedTuple):
     hidden: Float[Array, "b h w e"]
     """The same for objects that are occluded here."""
     box: Float[Array, "b h w 4"]
-    """Amodal box of the visible object: left, top, right, bottom distances in units of the image side."""
+    """Amodal box of the visible object: left, top, right, bottom distances in units of the image
+    side."""
 
 
 class R2SM(nnx.Module):
     """Image encoder, pixel decoder, mask decoder and mask-type head.
 
-    The language model is not part of it: its token states are inputs, computed once per unique query.
+    The language model is not part of it: its token states are inputs, computed once per unique
+    query.
     """
 
     def __init__(self, config: ModelConfig, sizes: EncoderSizes = NO_SIZES, *, rngs: nnx.Rngs):
-        """`sizes`: those of the published weights that `config` names. All weights are random; see `build_model`."""
+        """`sizes`: those of the published weights that `config` names. All weights are random; see
+        `build_model`."""
         check_head(config.head)
         config = with_sizes(config, sizes)
         dtype = jnp.dtype(config.dtype)
@@ -146,7 +152,8 @@ class R2SM(nnx.Module):
         else:
             self.decoder = MaskDecoder(config, rngs=rngs)
 
-        # One of the two, or neither: reference heads read the sentence on the host, and `none` decides nothing.
+        # One of the two, or neither: reference heads read the sentence on the host, and `none`
+        # decides nothing.
         head = None
         decoder_head = None
         if config.head in heads.LEARNED:
@@ -189,7 +196,8 @@ class R2SM(nnx.Module):
         image_mask: Bool[Array, "b H W"],
         cached: FrozenFeatures | None = None,
     ) -> ImageFeatures:
-        """Once per image: tokens and pixel features. Parts that are `cached` are not computed again."""
+        """Once per image: tokens and pixel features. Parts that are `cached` are not computed
+        again."""
         if cached is not None:
             cached = jax.tree.map(lambda x: x.astype(self.config.dtype), cached)
         features = self.vision(self._normalize(image, image_mask), cached)
@@ -227,7 +235,8 @@ class R2SM(nnx.Module):
             amodal = modal
             iou = jnp.broadcast_to(iou[..., :1], iou.shape)
 
-        # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own presence.
+        # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own
+        # presence.
         is_absent = presence[..., 0] <= self.config.presence_threshold
         limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]
         modal = modal.at[:, :, 0].min(limit)
@@ -240,7 +249,8 @@ class R2SM(nnx.Module):
         text: Float[Array, "b k t l e"],
         text_mask: Bool[Array, "b k t"],
     ) -> DecoderOutput:
-        """The mask decoder's kernels and scores, which losses read; `decode` makes masks of them."""
+        """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
+        them."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
         decoded = self.decoder(image_features.tokens, image_features.fine, states, text_mask)
         if not self.config.refines:
@@ -256,9 +266,9 @@ class R2SM(nnx.Module):
     ) -> MaskKernels:
         """Averages kernels with `instance_kernels` of the modal masks that they predict.
 
-        Kernels from words know which instance is meant, kernels from its pixels know what it looks like; they make
-        different errors. A mean feature describes one instance, so the fused kernel changes only where exactly one
-        slot has a target.
+        Kernels from words know which instance is meant, kernels from its pixels know what it looks
+        like; they make different errors. A mean feature describes one instance, so the fused kernel
+        changes only where exactly one slot has a target.
         """
         modal, _ = predict_masks(kernels, image_features.fine)
         num_masks = modal.shape[2]
@@ -283,7 +293,8 @@ class R2SM(nnx.Module):
     ) -> MaskKernels:
         """Kernels [b 1 m] from the mean pixel feature of each region, without language.
 
-        Training supervises them with the regions of all instances; `refine_kernels` uses predicted regions.
+        Training supervises them with the regions of all instances; `refine_kernels` uses predicted
+        regions.
         """
         fine = image_features.fine
         coordinates = coordinate_features(regions.shape[-1])
@@ -300,7 +311,8 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         decoded: DecoderOutput | None = None,
     ) -> Float[Array, "b k"]:
-        """The mask-type head's logit that a query asks for the amodal mask, not calibrated; 0 without a learned head.
+        """The mask-type head's logit that a query asks for the amodal mask, not calibrated; 0
+        without a learned head.
 
         The `decoder` head reads `decoded`, the others the words alone.
         """
@@ -332,9 +344,11 @@ def calibrate_iou(
     amodal: Float[Array, "b k q h w"],
     calibration: Calibration,
 ) -> Float[Array, "b k q 2"]:
-    """The predicted IoU of each mask: between the decoder's own prediction and the mask's stability, calibrated.
+    """The predicted IoU of each mask: between the decoder's own prediction and the mask's
+    stability, calibrated.
 
-    A mask that hardly changes with its threshold is good: SAM's stability score (segment_anything/utils/amg.py).
+    A mask that hardly changes with its threshold is good: SAM's stability score
+    (segment_anything/utils/amg.py).
     """
     stability = jnp.stack([_stability(modal), _stability(amodal)], axis=-1)
     # Neither may be 0 or 1, where logits are infinite.
@@ -367,7 +381,8 @@ def abstract_model(config: ModelConfig, sizes: EncoderSizes = NO_SIZES) -> R2SM:
 
 
 def input_spec(config: ModelConfig, batch: int, queries: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and export."""
+    """Shapes and dtypes of `R2SM.__call__`'s arguments: one source for tests, tracing and
+    export."""
     size = config.vision.image_size
     text_shape = (batch, queries, config.text.max_tokens)
     state_shape = (*text_shape, len(config.text.layers), config.text.dim)

@@ -1,7 +1,8 @@
 """SAM's mask decoder with text as the prompt: the one that SAM's published weights fit.
 
-The layout is that of segment-anything (segment_anything/modeling/mask_decoder.py, transformer.py). It updates the image
-tokens for each query, so it costs more than the decoder in mask_decoder.py, where queries share them.
+The layout is that of segment-anything (segment_anything/modeling/mask_decoder.py, transformer.py).
+It updates the image tokens for each query, so it costs more than the decoder in mask_decoder.py,
+where queries share them.
 """
 
 import jax
@@ -22,7 +23,8 @@ from r2sm_jax.models.mask_decoder import (
 
 
 class TwoWayBlock(nnx.Module):
-    """Tokens attend to one another and to the image, then an MLP; then the image attends to the tokens (post-norm)."""
+    """Tokens attend to one another and to the image, then an MLP; then the image attends to the
+    tokens (post-norm)."""
 
     def __init__(self, config: DecoderConfig, first: bool, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, heads = config.dim, config.heads
@@ -43,7 +45,8 @@ class TwoWayBlock(nnx.Module):
         image_positions: Float[Array, "s d"],
         token_mask: Bool[Array, "n t"],
     ) -> tuple[Float[Array, "n t d"], Float[Array, "n s d"]]:
-        """For n queries at once. SAM uses the input tokens as `token_positions`; `token_mask` is False on padding."""
+        """For n queries at once. SAM uses the input tokens as `token_positions`; `token_mask` is
+        False on padding."""
         if self.first:
             # SAM's first block has neither positions nor a residual here.
             tokens = self.norms[0](self.self_attention(tokens, tokens, tokens, token_mask))
@@ -78,10 +81,12 @@ class SamUpscale(nnx.Module):
 
 
 class SamMaskDecoder(nnx.Module):
-    """Words and image -> kernels of the fused mask and of N instance slots, and the pixel features of each query.
+    """Words and image -> kernels of the fused mask and of N instance slots, and the pixel features
+    of each query.
 
-    Words replace points and boxes. Each mask token has a second MLP, for the completing mask, and a presence logit.
-    With three slots, and SAM's prompts in place of the words, it computes exactly SAM's four masks and IoUs.
+    Words replace points and boxes. Each mask token has a second MLP, for the completing mask, and a
+    presence logit. With three slots, and SAM's prompts in place of the words, it computes exactly
+    SAM's four masks and IoUs.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -130,12 +135,14 @@ class SamMaskDecoder(nnx.Module):
         prompts: Float[Array, "b k t d"],
         prompt_mask: Bool[Array, "b k t"],
     ) -> DecoderOutput:
-        """Decodes prompt tokens of any origin, such as SAM's points and boxes; `prompt_mask` is False on padding."""
+        """Decodes prompt tokens of any origin, such as SAM's points and boxes; `prompt_mask` is
+        False on padding."""
         b, k, _, d = prompts.shape
         h, w = image.shape[1:3]
         num_masks = len(self.modal)
 
-        # Tokens: IoU, masks, mask type if its head reads one, prompts. Every query is a row of its own.
+        # Tokens: IoU, masks, mask type if its head reads one, prompts. Every query is a row of its
+        # own.
         output_tokens = [self.iou_token[...], self.mask_tokens[...]]
         if self.type_token is not None:
             output_tokens.append(self.type_token[...])

@@ -1,8 +1,9 @@
-"""Frozen language models, loaded from their Hugging Face folders: BERT, and decoder-only ones such as Llama and Qwen.
+"""Frozen language models, loaded from their Hugging Face folders: BERT, and decoder-only ones such
+as Llama and Qwen.
 
-Numerics follow `transformers`. Hidden states are counted as there: 0 is the embeddings. The output layer is never read.
-Weights stay in the type that the file has (bfloat16, float16 or float32). Everything is computed in float32: each
-kernel is widened where it is used.
+Numerics follow `transformers`. Hidden states are counted as there: 0 is the embeddings. The output
+layer is never read. Weights stay in the type that the file has (bfloat16, float16 or float32).
+Everything is computed in float32: each kernel is widened where it is used.
 """
 
 import math
@@ -82,15 +83,16 @@ TextSizes = BertSizes | DecoderSizes
 
 
 class TextEncoder(nnx.Module):
-    """Token ids -> token states. All parameters are frozen: nothing trains them, no optimizer sees them."""
+    """Token ids -> token states. All parameters are frozen: nothing trains them, no optimizer sees
+    them."""
 
     sizes: TextSizes
 
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> list[Float[Array, "b t e"]]:
-        """The embeddings and the token states after every block. `mask` is True on real tokens, which come first;
-        states of padding are meaningless."""
+        """The embeddings and the token states after every block. `mask` is True on real tokens,
+        which come first; states of padding are meaningless."""
         raise NotImplementedError
 
     def __call__(
@@ -137,6 +139,8 @@ class BertBlock(nnx.Module):
 class BertEncoder(TextEncoder):
     """BERT and RoBERTa."""
 
+    sizes: BertSizes
+
     def __init__(self, sizes: BertSizes, *, rngs: nnx.Rngs):
         self.sizes = sizes
         self.words = nnx.Embed(sizes.vocab_size, sizes.dim, rngs=rngs)
@@ -173,7 +177,8 @@ def _layer_norm(dim: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 class DecoderBlock(nnx.Module):
-    """A pre-norm layer: RMS norms, causal attention with rotary positions and shared key heads, a gated MLP."""
+    """A pre-norm layer: RMS norms, causal attention with rotary positions and shared key heads, a
+    gated MLP."""
 
     def __init__(self, sizes: DecoderSizes, *, rngs: nnx.Rngs):
         self.heads = sizes.heads
@@ -232,7 +237,8 @@ class DecoderBlock(nnx.Module):
 
 
 def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Array, "b t h d"]:
-    """Rotary positions: channel i of the first half and of the second rotate together by the angle of frequency i."""
+    """Rotary positions: channel i of the first half and of the second rotate together by the angle
+    of frequency i."""
     cos = jnp.cos(angles)[:, None]
     sin = jnp.sin(angles)[:, None]
     first, second = jnp.split(x, 2, axis=-1)
@@ -241,6 +247,8 @@ def rotate(x: Float[Array, "b t h d"], angles: Float[Array, "t _f"]) -> Float[Ar
 
 class DecoderEncoder(TextEncoder):
     """Llama, Qwen2 and Qwen3."""
+
+    sizes: DecoderSizes
 
     def __init__(self, sizes: DecoderSizes, *, rngs: nnx.Rngs):
         self.sizes = sizes
@@ -263,7 +271,8 @@ class DecoderEncoder(TextEncoder):
     def float16_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]
     ) -> Float16[Array, "b t l e"]:
-        # Residual sums grow with depth, beyond what float16 holds, so each is divided by its root mean square.
+        # Residual sums grow with depth, beyond what float16 holds, so each is divided by its root
+        # mean square.
         states = self(ids, mask, layers)
         mean_square = jnp.square(states).mean(-1, keepdims=True)
         return (states * jax.lax.rsqrt(mean_square + 1e-12)).astype(jnp.float16)
@@ -273,11 +282,12 @@ class DecoderEncoder(TextEncoder):
 
 
 def text_sizes(config: Any) -> TextSizes:
-    """The sizes of a configuration of `transformers`. Raises InputError for another architecture, activation or scaling
-    of rotary positions."""
+    """The sizes of a configuration of `transformers`. Raises InputError for another architecture,
+    activation or scaling of rotary positions."""
     if config.model_type not in BERT_TYPES + DECODER_TYPES:
         raise InputError(
-            f"model_type {config.model_type!r} is not a language model that can be loaded; these are: "
+            f"model_type {config.model_type!r} is not a language model that can be loaded; these "
+            "are: "
             f"{', '.join(BERT_TYPES + DECODER_TYPES)}"
         )
     if config.hidden_act not in ACTIVATIONS:
@@ -357,8 +367,8 @@ def rotary_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[float, .
 
 
 def abstract_text_encoder(folder: Path) -> TextEncoder:
-    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`. Raises InputError if
-    the file is missing or unreadable, or the architecture is another one."""
+    """The structure and shapes of a Hugging Face folder's language model, by its `config.json`.
+    Raises InputError if the file is missing or unreadable, or the architecture is another one."""
 
     def build(config: Any) -> TextEncoder:
         sizes = text_sizes(config)
@@ -372,8 +382,9 @@ def abstract_text_encoder(folder: Path) -> TextEncoder:
 def load_text_encoder(folder: Path, tensors: Mapping[str, Tensor] | None = None) -> TextEncoder:
     """The language model of a Hugging Face folder, with weights in the type that the file has.
 
-    `tensors`: the weights, if they were read already or are traced. Raises InputError as `abstract_text_encoder`; or
-    the weights are missing or damaged, or any key or shape does not fit (all of them are listed).
+    `tensors`: the weights, if they were read already or are traced. Raises InputError as
+    `abstract_text_encoder`; or the weights are missing or damaged, or any key or shape does not fit
+    (all of them are listed).
     """
     encoder = abstract_text_encoder(folder)
     graphdef, state = nnx.split(encoder)

@@ -148,8 +148,8 @@ def _annotation_problems(
 def find_leaks(dataset: Dataset, other: Dataset) -> list[str]:
     """The images of a dataset that are in the other one too, one sentence each.
 
-    Two images are the same if id and file name are, or if their pixels are. Raises InputError for an
-    image that cannot be read.
+    Two images are the same if id and file name are, or if their pixels are. Raises InputError for
+    an image that cannot be read.
     """
     other_images = list(_hash_images(other))
     other_names = {(image_id, name) for image_id, name, _ in other_images}

@@ -1,14 +1,15 @@
-"""Reads annotations with an amodal and a modal mask of each object: COCOA, COCOA-cls, D2SA, KINS, MUVA.
+"""Reads annotations with an amodal and a modal mask of each object: COCOA, COCOA-cls, D2SA, KINS,
+MUVA.
 
-All but COCOA are COCO files that differ in field names (amazon-science/c2f-seg data/dataloader_*.py,
-UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron, deocclusion
-datasets/reader.py). Every name of these loaders is understood in every format, and a file without any
-of them is refused. D2SA's masks can be larger than their image, since objects reach out of it. MUVA's
-field names are not published, so the user gives them.
+All but COCOA are COCO files that differ in field names (amazon-science/c2f-seg
+data/dataloader_*.py, UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron,
+deocclusion datasets/reader.py). Every name of these loaders is understood in every format, and a
+file without any of them is refused. D2SA's masks can be larger than their image, since objects
+reach out of it. MUVA's field names are not published, so the user gives them.
 
-A file of original COCOA (Zhu et al., "Semantic Amodal Segmentation") holds one annotator's regions of
-one image: `image_id`, `url`, `regions`. The published files list many of these under `annotations`,
-and their `images`.
+A file of original COCOA (Zhu et al., "Semantic Amodal Segmentation") holds one annotator's regions
+of one image: `image_id`, `url`, `regions`. The published files list many of these under
+`annotations`, and their `images`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,8 @@ class Preset:
         "i_segmentation",
         "i_segm",
     )
-    """Fields of the visible mask. An object without any is fully visible, if others of its file have one."""
+    """Fields of the visible mask. An object without any is fully visible, if others of its file
+    have one."""
     order: str = ""
     """Depth order, smaller is nearer; compared with the order that the masks show."""
     copied: tuple[str, ...] = ()
@@ -113,7 +115,8 @@ class MaskOptions:
     """How to read masks."""
 
     oversize: Literal["refuse", "crop", "pad"] = "refuse"
-    """If masks are larger than their image: crop them to it, or pad the image (a copy beside --out)."""
+    """If masks are larger than their image: crop them to it, or pad the image (a copy beside
+    --out)."""
     amodal_field: str | None = None
     """Field of an annotation with the complete mask, if it is not the format's own."""
     visible_field: str | None = None
@@ -140,10 +143,10 @@ def read_coco_like(
 ) -> Iterator[Item]:
     """Reads files, or folders of files: first a record of each image, then one of each object.
 
-    Ids of images are preserved. If those of a later COCO file collide with earlier ones, all of its ids
-    are shifted past them; of several COCOA annotations of one image the first is used. Images are needed
-    if a file does not state their sizes, and to pad them (padded copies are written to `padded_dir`).
-    Raises InputError for files that do not fit the format.
+    Ids of images are preserved. If those of a later COCO file collide with earlier ones, all of its
+    ids are shifted past them; of several COCOA annotations of one image the first is used. Images
+    are needed if a file does not state their sizes, and to pad them (padded copies are written to
+    `padded_dir`). Raises InputError for files that do not fit the format.
     """
     if options.amodal_field is not None:
         preset = replace(preset, amodal=(options.amodal_field,))
@@ -264,7 +267,8 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
             region_fields |= _field_names(regions)
             yield from _read_image(record, image, regions, how)
 
-    # COCOA's own `visible_mask` may be missing from every region; a field that the user names may not.
+    # COCOA's own `visible_mask` may be missing from every region; a field that the user names may
+    # not.
     if region_fields and how.preset.modal != PRESETS["cocoa"].modal:
         _check_fields(", ".join(map(str, sources)), region_fields, how.preset)
 

@@ -1,4 +1,5 @@
-"""`data compose` and `data cutouts`: composed photographs as a dataset file, and their cut-outs as a folder."""
+"""`data compose` and `data cutouts`: composed photographs as a dataset file, and their cut-outs as
+a folder."""
 
 import json
 from pathlib import Path
@@ -34,20 +35,20 @@ def compose(
     queries: int = 8,
     overwrite: bool = False,
 ) -> None:
-    """Composes photographs of an instances file; writes them with queries as OUT/SPLIT.json and OUT/images.
+    """Composes photographs of an instances file; writes them with queries as OUT/SPLIT.json and
+    OUT/images.
 
-    They are the pictures that `--data.source compose:FILE` gives for the same seed, size and number of queries.
+    They are the pictures that `--data.source compose:FILE` gives for the same seed, size and number
+    of queries.
 
     Args:
-        file: Photos with a mask of each object, in the format of COCO's instances files.
-        out: The folder to write, which `json:OUT` reads.
-        images: Folder of the photos, if they are not beside the file.
-        splits: train, dev, val, val_phrasing or val_hard; no photo and no cut-out is in two of train, dev and val.
-        count: How many pictures to compose for each split.
-        size: The longer side of a picture in pixels.
-        seed: Another seed gives other pictures.
-        queries: How many queries to write for a picture.
-        overwrite: Replace dataset files and pictures if they exist.
+        file: Photos with a mask of each object, in the format of COCO's instances files. out: The
+        folder to write, which `json:OUT` reads. images: Folder of the photos, if they are not
+        beside the file. splits: train, dev, val, val_phrasing or val_hard; no photo and no cut-out
+        is in two of train, dev and val. count: How many pictures to compose for each split. size:
+        The longer side of a picture in pixels. seed: Another seed gives other pictures. queries:
+        How many queries to write for a picture. overwrite: Replace dataset files and pictures if
+        they exist.
     """
     if min(count, size, queries) < 1 or seed < 0:
         raise InputError(
@@ -72,7 +73,8 @@ def compose(
 
 
 def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, Any]:
-    """Writes the pictures of a source as PNG files in OUT/images; returns the records of a dataset file."""
+    """Writes the pictures of a source as PNG files in OUT/images; returns the records of a dataset
+    file."""
     collector = Collector()
     for index in range(len(source)):  # one picture is in memory at a time
         sample = source[index]
@@ -99,7 +101,8 @@ def _make_record(sample: Sample, image_id: int) -> Record:
 def cutouts(
     file: Positional[Path], /, out: Path, images: Path | None = None, overwrite: bool = False
 ) -> None:
-    """Cuts the complete objects out of photos: a folder of RGBA images with labels, which `cutouts:OUT` reads.
+    """Cuts the complete objects out of photos: a folder of RGBA images with labels, which
+    `cutouts:OUT` reads.
 
     Args:
         file: Photos with a mask of each object, in the format of COCO's instances files.

@@ -1,9 +1,10 @@
-"""The records that readers of annotation files yield, and the collector that makes a dataset file of them.
+"""The records that readers of annotation files yield, and the collector that makes a dataset file
+of them.
 
 A reader (coco.py, folders.py, referring.py, r2sm.py) is a generator that yields, entry by entry, a
-`Record` that can be used, a `BadRecord` that cannot, or a `Note`. It raises InputError if its files do
-not fit the format. One rule holds for all: a bad record is left out, counted and listed by reason; if
-there are more of them than `--max-bad` allows, nothing is written.
+`Record` that can be used, a `BadRecord` that cannot, or a `Note`. It raises InputError if its files
+do not fit the format. One rule holds for all: a bad record is left out, counted and listed by
+reason; if there are more of them than `--max-bad` allows, nothing is written.
 """
 
 import json
@@ -43,7 +44,8 @@ class ObjectRecord:
     fields: Mapping[str, Any]
     """Its annotation but for the ids: `mask_fields` and what the reader copies."""
     key: Hashable = None
-    """Identifies the object within its image: it is added once. None: it is never the same as another."""
+    """Identifies the object within its image: it is added once. None: it is never the same as
+    another."""
     notes: tuple[Note, ...] = ()
     """What the user should know about it."""
 
@@ -63,7 +65,8 @@ class QueryRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """What one entry of an annotation file says about an image. It is used as a whole or not at all."""
+    """What one entry of an annotation file says about an image. It is used as a whole or not at
+    all."""
 
     image: ImageRecord
     objects: Sequence[ObjectRecord] = ()
@@ -78,12 +81,13 @@ Item = Record | BadRecord | Note
 class Collector:
     """Numbers records and gathers them for a dataset file.
 
-    Annotations, categories and queries are numbered from 1. An image has the id that its source gives
-    it, or is numbered from 1.
+    Annotations, categories and queries are numbered from 1. An image has the id that its source
+    gives it, or is numbered from 1.
     """
 
     dataset: Mapping[str, Any] | None = None
-    """A dataset file that gets new queries in place of its own; object keys are its annotation ids."""
+    """A dataset file that gets new queries in place of its own; object keys are its annotation ids.
+    """
     images: dict[int, dict[str, Any]] = field(default_factory=dict)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     categories: dict[str, int] = field(default_factory=dict)
@@ -179,10 +183,11 @@ class Collector:
         )
 
     def name_images(self, out: Path) -> str:
-        """Sets the `file_name` of images with a file relative to the folder of the dataset file `out`.
+        """Sets the `file_name` of images with a file relative to the folder of the dataset file
+        `out`.
 
-        If an image does not lie below it, names are relative to the nearest folder above all images;
-        then the flag is returned that the user must pass with the dataset, otherwise "".
+        If an image does not lie below it, names are relative to the nearest folder above all
+        images; then the flag is returned that the user must pass with the dataset, otherwise "".
         """
         paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
         folder = out.resolve().parent
@@ -216,7 +221,8 @@ class Collector:
 def collect(
     items: Iterable[Item], max_bad: float = 1.0, dataset: Mapping[str, Any] | None = None
 ) -> Collector:
-    """Reads all that a reader yields. Raises InputError if more than `max_bad` of the records are bad."""
+    """Reads all that a reader yields. Raises InputError if more than `max_bad` of the records are
+    bad."""
     if not 0 <= max_bad <= 1:
         raise InputError(f"--max-bad {max_bad}: this is not a share; give 0 to 1")
     collector = Collector(dataset)
@@ -247,9 +253,9 @@ def make_image(
         entry: The entry that errors name.
         names: File names that the image may have, the most likely one first; for names of COCO 2014
             those of 2017 are tried too.
-        images_dir: The folder to look in. None: the folder of the annotation file, if there is no `size`.
-        image_id: Its id, if the format has one.
-        size: What the annotation file says. Without it the file must exist, and its header is read.
+        images_dir: The folder to look in. None: the folder of the annotation file, if there is no
+        `size`. image_id: Its id, if the format has one. size: What the annotation file says.
+        Without it the file must exist, and its header is read.
 
     Raises RecordError if the file is missing, damaged, outside the folder or of another size.
     """
@@ -316,8 +322,8 @@ def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
 def write_json(path: Path, records: Mapping[str, Any], overwrite: bool = False) -> None:
     """Writes the records of a dataset file, all or nothing.
 
-    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to, and
-    a file that exists, unless `overwrite`.
+    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to,
+    and a file that exists, unless `overwrite`.
     """
     check_records(path, records)
     with writing(path, overwrite) as part:

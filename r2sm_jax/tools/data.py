@@ -1,4 +1,5 @@
-"""The benchmark tool-box: `python -m r2sm_jax.data convert|check|stats|show|queries|build|compose|cutouts`."""
+"""The benchmark tool-box: `python -m r2sm_jax.data
+convert|check|stats|show|queries|build|compose|cutouts`."""
 
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from r2sm_jax.tools.template import template
 def build(
     data: Positional[str], /, out: Path, images: Path | None = None, splits: tuple[str, ...] = ()
 ) -> None:
-    """Writes a TFDS data set (array_record, encoded images, RLE masks) that `--data.source tfds:OUT` reads.
+    """Writes a TFDS data set (array_record, encoded images, RLE masks) that `--data.source
+    tfds:OUT` reads.
 
     Args:
-        data: json:FILE or json:FOLDER.
-        out: The folder to write; it must not hold such a data set yet.
-        images: Folder of the images, if they are not beside the dataset file.
-        splits: Splits to write; default: train, dev and val of a file; every *.json of a folder, and dev beside train.
+        data: json:FILE or json:FOLDER. out: The folder to write; it must not hold such a data set
+        yet. images: Folder of the images, if they are not beside the dataset file. splits: Splits
+        to write; default: train, dev and val of a file; every *.json of a folder, and dev beside
+        train.
     """
     from r2sm_jax.data.tfds import NAME, write_tfds  # imports slowly
 

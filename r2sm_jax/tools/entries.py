@@ -1,4 +1,5 @@
-"""Entries of annotation files: reading them, naming them in errors, and their masks in every layout."""
+"""Entries of annotation files: reading them, naming them in errors, and their masks in every
+layout."""
 
 import pickle
 import re
@@ -95,7 +96,8 @@ class Entry:
         return text
 
     def look_up(self, key: str, table: Mapping[int, T], number: Any = None) -> T:
-        """The value in `table` for the id in a field, or for `number`. Raises RecordError if there is none."""
+        """The value in `table` for the id in a field, or for `number`. Raises RecordError if there
+        is none."""
         if number is None:
             number = self.require(key, int)
         if not is_id(number) or number not in table:
@@ -152,7 +154,8 @@ class Entry:
 
 
 def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | BadRecord]:
-    """The content of JSON files, and of the *.json files in folders; `description` names the format.
+    """The content of JSON files, and of the *.json files in folders; `description` names the
+    format.
 
     A file in a folder that is not JSON is a bad record. Raises InputError for one that is given by
     name, and for a path that does not exist.
@@ -281,8 +284,9 @@ def _flatten(polygon: Any) -> Any:
 def draw_polygon(points: Any, size: Size) -> Mask:
     """The mask `[H W]` that OpenCV's `polylines` and `fillPoly` draw for points `[[x, y], ...]`.
 
-    Coordinates are cut to whole numbers. The outline belongs to the mask, so that one point is a pixel
-    and two are a line. Raises ValueError for anything but points, and InputError if OpenCV is missing.
+    Coordinates are cut to whole numbers. The outline belongs to the mask, so that one point is a
+    pixel and two are a line. Raises ValueError for anything but points, and InputError if OpenCV is
+    missing.
     """
     try:
         import cv2  # an optional dependency: no other format needs it

@@ -1,10 +1,10 @@
 """Reads folders of masks: pix2gestalt's, and one PNG for each mask of each object.
 
 The layout is that of cvlab-columbia/pix2gestalt ldm/data/simple.py: `occlusion/7_occlusion.png`,
-`whole_mask/7_whole_mask.png` and `visible_object_mask/7_visible_mask.png`. For several objects of an
-image, masks are named NAME_1.png, NAME_2_red cup.png or NAME/red cup.png, where NAME is the image's;
-words after it are the class. Both masks of an object have the same name, but for words such as "whole"
-and "mask" at its end.
+`whole_mask/7_whole_mask.png` and `visible_object_mask/7_visible_mask.png`. For several objects of
+an image, masks are named NAME_1.png, NAME_2_red cup.png or NAME/red cup.png, where NAME is the
+image's; words after it are the class. Both masks of an object have the same name, but for words
+such as "whole" and "mask" at its end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ def read_mask_folders(
 ) -> Iterator[Item]:
     """Reads folders that hold images, complete masks and visible masks in three folders.
 
-    An object without one of its two masks is a bad record. Raises InputError for a folder that does not
-    exist.
+    An object without one of its two masks is a bad record. Raises InputError for a folder that does
+    not exist.
     """
     for source in sources:
         folder = images_dir
@@ -76,7 +76,8 @@ def _read_object(
     images: Mapping[str, Path],
     images_dir: Path,
 ) -> Record:
-    """The object of this key with its image; `files` are its masks by folder, `images` files by key."""
+    """The object of this key with its image; `files` are its masks by folder, `images` files by
+    key."""
     entry = Entry(next(iter(files.values())), "", {})
     image_key = _longest_prefix(key, images)
     if image_key is None:
@@ -128,7 +129,8 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
-    """The mask `[H W]` of a file: what is brighter than half of white, or of its only value besides 0."""
+    """The mask `[H W]` of a file: what is brighter than half of white, or of its only value besides
+    0."""
     try:
         values = brightness(decode(path))
     except InputError as error:

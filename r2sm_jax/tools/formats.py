@@ -1,4 +1,5 @@
-"""`data convert FORMAT`: annotation files of other projects -> a dataset file; one command a format."""
+"""`data convert FORMAT`: annotation files of other projects -> a dataset file; one command a
+format."""
 
 import sys
 from collections import Counter
@@ -43,7 +44,8 @@ class Files:
     overwrite: bool = False
     """Replace the dataset file if it exists."""
     max_bad: float = 0.01
-    """Share of the records that may be bad, 0 to 1. Bad ones are left out; if there are more, nothing is written."""
+    """Share of the records that may be bad, 0 to 1. Bad ones are left out; if there are more,
+    nothing is written."""
     sources: Positional[tuple[Path, ...]] = ()
     """Annotation files; for formats with one file an image also folders of them."""
 
@@ -82,8 +84,8 @@ def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None
 def mmr(files: Files) -> None:
     """MMR: questions about objects and parts, several targets each; visible masks.
 
-    Of a file with "train" in its name, questions are left out whose text answer has another number of
-    `{seg}` than answers, as in MMR's own loader.
+    Of a file with "train" in its name, questions are left out whose text answer has another number
+    of `{seg}` than answers, as in MMR's own loader.
     """
     convert(files, "mmr", read_mmr(files.sources, files.images))
 
@@ -103,7 +105,8 @@ def lisa_plus_plus(files: Files) -> None:
 
 
 def refcoco(files: Files, instances: Path, split: str = "train") -> None:
-    """RefCOCO, RefCOCO+, RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json); visible masks.
+    """RefCOCO, RefCOCO+, RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json);
+    visible masks.
 
     Args:
         instances: COCO's instances.json.
@@ -118,11 +121,12 @@ def r2sm(
     fields: R2SMFields,
     mask_type: MaskType | None = None,
 ) -> None:
-    """R2SM's text queries, joined to the dataset file that was converted from their images' annotations.
+    """R2SM's text queries, joined to the dataset file that was converted from their images'
+    annotations.
 
-    PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). Instances are given as ids
-    or named in the answer; ids are the annotations' `source_id`, or their `id`. `--images` changes
-    nothing here.
+    PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). Instances are given
+    as ids or named in the answer; ids are the annotations' `source_id`, or their `id`. `--images`
+    changes nothing here.
 
     Args:
         over: The dataset file with the images and annotations; its own queries are left out.
@@ -159,8 +163,8 @@ def convert(
 ) -> None:
     """Writes the dataset file of what a reader yields, and says what was left out and noted.
 
-    `items` is a generator, so nothing is read before the arguments are checked. `dataset` is a dataset
-    file whose queries are replaced.
+    `items` is a generator, so nothing is read before the arguments are checked. `dataset` is a
+    dataset file whose queries are replaced.
     """
     check_arguments(files)
     if template.queries < 0 or template.seed < 0:

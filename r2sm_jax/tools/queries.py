@@ -1,8 +1,10 @@
-"""Queries written by a vision-language model: requests to send to it, and what it answered read back.
+"""Queries written by a vision-language model: requests to send to it, and what it answered read
+back.
 
-Requests have the form of the OpenAI-compatible batch interfaces, one line of JSON for each image and mask type. Answers
-have the form of R2SM, `<Q>…</Q><A>instance id is [3], class name is [mug]; …</A>`, or of LISA++ ("label name is").
-Reading them is lenient; then unusable queries are left out. Prompts and reasons are in llm_queries.toml.
+Requests have the form of the OpenAI-compatible batch interfaces, one line of JSON for each image
+and mask type. Answers have the form of R2SM, `<Q>…</Q><A>instance id is [3], class name is [mug];
+…</A>`, or of LISA++ ("label name is"). Reading them is lenient; then unusable queries are left out.
+Prompts and reasons are in llm_queries.toml.
 """
 
 import json
@@ -52,9 +54,11 @@ def requests(
     resume: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Writes requests for queries to a vision-language model: one line for each image and mask type.
+    """Writes requests for queries to a vision-language model: one line for each image and mask
+    type.
 
-    Send the lines to a batch interface, or to any chat model, and give the answers to `queries parse`.
+    Send the lines to a batch interface, or to any chat model, and give the answers to `queries
+    parse`.
 
     Args:
         dataset: The dataset file.
@@ -108,7 +112,8 @@ def requests(
 
 
 def _keep_requests(out: Path, part: Path) -> set[str]:
-    """Makes `part` the complete lines of `out`, or of what an interrupted command left in `part`; gives their ids."""
+    """Makes `part` the complete lines of `out`, or of what an interrupted command left in `part`;
+    gives their ids."""
     if out.exists():
         shutil.copyfile(out, part)
     kept, end = set(), 0
@@ -185,14 +190,14 @@ def parse(
     rejected: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Adds the queries in a model's answers to a copy of a dataset file, and leaves out unusable ones.
+    """Adds the queries in a model's answers to a copy of a dataset file, and leaves out unusable
+    ones.
 
     Args:
-        dataset: The dataset file that the requests were made from.
-        answers: JSON Lines files: the output of a batch interface, or lines with custom_id and text.
-        out: The dataset file to write.
-        rejected: JSON Lines file to write with what was left out, and why.
-        overwrite: Replace these files if they exist.
+        dataset: The dataset file that the requests were made from. answers: JSON Lines files: the
+        output of a batch interface, or lines with custom_id and text. out: The dataset file to
+        write. rejected: JSON Lines file to write with what was left out, and why. overwrite:
+        Replace these files if they exist.
     """
     if not answers:
         raise InputError(
@@ -298,7 +303,8 @@ def _read_line(line: bytes) -> tuple[str, str, str]:
 
 
 class QuestionAndAnswer(NamedTuple):
-    """As a model wrote them. `named` holds ids and class names; it is empty where the answer cannot be read."""
+    """As a model wrote them. `named` holds ids and class names; it is empty where the answer cannot
+    be read."""
 
     question: str
     answer: str
@@ -308,8 +314,9 @@ class QuestionAndAnswer(NamedTuple):
 def read_answer(text: str) -> list[QuestionAndAnswer]:
     """The questions and answers in what a model wrote, one for each `<Q>`; never fails.
 
-    Closing tags, and the one that opens the answer, may be missing. Numbering, brackets, case and text around the tags
-    do not matter. Text without any `<Q>` counts as one question that cannot be read.
+    Closing tags, and the one that opens the answer, may be missing. Numbering, brackets, case and
+    text around the tags do not matter. Text without any `<Q>` counts as one question that cannot be
+    read.
     """
     _, *parts = PATTERNS["question"].split(text)
     return [_read_one(part) for part in parts] or [QuestionAndAnswer("", text.strip(), ())]

@@ -1,4 +1,5 @@
-"""Reads questions with the visible masks that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR."""
+"""Reads questions with the visible masks that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++,
+MMR."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,8 @@ def read_refcoco(
     """RefCOCO, RefCOCO+ and RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json).
 
     The layout is that of lichengunc/refer refer.py; in gRefCOCO `ann_id` is a list, `[-1]` for no
-    target. Only images and objects that the split uses are read. `instances` is COCO's instances.json.
+    target. Only images and objects that the split uses are read. `instances` is COCO's
+    instances.json.
     """
     refs: list[Entry] = []
     for ref in read_list_files(sources, "refs(...).p or grefs(...).json"):
@@ -82,8 +84,8 @@ def read_refcoco(
 def _in_split(name: Any, split: str) -> bool:
     """Whether a ref with this split belongs to `split`.
 
-    As in refer.py "test" includes testA and testB, and "testA" every split of the tests with an A in
-    its name.
+    As in refer.py "test" includes testA and testB, and "testA" every split of the tests with an A
+    in its name.
     """
     if not isinstance(name, str) or not name.startswith("test") or not split.startswith("test"):
         return name == split
@@ -125,9 +127,9 @@ def read_reasonseg(
 ) -> Iterator[Item]:
     """ReasonSeg: X.json beside X.jpg.
 
-    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py. `explanatory` is
-    explanatory/train.json, for textual answers. Polygons with "ignore" in their label become an ignored
-    object, those labelled "flag" are not used, all others are the target.
+    The layout and the masks are those of dvlab-research/LISA utils/data_processing.py.
+    `explanatory` is explanatory/train.json, for textual answers. Polygons with "ignore" in their
+    label become an ignored object, those labelled "flag" are not used, all others are the target.
     """
     answers: dict[tuple[str, str], str] = {}
     if explanatory is not None:
@@ -191,8 +193,8 @@ def _draw_shapes(file: Entry, size: Size) -> tuple[Mask, Mask, list[Note]]:
             raise shape.error(f"its points cannot be used ({error})", "correct them") from error
         polygons.append((mask, "ignore" in label))
 
-    # The official code paints in descending area, so that a smaller polygon wins where two overlap; its
-    # argsort also fixes the order of equal areas.
+    # The official code paints in descending area, so that a smaller polygon wins where two overlap;
+    # its argsort also fixes the order of equal areas.
     target = np.zeros(size, bool)
     ignored = np.zeros(size, bool)
     areas = [masks.area(mask) for mask, _ in polygons]
@@ -255,7 +257,8 @@ def _read_lisa_question(entry: Entry, images_dir: Path | None) -> tuple[Record, 
 
 
 def named_ids(answer: str) -> list[str]:
-    """The ids in an answer such as "instance id is 3, class name is cup; ..."; brackets are optional."""
+    """The ids in an answer such as "instance id is 3, class name is cup; ..."; brackets are
+    optional."""
     return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
 
 
@@ -265,11 +268,11 @@ def named_ids(answer: str) -> list[str]:
 def read_mmr(sources: Sequence[Path], images_dir: Path | None = None) -> Iterator[Item]:
     """MMR (jdg900/MMR): questions about objects and parts, several targets each.
 
-    The `kind` of a query says whether its targets are objects, parts (category `object:part`) or both.
-    Of a training file (MMR_train.json, or any name with the word "train") a question is left out if its
-    text answer is not empty and has another number of `{seg}` than it has answers, as in MMR's own
-    loader; other files keep every question. That loader samples questions without their answers, so that
-    the two can belong to different questions; here they stay together.
+    The `kind` of a query says whether its targets are objects, parts (category `object:part`) or
+    both. Of a training file (MMR_train.json, or any name with the word "train") a question is left
+    out if its text answer is not empty and has another number of `{seg}` than it has answers, as in
+    MMR's own loader; other files keep every question. That loader samples questions without their
+    answers, so that the two can belong to different questions; here they stay together.
     """
     sizes: dict[int, Size] = {}
     for entry in read_list_files(sources, "an MMR file"):

@@ -24,10 +24,11 @@ def template(
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
-    """Adds queries from the embedded grammar to a copy of a dataset file, half modal and half amodal.
+    """Adds queries from the embedded grammar to a copy of a dataset file, half modal and half
+    amodal.
 
-    An `ignore` annotation gets no query, one whose complete mask is not known gets only modal ones, and
-    COCOA's stuff (`isStuff`) gets queries only if there is nothing else.
+    An `ignore` annotation gets no query, one whose complete mask is not known gets only modal ones,
+    and COCOA's stuff (`isStuff`) gets queries only if there is nothing else.
 
     Args:
         dataset: The dataset file. Its class names become the nouns; its masks tell what hides what.
@@ -56,7 +57,8 @@ def template(
 
 
 def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
-    """Appends up to `count` queries about every image to the records of the checked dataset file `path`.
+    """Appends up to `count` queries about every image to the records of the checked dataset file
+    `path`.
 
     Raises InputError for a mask that cannot be read.
     """

@@ -1,7 +1,9 @@
-"""Numbers that are fitted when the weights stand still, so that what the model says of its answers is honest.
+"""Numbers that are fitted when the weights stand still, so that what the model says of its answers
+is honest.
 
-The temperature of the mask type is fitted on sentences that nothing is trained on; how good a mask is, and whether
-anything is there, on the split that selects checkpoints. Nothing here changes a mask, except that some become empty.
+The temperature of the mask type is fitted on sentences that nothing is trained on; how good a mask
+is, and whether anything is there, on the split that selects checkpoints. Nothing here changes a
+mask, except that some become empty.
 """
 
 from typing import Any
@@ -38,8 +40,8 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
 def fit_iou(
     predicted: Float[np.ndarray, " n"], true: Float[np.ndarray, " n"]
 ) -> tuple[float, float]:
-    """The scale and shift of the logits of predicted IoUs with which they are nearest to the true ones, by the mean
-    absolute error; (1, 0) where there are few."""
+    """The scale and shift of the logits of predicted IoUs with which they are nearest to the true
+    ones, by the mean absolute error; (1, 0) where there are few."""
     if len(true) < FEWEST:
         return 1.0, 0.0
     logits = logit(np.clip(predicted, 0.001, 0.999))
@@ -52,6 +54,6 @@ def fit_iou(
 
 
 def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
-    """What to add to the logits of things that are there, so that `MISSED` of them are below the threshold; 0 where
-    there are few."""
+    """What to add to the logits of things that are there, so that `MISSED` of them are below the
+    threshold; 0 where there are few."""
     return float(threshold - np.quantile(logits, MISSED)) if len(logits) >= FEWEST else 0.0

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: saved in the background, as a whole or not at all, and verified when they are read.
+"""Checkpoints of a run: saved in the background, as a whole or not at all, and verified when they
+are read.
 
-A checkpoint holds the parameters, the optimizer state, the step, the model's constants, its calibration, and the
-position in the data.
-The latest two are kept, and the one with the highest gIoU. Arrays are stored by path, without library classes. A digest
-tells whether a file is damaged.
+A checkpoint holds the parameters, the optimizer state, the step, the model's constants, its
+calibration, and the position in the data. The latest two are kept, and the one with the highest
+gIoU. Arrays are stored by path, without library classes. A digest tells whether a file is damaged.
 """
 
 import hashlib
@@ -87,9 +87,9 @@ class Checkpoints:
         giou: float | None,
         calibration: Calibration = NOT_CALIBRATED,
     ) -> None:
-        """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or cannot be written.
-        One of the same step, from which the run did not go on, is replaced; others are not touched. A step is saved
-        once in a process."""
+        """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or
+        cannot be written. One of the same step, from which the run did not go on, is replaced;
+        others are not touched. A step is saved once in a process."""
         arrays = flatten({"state": state, "constants": constants})
         metadata = {
             "digest": digest(arrays),
@@ -97,8 +97,8 @@ class Checkpoints:
             "position": batches.get_state(),
             "calibration": calibration._asdict(),
         }
-        # Arrays in parts are written where they lie. Of the others every process has a copy, and orbax lets the first
-        # one write it.
+        # Arrays in parts are written where they lie. Of the others every process has a copy, and
+        # orbax lets the first one write it.
         for name, leaf in arrays.items():
             if not is_sharded_across_processes(leaf):
                 arrays[name] = np.asarray(leaf)
@@ -130,7 +130,8 @@ class Checkpoints:
                 else "nothing was saved before"
             )
             raise InputError(
-                f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or permit writing, then "
+                f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or "
+                "permit writing, then "
                 f"--resume ({kept})"
             ) from error
 
@@ -142,10 +143,11 @@ class Checkpoints:
         step: int | None = None,
         only: bool = False,
     ) -> Checkpoint:
-        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and another one is taken.
+        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and
+        another one is taken.
 
-        `state` and `constants` give structure and shapes. Raises InputError if there is no readable checkpoint, or
-        `only` that of `step` would do.
+        `state` and `constants` give structure and shapes. Raises InputError if there is no readable
+        checkpoint, or `only` that of `step` would do.
         """
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
@@ -162,7 +164,8 @@ class Checkpoints:
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
 
     def _read(self, step: int, state: TrainState, constants: nnx.State) -> Checkpoint:
-        """The checkpoint of a step. Raises ValueError if its arrays are not those that were saved."""
+        """The checkpoint of a step. Raises ValueError if its arrays are not those that were
+        saved."""
         tree = {"state": state, "constants": constants}
         shapes = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
         arrays = self._orbax.load_checkpointables(step, {"arrays": shapes})["arrays"]
@@ -189,13 +192,16 @@ def save_not_finite(
     step: int,
     images: Any,
 ) -> NoReturn:
-    """Saves a state that is not finite, apart from the checkpoints from which the run continues. Always raises
-    InputError, which names the step and its images."""
+    """Saves a state that is not finite, apart from the checkpoints from which the run continues.
+    Always raises InputError, which names the step and its images."""
     checkpoints = Checkpoints(run / "not_finite")
     checkpoints.save(state, constants, batches, None)
     checkpoints.close()
     raise InputError(
-        f"step {step}: the loss is not finite on the training images {', '.join(map(str, images))}; the state is saved "
-        f"in {run / 'not_finite'}; lower --optimizer.learning-rate and --optimizer.muon-learning-rate or look at these "
+        f"step {step}: the loss is not finite on the training images "
+        f"{', '.join(map(str, images))}; "
+        "the state is saved "
+        f"in {run / 'not_finite'}; lower --optimizer.learning-rate and "
+        "--optimizer.muon-learning-rate or look at these "
         "images, then --resume from the checkpoint before"
     )

@@ -1,4 +1,5 @@
-"""Features of the training images by frozen encoders: computed once, and kept on disk (`--data.cache-dir`)."""
+"""Features of the training images by frozen encoders: computed once, and kept on disk
+(`--data.cache-dir`)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,7 +69,8 @@ def precompute(
         sample = prepared[index]
         keys.append(digest(sample["image"], sample["image_mask"]))
     missing = {key: index for index, key in enumerate(keys) if key not in cache}
-    # The list of the first process, since one that looks later may find some that were written meanwhile.
+    # The list of the first process, since one that looks later may find some that were written
+    # meanwhile.
     missing = allgather(missing)[0]
 
     @jax.jit
@@ -110,7 +112,8 @@ def precompute(
 
 
 def hash_encoder(weights: nnx.State, config: Config) -> str:
-    """Hash of everything that frozen features depend on but the image: sizes, precision and frozen weights.
+    """Hash of everything that frozen features depend on but the image: sizes, precision and frozen
+    weights.
 
     Where published weights lie does not matter.
     """

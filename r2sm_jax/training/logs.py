@@ -1,4 +1,5 @@
-"""Logs of a run: a printed line for each interval of steps, `metrics.jsonl`, and TensorBoard's event files."""
+"""Logs of a run: a printed line for each interval of steps, `metrics.jsonl`, and TensorBoard's
+event files."""
 
 import json
 import math
@@ -38,8 +39,9 @@ class Logs:
         self._clock = time.monotonic(), start  # of the step from which the speed is measured
 
     def add(self, step: int, values: Values, *, settle: bool) -> int | None:
-        """Adds the losses of a step. Returns the number of this step, or of the one before, if its loss or gradient is
-        not finite. They are read one step late, so that the device never waits, or at once with `settle`."""
+        """Adds the losses of a step. Returns the number of this step, or of the one before, if its
+        loss or gradient is not finite. They are read one step late, so that the device never waits,
+        or at once with `settle`."""
         self._interval.append(values)
         self._unchecked.append((step, values))
         write = step % self._loop.log_every == 0 or step == self._loop.steps
@@ -64,7 +66,8 @@ class Logs:
         losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
         images, steps = self._loop.batch_size / seconds, self._loop.steps
         minutes, left = divmod(int(seconds * (steps - step)), 60)
-        speed = f"{images:.1f} images/s  {images * self._queries:.0f} queries/s  {minutes}:{left:02d} left"
+        queries = images * self._queries
+        speed = f"{images:.1f} images/s  {queries:.0f} queries/s  {minutes}:{left:02d} left"
         print(f"step {step}/{steps}  {losses}  {speed}", flush=True)
         self._record(
             step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds}

@@ -1,7 +1,8 @@
 """Losses: pure functions of the model's output and of the targets (supervision.py).
 
-Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask weighs as much as a
-small one. The weights in the targets make each sum the mean of the whole batch, also where it is computed in parts.
+Everything is float32. A mask is reduced to one number first, then masks are averaged: a large mask
+weighs as much as a small one. The weights in the targets make each sum the mean of the whole batch,
+also where it is computed in parts.
 """
 
 from typing import NamedTuple
@@ -154,7 +155,8 @@ def slot_losses(
     *,
     threshold: float,
 ) -> Losses:
-    """Instance masks at low resolution: every instance is matched to a slot, and the other slots learn absence."""
+    """Instance masks at low resolution: every instance is matched to a slot, and the other slots
+    learn absence."""
     pixel_features = pool_pixels(pixel_features)
     pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
     presence = decoder.presence[:, :, 1:]
@@ -199,8 +201,8 @@ def match_slots(
 ) -> Int[Array, "b k q"]:
     """The slot of every target, by the Hungarian algorithm on the dice loss of masks of one type.
 
-    A slot with a high presence costs less. Otherwise slots that predict the same mask would be matched by chance, and
-    none would learn that it is the one.
+    A slot with a high presence costs less. Otherwise slots that predict the same mask would be
+    matched by chance, and none would learn that it is the one.
     """
     overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, target)
     sizes = probability.sum((-2, -1))[..., :, None] + target.sum((-2, -1))[..., None, :]
@@ -229,7 +231,8 @@ def instance_loss(
     targets: Targets,
     config: LossConfig,
 ) -> Float[Array, ""]:
-    """Loss of the masks of every instance, from kernels [b 1 m] that were made of its own pixels."""
+    """Loss of the masks of every instance, from kernels [b 1 m] that were made of its own
+    pixels."""
     modal, amodal = predict_masks(kernels, pixel_features)
     modal_loss, amodal_loss = mask_losses(
         modal[:, 0], amodal[:, 0], targets.instances, targets.pixel_weight[:, None], config
@@ -240,10 +243,11 @@ def instance_loss(
 def dense_losses(
     dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: PixelTargets
 ) -> Losses:
-    """What every pixel predicts about its object: its names, the categories hidden behind it, its amodal box.
+    """What every pixel predicts about its object: its names, the categories hidden behind it, its
+    amodal box.
 
-    A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no vocabulary is part
-    of the weights.
+    A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no
+    vocabulary is part of the weights.
     """
     losses: Losses = {}
     for group, embeddings in names.items():
@@ -280,8 +284,8 @@ def name_logits(
 def type_loss(
     logits: Float[Array, "r b k"], is_amodal: Bool[Array, "b k"], config: LossConfig
 ) -> Float[Array, "b k"]:
-    """Cross entropy of the mask type with smoothed labels, averaged over the r members of an ensemble, each of which
-    learns by itself."""
+    """Cross entropy of the mask type with smoothed labels, averaged over the r members of an
+    ensemble, each of which learns by itself."""
     target = is_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean(0)
 
@@ -311,8 +315,8 @@ def mask_loss(
     pixel_weight: Float[Array, "*#n h w"],
     pair: MaskPair,
 ) -> Float[Array, "*n"]:
-    """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py) or SAM (paper,
-    appendix A)."""
+    """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
+    or SAM (paper, appendix A)."""
     dice = dice_loss(logits, target, pixel_weight)
     if pair == "sam":
         focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
@@ -329,7 +333,8 @@ def dice_loss(
     target: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
 ) -> Float[Array, "*n"]:
-    """1 - dice of each mask, smoothed by one cell as in SAM 2 (training/loss_fns.py); 0 for empty targets."""
+    """1 - dice of each mask, smoothed by one cell as in SAM 2 (training/loss_fns.py); 0 for empty
+    targets."""
     probability = jax.nn.sigmoid(logits) * pixel_weight
     target = target * pixel_weight
     overlap = (probability * target).sum((-2, -1))
@@ -352,7 +357,8 @@ def iou_error(
     pixel_weight: Float[Array, "*#n h w"],
     threshold: float,
 ) -> Float[Array, "*n 2"]:
-    """Squared error of the predicted IoUs of a modal and an amodal mask. It teaches the prediction, not the masks."""
+    """Squared error of the predicted IoUs of a modal and an amodal mask. It teaches the prediction,
+    not the masks."""
     modal_iou = mask_iou(modal, targets.modal, pixel_weight, threshold)
     amodal_iou = mask_iou(amodal, targets.amodal, pixel_weight, threshold)
     iou = jax.lax.stop_gradient(jnp.stack([modal_iou, amodal_iou], axis=-1))
@@ -365,7 +371,8 @@ def mask_iou(
     pixel_weight: Float[Array, "*#n h w"],
     threshold: float,
 ) -> Float[Array, "*n"]:
-    """IoU of the thresholded mask with the thresholded target on cells that count; 1 for two empty masks."""
+    """IoU of the thresholded mask with the thresholded target on cells that count; 1 for two empty
+    masks."""
     counts = pixel_weight > 0.5
     predicted = (logits > threshold) & counts
     truth = (target > 0.5) & counts
@@ -377,7 +384,7 @@ def mask_iou(
 def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Pixel features at a resolution `POOL` times lower.
 
-    A mask predicted from them is the pooled mask, except that the squares among the coordinate channels are not pooled:
-    at 48 pixels an error of 0.0009 times their weights.
+    A mask predicted from them is the pooled mask, except that the squares among the coordinate
+    channels are not pooled: at 48 pixels an error of 0.0009 times their weights.
     """
     return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=POOL, x=POOL)

@@ -1,4 +1,5 @@
-"""The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero, clipping."""
+"""The optimizer: AdamW, or Muon for matrices with AdamW for the rest; warm-up, decay to zero,
+clipping."""
 
 from collections.abc import Hashable
 from functools import lru_cache
@@ -35,8 +36,8 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 
 @lru_cache(maxsize=8)
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The gradient transformation for a run of `steps` steps, the same object for equal arguments. Only matrices are
-    decayed."""
+    """The gradient transformation for a run of `steps` steps, the same object for equal arguments.
+    Only matrices are decayed."""
     clip = optax.clip_by_global_norm(config.clip or jnp.inf)
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
@@ -56,9 +57,11 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 def stacked(
     inner: optax.GradientTransformation, pretrained_rate: float
 ) -> optax.GradientTransformation:
-    """Treats parameters of one kind and shape as one array [n ...]: a few large operations replace many small ones.
+    """Treats parameters of one kind and shape as one array [n ...]: a few large operations replace
+    many small ones.
 
-    `inner` sees a dict from `_group` to these arrays. A published EfficientNet gets `pretrained_rate` of its updates.
+    `inner` sees a dict from `_group` to these arrays. A published EfficientNet gets
+    `pretrained_rate` of its updates.
     """
 
     def stack(tree: Any) -> dict[str, jax.Array]:
@@ -98,18 +101,20 @@ def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
     return {group: not group.startswith(("vector", "efficientnet")) for group in groups}
 
 
-# Muon. optax has it too (`optax.contrib.scale_by_muon`), but multiplies in float32 only: the optimizer then takes 66 ms
-# of a default step, and 24 ms with bfloat16 products (docs/log.md).
+# Muon. optax has it too (`optax.contrib.scale_by_muon`), but multiplies in float32 only: the
+# optimizer then takes 66 ms of a default step, and 24 ms with bfloat16 products (docs/log.md).
 
 POLAR_STEPS = ((8.2206, -23.3464, 16.634), (3.9642, -2.8378, 0.5158), (3.5055, -2.6266, 0.5257))
-"""Coefficients of x, x³, x⁵ in three steps. Each step is the best one for the interval that the step before leaves
-(Polar Express, arXiv 2505.16932, section 3): singular values between 0.003 and 1 end between 0.33 and 1.65. The first
-two are for x / 1.02: without that, rounding to bfloat16 could lead out of the interval, where values grow."""
+"""Coefficients of x, x³, x⁵ in three steps. Each step is the best one for the interval that the
+step before leaves (Polar Express, arXiv 2505.16932, section 3): singular values between 0.003 and 1
+end between 0.33 and 1.65. The first two are for x / 1.02: without that, rounding to bfloat16 could
+lead out of the interval, where values grow."""
 EPSILON = 1e-8
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Nesterov momentum of stacked matrices [n ... d], made orthogonal; all axes between are a matrix's input."""
+    """Nesterov momentum of stacked matrices [n ... d], made orthogonal; all axes between are a
+    matrix's input."""
 
     def orthogonalise(updates: Any, params: Any) -> Any:
         return jax.tree.map(
@@ -122,8 +127,8 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 def orthogonal(x: Float32[Array, "n c d"]) -> Float32[Array, "n c d"]:
     """Nearly orthogonal matrices: their singular values are near 1.
 
-    The shorter axis is first scaled by row sums of x xᵀ, so that no singular value exceeds 1 (AOL, arXiv 2208.03160),
-    as in optax/contrib/_muon.py.
+    The shorter axis is first scaled by row sums of x xᵀ, so that no singular value exceeds 1 (AOL,
+    arXiv 2208.03160), as in optax/contrib/_muon.py.
     """
     tall = x.shape[1] > x.shape[2]
     identity = jnp.eye(min(x.shape[1:]))

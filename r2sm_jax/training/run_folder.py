@@ -1,7 +1,7 @@
 """Run folders: how training makes, locks, checks and resumes them.
 
-runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/  report.*
-runs/latest             points at the newest
+runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/
+report.* runs/latest             points at the newest
 """
 
 import json
@@ -45,7 +45,8 @@ MAY_CHANGE = {
     "train.accumulate",
     "distributed.fsdp",
 }
-"""Fields that a resumed run may change: they change no parameter, or only by the order in which numbers are added."""
+"""Fields that a resumed run may change: they change no parameter, or only by the order in which
+numbers are added."""
 
 
 # The configuration.
@@ -79,8 +80,8 @@ def resumed_folder(config: Config) -> Path:
 def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
     """The configuration with what this machine uses in place of `auto` and 0.
 
-    A resumed run keeps what it used where it began; only the number of devices is chosen again. How the processes
-    connect (`--distributed`) is not part of a resolved configuration.
+    A resumed run keeps what it used where it began; only the number of devices is chosen again. How
+    the processes connect (`--distributed`) is not part of a resolved configuration.
     """
     loop = config.train
     matmul_precision = loop.matmul_precision
@@ -105,7 +106,8 @@ def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
 
 
 def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
-    """Raises InputError if a resumed run would go on with another configuration, except for fields of `MAY_CHANGE`."""
+    """Raises InputError if a resumed run would go on with another configuration, except for fields
+    of `MAY_CHANGE`."""
     before = flatten_dict(to_json(resumed), sep=".")
     now = flatten_dict(to_json(config), sep=".")
     changes = [
@@ -115,7 +117,8 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
     ]
     if changes:
         raise InputError(
-            f"{folder} was trained with another configuration: {'; '.join(changes)}; use these or another --run"
+            f"{folder} was trained with another configuration: {'; '.join(changes)}; use these or "
+            "another --run"
         )
 
 
@@ -123,7 +126,8 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
 
 
 def make_folder(run: str | None) -> Path:
-    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it cannot be written."""
+    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it
+    cannot be written."""
     try:
         if run is not None:
             folder = Path(run)
@@ -144,7 +148,8 @@ def make_folder(run: str | None) -> Path:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Begins a new run in `folder`. Raises InputError if there is one already, or the folder cannot be written."""
+    """Begins a new run in `folder`. Raises InputError if there is one already, or the folder cannot
+    be written."""
     if (folder / CONFIG).exists():
         raise InputError(
             f"{folder} holds a run already; continue it with --resume or give another --run"
@@ -161,8 +166,9 @@ def write_config(folder: Path, config: Config) -> None:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Keeps other commands from training in a run folder. The system ends the lock with this process, however that
-    ends. Raises InputError if another command has it. Windows and some network file systems have no such locks."""
+    """Keeps other commands from training in a run folder. The system ends the lock with this
+    process, however that ends. Raises InputError if another command has it. Windows and some
+    network file systems have no such locks."""
     try:
         file = (folder / LOCK).open("a")
     except OSError as error:
@@ -175,7 +181,8 @@ def lock_run(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{folder}: another process trains this run now; wait until it ends, or give another --run"
+                f"{folder}: another process trains this run now; wait until it ends, or give "
+                "another --run"
             ) from None
         except OSError:
             print(
@@ -189,8 +196,9 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def find_encoder_sizes(config: Config) -> EncoderSizes:
-    """Sizes of the published image encoders of a run: those of the run that it resumes or starts from, which needs no
-    published files, or else of the weights themselves. Raises InputError as `read_encoder_sizes`."""
+    """Sizes of the published image encoders of a run: those of the run that it resumes or starts
+    from, which needs no published files, or else of the weights themselves. Raises InputError as
+    `read_encoder_sizes`."""
     if config.resume:
         return read_sizes(resumed_folder(config))
     if config.init:
@@ -199,7 +207,8 @@ def find_encoder_sizes(config: Config) -> EncoderSizes:
 
 
 def read_sizes(folder: Path) -> EncoderSizes:
-    """Sizes of the published image encoders of a run. A run that never got as far as writing them reads the weights."""
+    """Sizes of the published image encoders of a run. A run that never got as far as writing them
+    reads the weights."""
     config = read_config(folder)
     inputs = read_inputs(folder)
     if "image_encoder" in inputs:
@@ -216,10 +225,12 @@ def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
 def check_inputs(
     folder: Path, config: Config, sizes: EncoderSizes, texts: TextStates, data_sha256: str
 ) -> None:
-    """Writes what a new run is trained with, or compares it with what a resumed run was trained with.
+    """Writes what a new run is trained with, or compares it with what a resumed run was trained
+    with.
 
-    These are the sizes of the image encoders, and hashes of the language model, its tokenizer and the training data.
-    Raises InputError if a hash differs, also from that of the run that this one starts from (`--init`).
+    These are the sizes of the image encoders, and hashes of the language model, its tokenizer and
+    the training data. Raises InputError if a hash differs, also from that of the run that this one
+    starts from (`--init`).
     """
     if config.init:
         initial = read_inputs(Path(config.init))
@@ -231,7 +242,8 @@ def check_inputs(
         check_language_model(texts, before["language_model"], f"the run {folder}")
         if before["data"]["sha256"] != data_sha256:
             raise InputError(
-                f"{config.data.source}: not the training data that the run {folder} began with, by their hash; restore "
+                f"{config.data.source}: not the training data that the run {folder} began with, by "
+                "their hash; restore "
                 f"them, or start a new run from its weights with --init {folder}"
             )
         return
@@ -249,8 +261,8 @@ def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], u
     """Raises InputError if a language model or its tokenizer is another one than in training.
 
     Args:
-        trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not compared.
-        user: the run or the export, for messages.
+        trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not
+        compared. user: the run or the export, for messages.
     """
     identity = text_encoder.identity
     for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
@@ -258,6 +270,7 @@ def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], u
             continue
         revision = f", revision {trained['revision']}" if trained.get("revision") else ""
         raise InputError(
-            f"{text_encoder.folder}: its {part} sha256 {identity[key]}, but {user} needs {trained[key]}; "
+            f"{text_encoder.folder}: its {part} sha256 {identity[key]}, but {user} needs "
+            f"{trained[key]}; "
             f"get the {trained['name']} that it was trained with{revision}"
         )

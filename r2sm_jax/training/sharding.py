@@ -1,7 +1,9 @@
-"""Several processes of one command, on one machine or many: they connect, agree, share results, and end together.
+"""Several processes of one command, on one machine or many: they connect, agree, share results, and
+end together.
 
-`jax.distributed` connects them. Every process runs the same command with its own `--distributed.process`, or with
-`--distributed.detect` under a launcher. The functions below do nothing special where there is one process only.
+`jax.distributed` connects them. Every process runs the same command with its own
+`--distributed.process`, or with `--distributed.detect` under a launcher. The functions below do
+nothing special where there is one process only.
 """
 
 import os
@@ -26,7 +28,8 @@ T = TypeVar("T")
 AXES = ("data", "fsdp")
 """Axes of the mesh. The rows of a batch are divided among both, large weights along the second."""
 LARGE_BYTES = 4 << 20
-"""Smaller arrays are whole on every device: to collect their parts would take longer than it saves memory."""
+"""Smaller arrays are whole on every device: to collect their parts would take longer than it saves
+memory."""
 HEARTBEAT_SECONDS = 30
 """JAX ends all processes when one was silent for so long."""
 SHUTDOWN_SECONDS = 600
@@ -39,17 +42,20 @@ VARIABLES = {
 """Environment variables that stand for flags which are not given."""
 FLAGS = ", ".join(f"--distributed.{name}" for name in VARIABLES)
 LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE"}
-"""What a launcher's processes have in their environment, and where the number of processes stands."""
+"""What a launcher's processes have in their environment, and where the number of processes stands.
+"""
 LOST = re.compile("gloo|nccl|connection|heartbeat|coordination service|barrier", re.IGNORECASE)
 """In the messages of JAX when another process is gone."""
 
 
 @contextmanager
 def running(config: ProcessConfig) -> Iterator[None]:
-    """Connects this process with the others before any device is used. In the block only the first process prints.
+    """Connects this process with the others before any device is used. In the block only the first
+    process prints.
 
-    If one process ends with an error, all do: those that wait for it notice a closed connection, or its silence after
-    `HEARTBEAT_SECONDS`. Raises InputError for settings that are incomplete or impossible.
+    If one process ends with an error, all do: those that wait for it notice a closed connection, or
+    its silence after `HEARTBEAT_SECONDS`. Raises InputError for settings that are incomplete or
+    impossible.
     """
     if not _connect(config):
         yield
@@ -79,7 +85,8 @@ def _connect(config: ProcessConfig) -> bool:
         for mark, variable in LAUNCHERS.items():
             if mark in os.environ and os.environ.get(variable, "1") != "1":
                 raise InputError(
-                    f"a launcher started {os.environ[variable]} of these processes ({variable}), which would not know "
+                    f"a launcher started {os.environ[variable]} of these processes ({variable}), "
+                    "which would not know "
                     "of one another; add --distributed.detect, or start one"
                 )
         return False
@@ -95,7 +102,8 @@ def _connect(config: ProcessConfig) -> bool:
             )
         if not 0 <= process < count:
             raise InputError(
-                f"--distributed.process {process} of {count} processes; give one from 0 to {count - 1}"
+                f"--distributed.process {process} of {count} processes; give one from 0 to "
+                f"{count - 1}"
             )
     _initialize(config, given)
     return jax.process_count() > 1
@@ -117,13 +125,15 @@ def _initialize(config: ProcessConfig, given: dict[str, Any]) -> None:
     except (ValueError, RuntimeError) as error:
         where = "as --distributed.detect says" if config.detect else f"at {given['coordinator']}"
         raise InputError(
-            f"the processes could not connect {where} ({_first_line(error)}); start all of them within five minutes, "
+            f"the processes could not connect {where} ({_first_line(error)}); start all of them "
+            "within five minutes, "
             f"with a free port of the first one's host, or give {FLAGS}"
         ) from error
     if jax.device_count() != jax.process_count() * jax.local_device_count():
         counts = f"{jax.local_device_count()} of {jax.device_count()}"
         raise InputError(
-            f"this process has {counts} devices; give every process as many (--distributed.local-devices)"
+            f"this process has {counts} devices; give every process as many "
+            "(--distributed.local-devices)"
         )
 
 
@@ -136,7 +146,8 @@ def _end(error: BaseException) -> NoReturn:
     if isinstance(error, (ValueError, RuntimeError)) and LOST.search(str(error)):
         me, count = jax.process_index(), jax.process_count()
         error = InputError(
-            f"process {me} of {count} lost another one, whose output says why ({_first_line(error)}); start all "
+            f"process {me} of {count} lost another one, whose output says why "
+            f"({_first_line(error)}); start all "
             "again, with --resume where a checkpoint was saved"
         )
 
@@ -164,7 +175,8 @@ def is_main_process() -> bool:
 
 
 def allgather(value: T) -> list[T]:
-    """The values that all processes give, in their order. They travel pickled, between processes of one command."""
+    """The values that all processes give, in their order. They travel pickled, between processes of
+    one command."""
     if jax.process_count() == 1:
         return [value]
     content = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -180,7 +192,8 @@ def barrier() -> None:
 
 
 def run_on_main(function: Callable[[], T]) -> T:
-    """What the function gives in the first process, which alone calls it. Its InputError is raised in all."""
+    """What the function gives in the first process, which alone calls it. Its InputError is raised
+    in all."""
     result: Any = None
     problem = ""
     if is_main_process():
@@ -200,7 +213,8 @@ def check_same_config(settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             if others[name] != value:
                 raise InputError(
-                    f"{name} is {others[name]} in process {process} and {value} in process {jax.process_index()}; give "
+                    f"{name} is {others[name]} in process {process} and {value} in process "
+                    f"{jax.process_index()}; give "
                     "all processes the same flags"
                 )
 
@@ -231,9 +245,9 @@ class AnyProcess:
 
 
 def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
-    """The devices of a resolved configuration along the axes `data` and `fsdp`, the second of length `fsdp`. Raises
-    InputError if there are not so many devices, several processes would not use all of theirs, or the batch does not
-    divide evenly among devices and parts."""
+    """The devices of a resolved configuration along the axes `data` and `fsdp`, the second of
+    length `fsdp`. Raises InputError if there are not so many devices, several processes would not
+    use all of theirs, or the batch does not divide evenly among devices and parts."""
     devices = loop.devices
     shares = devices * loop.accumulate
     if devices > jax.device_count():
@@ -242,15 +256,18 @@ def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
         )
     if jax.process_count() > 1 and devices != jax.device_count():
         raise InputError(
-            f"--train.devices {devices}: several processes use all {jax.device_count()} devices; give 0"
+            f"--train.devices {devices}: several processes use all {jax.device_count()} devices; "
+            "give 0"
         )
     if devices % fsdp:
         raise InputError(
-            f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that does"
+            f"--distributed.fsdp {fsdp} does not divide the {devices} devices; give a number that "
+            "does"
         )
     if loop.batch_size % shares:
         raise InputError(
-            f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and the {loop.accumulate} "
+            f"--train.batch-size {loop.batch_size} does not divide by the {devices} devices and "
+            f"the {loop.accumulate} "
             f"parts of --train.accumulate; give a multiple of {shares}"
         )
     auto = (jax.sharding.AxisType.Auto,) * 2
@@ -260,8 +277,8 @@ def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
 
 
 def shardings(mesh: Mesh, tree: Any) -> Any:
-    """For each array or shape in a tree of weights: large ones are divided among `fsdp` along the largest axis that
-    this number divides, others are whole on every device."""
+    """For each array or shape in a tree of weights: large ones are divided among `fsdp` along the
+    largest axis that this number divides, others are whole on every device."""
     parts = mesh.shape["fsdp"]
 
     def of(array: Any) -> NamedSharding:
@@ -287,7 +304,8 @@ def place(mesh: Mesh, tree: Any) -> Any:
 
 
 def shard_locally(parts: int, tree: Any) -> Any:
-    """Weights divided among up to `parts` devices of this process, which computes with them alone."""
+    """Weights divided among up to `parts` devices of this process, which computes with them
+    alone."""
     count = min(parts, jax.local_device_count())
     if count == 1:
         return tree

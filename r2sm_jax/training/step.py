@@ -37,7 +37,8 @@ class TrainState(NamedTuple):
 def split_model(
     config: ModelConfig, sizes: EncoderSizes, seed: int
 ) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """A new model as (graph, trainable parameters, constants). The frozen language model is not part of it."""
+    """A new model as (graph, trainable parameters, constants). The frozen language model is not
+    part of it."""
     graphdef, params, constants = nnx.split(
         build_model(config, sizes, rngs=nnx.Rngs(seed)), nnx.Param, ...
     )
@@ -107,7 +108,8 @@ def train_step(
 
 
 def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
-    """The sum of a function over `count` parts of a batch, one after the other, in the memory of one part."""
+    """The sum of a function over `count` parts of a batch, one after the other, in the memory of
+    one part."""
     if count == 1:
         return function(batch)
 
@@ -133,8 +135,8 @@ def jit_train_step(
     config: Config,
     state: TrainState | None = None,
 ) -> Callable[[TrainState, nnx.State, Batch, Names], tuple[TrainState, Values]]:
-    """`train_step` compiled for a resolved configuration. The memory of the old state is reused, and every new one
-    lies as `state` does (arrays or shapes with their shardings)."""
+    """`train_step` compiled for a resolved configuration. The memory of the old state is reused,
+    and every new one lies as `state` does (arrays or shapes with their shardings)."""
     step = partial(train_step, graphdef=graphdef, optimizer=optimizer, config=config)
     if state is None:
         return jax.jit(step, donate_argnums=0)

@@ -1,14 +1,15 @@
 """What a batch supervises: the truth of every output, and how much each entry weighs in its loss.
 
-Everything is made once a step, from the whole batch. A weight is 1 / (number of entries that count in the batch), or 0
-for an entry that does not count. So a loss is the sum of value times weight, and a batch can be computed in parts: the
-sums of its parts add up to the mean of the batch.
+Everything is made once a step, from the whole batch. A weight is 1 / (number of entries that count
+in the batch), or 0 for an entry that does not count. So a loss is the sum of value times weight,
+and a batch can be computed in parts: the sums of its parts add up to the mean of the batch.
 
 Which of the two masks of a query is supervised is decided here, as data:
 
 - `--loss.supervise both`: the modal mask, and the amodal mask where it is annotated.
 - `--loss.supervise requested`: only the mask that the query asks for.
-- the head `none` predicts one mask for every query. It learns the requested mask under the name of the modal one.
+- the head `none` predicts one mask for every query. It learns the requested mask under the name of
+the modal one.
 """
 
 from typing import Any, NamedTuple
@@ -23,12 +24,13 @@ from r2sm_jax.config import NO_HEAD, LossConfig
 Batch = dict[str, Any]
 
 POOL = 2
-"""Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower: nearly as good, and a
-quarter of the pixels."""
+"""Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower:
+nearly as good, and a quarter of the pixels."""
 
 
 class MaskTargets(NamedTuple):
-    """Truth of a set of modal and amodal masks, as coverage (the share of a cell that a mask fills, 0..1)."""
+    """Truth of a set of modal and amodal masks, as coverage (the share of a cell that a mask fills,
+    0..1)."""
 
     modal: Float[Array, "*n h w"]
     amodal: Float[Array, "*n h w"]
@@ -55,7 +57,8 @@ class PixelTargets(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Truth and weights of a batch: b images, k queries, m instances, q slots, f sentences, h x w mask cells."""
+    """Truth and weights of a batch: b images, k queries, m instances, q slots, f sentences, h x w
+    mask cells."""
 
     pixel_weight: Float[Array, "b h w"]
     """Share of the cell that is image, neither letterbox padding nor an ignored region."""
@@ -67,11 +70,13 @@ class Targets(NamedTuple):
     presence_weight: Float[Array, "b k"]
 
     slots: MaskTargets
-    """[b k q] at low resolution: the instances of each query, one by one, in no particular order."""
+    """[b k q] at low resolution: the instances of each query, one by one, in no particular order.
+    """
     slot_exists: Bool[Array, "b k q"]
     slot_presence_weight: Float[Array, "b k 1"]
     match_amodal: Bool[Array, "b k"]
-    """Whether slots are matched with instances by their amodal masks, or else by their modal masks."""
+    """Whether slots are matched with instances by their amodal masks, or else by their modal masks.
+    """
 
     instances: MaskTargets
     """[b m]: every instance, whatever the queries ask for."""
@@ -85,7 +90,8 @@ class Targets(NamedTuple):
 
 
 def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
-    """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the mask-type head."""
+    """The targets of a whole batch (data/batches.py lists its arrays). `head` is the name of the
+    mask-type head."""
     modal = to_coverage(batch["modal"])
     amodal = to_coverage(batch["amodal"])
     pixel_weight = to_coverage(batch["pixel_weight"])
@@ -122,7 +128,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     else:
         match_amodal = jnp.ones_like(is_amodal)
 
-    # Instances and pixels are taught the types that some query asks for, where a query teaches one type only.
+    # Instances and pixels are taught the types that some query asks for, where a query teaches one
+    # type only.
     learns_one_type = head == NO_HEAD or config.supervise == "requested"
     if learns_one_type:
         is_target = query_instances & query_mask[..., None]
@@ -161,7 +168,8 @@ def make_pixel_targets(
     *,
     teaches_hidden: bool,
 ) -> PixelTargets:
-    """Targets of the dense losses. Every pixel belongs to the instance that covers most of it, if that is half of it."""
+    """Targets of the dense losses. Every pixel belongs to the instance that covers most of it, if
+    that is half of it."""
     modal = pool_masks(to_coverage(batch["modal"]))
     amodal = pool_masks(to_coverage(batch["amodal"]))
     is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
@@ -180,7 +188,8 @@ def make_pixel_targets(
         box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
         hidden=((amodal - modal > 0.5) & has_amodal[..., None, None]).astype(jnp.float32),
         hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
-        # What is hidden is the difference of both masks, so it is not taught where a query teaches one of them.
+        # What is hidden is the difference of both masks, so it is not taught where a query teaches
+        # one of them.
         hidden_weight=mean_weight(is_image & teaches_hidden),
     )
 
@@ -195,8 +204,8 @@ def make_mask_targets(
     supervise: str,
     head: str,
 ) -> MaskTargets:
-    """Targets of masks that a query asks for. `exists` is False on padding, `has_amodal` where the complete shape is
-    not annotated."""
+    """Targets of masks that a query asks for. `exists` is False on padding, `has_amodal` where the
+    complete shape is not annotated."""
     if head == NO_HEAD:
         modal = jnp.where(is_amodal[..., None, None], amodal, modal)
         counts_modal = exists & (~is_amodal | has_amodal)

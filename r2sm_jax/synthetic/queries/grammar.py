@@ -14,7 +14,25 @@ from typing import Literal
 from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.synthetic.queries.nouns import lexicon
 
-FIELDS = frozenset("x n ns poss y pl it they its itself is was does s es".split())
+FIELDS = frozenset(
+    [
+        "x",
+        "n",
+        "ns",
+        "poss",
+        "y",
+        "pl",
+        "it",
+        "they",
+        "its",
+        "itself",
+        "is",
+        "was",
+        "does",
+        "s",
+        "es",
+    ]
+)
 """What a wording can have in braces, as wordings.txt explains it."""
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
