@@ -33,7 +33,6 @@ from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import Evaluated, make_report
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.run import enable_compilation_cache, load
-from r2sm_jax.models.matmul import tune_malloc
 from r2sm_jax.training.sharding import is_main_process, running
 
 
@@ -77,7 +76,6 @@ class EvaluateConfig:
 
 def main() -> None:
     """Command line."""
-    tune_malloc()
     enable_compilation_cache()
     args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
     num_tasks = sum(bool(task) for task in (args.run, args.predictions, args.compare))

@@ -53,7 +53,7 @@ from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
-from r2sm_jax.models.matmul import trim_memory, tune_malloc
+from r2sm_jax.models.matmul import trim_memory
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
@@ -480,7 +480,6 @@ def report_on_best(config: Config, folder: Path, predictor: Predictor, started: 
 def main() -> None:
     """Command line. A resumed run keeps its configuration, except for flags that change fields of
     `MAY_CHANGE`."""
-    tune_malloc()
     enable_compilation_cache()
     args = sys.argv[1:]
     config = parse_config(args)

@@ -28,7 +28,6 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"  # a third of the time
 os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
-os.environ.setdefault("GLIBC_TUNABLES", "")  # a command under test must not restart pytest
 
 from jaxtyping import install_import_hook
 

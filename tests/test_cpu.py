@@ -1,11 +1,6 @@
 """What is specific to one kind of processor: products with bfloat16 operands, and memory that
 commands keep."""
 
-import os
-import platform
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +10,6 @@ from flax import nnx
 from r2sm_jax.models import matmul as module
 from r2sm_jax.models.layers import Conv, Linear
 from r2sm_jax.models.matmul import (
-    HUGE_PAGES,
     are_bfloat16,
     choose_matmul_precision,
     convolve,
@@ -119,53 +113,3 @@ def test_no_setting_of_jax_changes_an_answer(layer):
 
 
 # Memory that commands keep.
-
-WORK = """
-import os
-from r2sm_jax.models.matmul import trim_memory, tune_malloc
-tune_malloc()
-trim_memory()
-print(os.environ.get("GLIBC_TUNABLES"))
-"""
-
-glibc_only = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="only glibc has these settings"
-)
-
-
-def settings(tmp_path, environment: dict[str, str]) -> str:
-    """The settings that a command runs under."""
-    script = tmp_path / "work.py"
-    script.write_text(WORK)
-    environment = {
-        name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"
-    } | environment
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-@glibc_only
-def test_a_command_restarts_with_huge_pages(tmp_path):
-    assert settings(tmp_path, {}) == HUGE_PAGES
-
-
-@glibc_only
-@pytest.mark.parametrize(("platforms", "restarts"), [("", False), ("cpu", True)])
-def test_a_command_on_an_accelerator_does_not_restart(platforms, restarts, tmp_path):
-    """JAX's packages for accelerators declare a plugin; here one that only says so."""
-    info = tmp_path / "plugin-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Name: plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[jax_plugins]\nplugin = json\n")
-    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"PYTHONPATH": paths, "JAX_PLATFORMS": platforms}
-    assert (settings(tmp_path, environment) != "None") == restarts
-
-
-@glibc_only
-def test_settings_of_the_user_are_left_alone(tmp_path):
-    assert (
-        settings(tmp_path, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == "glibc.malloc.hugetlb=0"
-    )

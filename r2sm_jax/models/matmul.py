@@ -5,19 +5,13 @@ Some CPUs multiply bfloat16 numbers and add the results in float32 faster than t
 numbers: those with matrix units (AMX) in down to a sixth of the time, those with AVX512-BF16 in
 half of it (docs/log.md). `products("bfloat16")` turns this on for dense layers, 3x3 convolutions
 and Muon. All else stays float32. No setting of JAX and no environment variable changes it.
-
-XLA allocates the temporaries of every training step anew. `tune_malloc` makes glibc put them into
-huge pages.
 """
 
 import ctypes
-import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import jax
@@ -170,31 +164,6 @@ def _product(
 def _transpose(x: Array) -> Array:
     """A transposed copy, not another view of the same memory."""
     return with_layout_constraint(x.swapaxes(-1, -2), Layout(tuple(range(x.ndim))))
-
-
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
-
-
-def tune_malloc() -> None:
-    """Restarts this command with huge pages for what glibc allocates, unless the user gave glibc
-    settings or JAX has a plugin for an accelerator.
-
-    glibc reads its settings when a process starts. So call this before any work is done.
-    """
-    if (
-        not sys.platform.startswith("linux")
-        or "GLIBC_TUNABLES" in os.environ
-        or not sys.orig_argv[1:]
-    ):
-        return
-    if entry_points(group="jax_plugins") and os.environ.get("JAX_PLATFORMS") != "cpu":
-        return
-    sys.stdout.flush()
-    os.execve(
-        sys.executable,
-        [sys.executable, *sys.orig_argv[1:]],
-        os.environ | {"GLIBC_TUNABLES": HUGE_PAGES},
-    )
 
 
 def trim_memory() -> None:
