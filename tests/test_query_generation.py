@@ -14,7 +14,8 @@ from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name
-from r2sm_jax.tools.queries import REASONS, parse, read_answer, requests, system_prompt
+from r2sm_jax.tools.answers import read_answer
+from r2sm_jax.tools.queries import REASONS, parse, requests, system_prompt
 from r2sm_jax.tools.template import template
 
 HEIGHT, WIDTH = 40, 60
@@ -169,11 +170,11 @@ def test_prompts_say_how_many_and_what_type():
     names = {41: "umbrella", 42: "bench", 47: "bicycle"}
     for prompt in (modal, amodal):
         example = read_answer(prompt.partition("could be written:")[2])
-        assert len(example) == 3 and {i for e in example for i, _ in e.named} == set(names)
+        assert len(example) == 3 and {i for e in example for i, _ in e.instances} == set(names)
         assert all(
             names[i] == name and not says_name(e.question, name)
             for e in example
-            for i, name in e.named
+            for i, name in e.instances
         )
 
 
@@ -331,7 +332,7 @@ def test_round_trip(tmp_path, capsys):
 def test_lenient_reading(text):
     (written,) = read_answer(text)
     assert written.question == "Warm hands?"
-    ((number, name),) = written.named
+    ((number, name),) = written.instances
     assert number == 3 and same_class(name, "red_mug_05")
 
 
@@ -341,10 +342,10 @@ def test_missing_tags_do_not_join_questions():
         "instance id is 4, label name is [salt and pepper];\n3) <Q>Three?</Q>\n<Q>Four?</Q><A>instance id is 5</A>"
     )
     one, two, three, four = read_answer(text)
-    assert (one.question, one.named) == ("One?", ((3, "mug"),))
-    assert (two.question, two.named) == ("Two?", ((3, "mug"), (4, "salt and pepper")))
-    assert (three.named, four.named) == ((), ())
-    assert read_answer("I cannot help.")[0].named == () == read_answer("")[0].named
+    assert (one.question, one.instances) == ("One?", ((3, "mug"),))
+    assert (two.question, two.instances) == ("Two?", ((3, "mug"), (4, "salt and pepper")))
+    assert (three.instances, four.instances) == ((), ())
+    assert read_answer("I cannot help.")[0].instances == () == read_answer("")[0].instances
 
 
 @pytest.mark.parametrize(
@@ -499,8 +500,8 @@ def test_reading_never_fails(text):
     written = read_answer(text)
     assert written and len(written) <= max(1, text.upper().count("Q"))
     for one in written:
-        assert all(isinstance(number, int) and name for number, name in one.named)
-        assert one.question or not one.named
+        assert all(isinstance(number, int) and name for number, name in one.instances)
+        assert one.question or not one.instances
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ class Entry:
         return self.value.get(key) if isinstance(self.value, Mapping) else None
 
     def require(self, key: str, *types: type) -> Any:
-        """The value of a field. Raises RecordError if it has none of the `types` (of JSON_TYPES)."""
+        """The value of a field. Raises RecordError if it has none of the `types` (of
+        JSON_TYPES)."""
         value = self.get(key)
         if isinstance(value, types) and not isinstance(value, bool):
             return value
@@ -222,7 +223,8 @@ class _PlainDataUnpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """The plain data of a pickle. Raises InputError for one that holds more, and for a damaged one."""
+    """The plain data of a pickle. Raises InputError for one that holds more, and for a damaged
+    one."""
     content = read_bytes(path)
     try:
         try:

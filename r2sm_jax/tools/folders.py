@@ -110,7 +110,8 @@ def _longest_prefix(key: str, images: Mapping[str, Path]) -> str | None:
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    """The image files in a folder and below by their key: path without the words that say the role."""
+    """The image files in a folder and below by their key: path without the words that say the
+    role."""
     if not folder.is_dir():
         remedy = "give the folder above it, and its name with a flag"
         raise InputError(f"{folder}: there is no such folder; {remedy}")

@@ -1,4 +1,5 @@
-"""`data stats`: the counts of the R2SM paper's Table 1 for any data, further counts, and one figure.
+"""`data stats`: the counts of the R2SM paper's Table 1 for any data, further counts, and one
+figure.
 
 Images of a dataset file are never opened.
 """
@@ -119,8 +120,9 @@ def stats(
     Images are not needed. Regions marked `ignore` are not counted as instances.
 
     Args:
-        data: What to count: scenes, json:FILE, json:FOLDER, or a path to a .json file or a folder of them.
-        splits: The splits to count, such as train val; by default all that exist. A single file is counted
+        data: What to count: scenes, json:FILE, json:FOLDER, or a path to a .json file or a folder
+        of them. splits: The splits to count, such as train val; by default all that exist. A single
+        file is counted
             as one split ("all"), or with "train val" as training divides it.
         compare: Show the counts that the paper states for this dataset beside the counted ones.
         scenes: How many procedural scenes to draw for a split.
@@ -166,7 +168,8 @@ def stats(
 
 
 def _choose_splits(spec: str, splits: Sequence[str]) -> list[str]:
-    """The splits of a source, or those of `splits`. Raises InputError for one that does not exist."""
+    """The splits of a source, or those of `splits`. Raises InputError for one that does not
+    exist."""
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
         existing = list(ProceduralSource.splits)
