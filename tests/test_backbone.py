@@ -346,6 +346,7 @@ def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): leaf for path, leaf in found}
 
 
+@pytest.mark.slow
 def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, command):
     folder_of_run = tmp_path / "run"
     end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
@@ -372,6 +373,7 @@ def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, c
     assert command(main, "--resume", "--run", folder_of_run).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
     """Here the stages after stride 8, from features that are kept."""

@@ -53,6 +53,7 @@ def test_the_batch_is_that_of_training(script, tiny_config):
     }
 
 
+@pytest.mark.slow
 def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("the model was run")
@@ -77,6 +78,7 @@ def test_figures_follow_the_configuration(script, tiny_config, monkeypatch):
     assert 1.7 < figure(more) / figure(plain[flops]) < 2.05
 
 
+@pytest.mark.slow
 def test_remat_trades_memory_for_flops(script, tiny_config):
     deep = replace(tiny_config.model.vision, depth=4, dim=64, image_size=64)
     model = replace(tiny_config.model, vision=deep)

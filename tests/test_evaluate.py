@@ -148,11 +148,12 @@ class PerfectPredictor(Predictor):
             for number, output in enumerate(of_image):
                 truth = next(self.truths)
                 box = Letterbox(truth.height, truth.width, size)
-                modal, amodal = (
-                    box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
-                    for rle in (truth.modal, truth.amodal)
-                )
-                of_image[number] = output._replace(modal=modal, amodal=amodal)
+                logits = []
+                for rle in (truth.modal, truth.amodal):
+                    fused = box.coverage(masks.decode(rle), size) / 255.0 * 18 - 9
+                    # The slots get the same mask; only the fused one is looked at.
+                    logits.append(np.broadcast_to(fused, (len(output.presence), *fused.shape)))
+                of_image[number] = output._replace(modal=logits[0], amodal=logits[1])
         return outputs
 
 

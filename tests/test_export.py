@@ -115,6 +115,7 @@ def assert_same_predictions(one: Predictor, other: Predictor, photo: Path) -> No
 # The documentation, the run and its export.
 
 
+@pytest.mark.slow
 def test_every_command_and_program_of_the_documentation_runs(
     exported, workplace, monkeypatch, command, capsys
 ):

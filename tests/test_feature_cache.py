@@ -210,6 +210,7 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in found}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("stem", ["sam", "conv"])
 def test_training_from_the_cache_is_training(

@@ -93,6 +93,7 @@ def done(batch) -> dict[int, Done]:
     return found
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_give_the_step_of_the_whole(done):
     whole, parts = done[1], done[4]
     assert whole.logs.keys() == parts.logs.keys() and len(whole.logs) > 12

@@ -111,6 +111,7 @@ def test_the_language_model_is_not_in_the_checkpoint(tiny_run, bert_folder):
 # Stopping and going on.
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, tmp_path, command):
     run = tmp_path / "killed"
     arguments = [sys.executable, "-m", "r2sm_jax.train", *tiny_flags, "--run", str(run)]
@@ -128,6 +129,7 @@ def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, 
     assert_bit_identical(tiny_run, run)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(
     tiny_run, tiny_flags, tmp_path, command, monkeypatch
 ):
@@ -170,6 +172,7 @@ def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_
     assert "train.steps" not in message
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_the_default_optimizer_and_precision_resume_exactly(tiny_config, tmp_path, monkeypatch):
     loop = replace(
@@ -201,7 +204,9 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
     from r2sm_jax.train import load_initial, split_model
 
     _, params, constants = split_model(tiny_config.model, NO_SIZES, 5)
-    loaded, _ = load_initial(replace(tiny_config, init=str(tiny_run)), params, constants, tmp_path)
+    loaded, _ = load_initial(
+        replace(tiny_config, init=str(tiny_run)), NO_SIZES, params, constants, tmp_path
+    )
     best = load(tiny_run).step
     saved = arrays(tiny_run, best)
     assert all(
@@ -211,7 +216,7 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
         tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear")
     )
     with pytest.raises(InputError, match="its model differs"):
-        load_initial(other, params, constants, tmp_path)
+        load_initial(other, NO_SIZES, params, constants, tmp_path)
 
 
 # Things that go wrong.
@@ -301,6 +306,7 @@ def test_a_batch_that_does_not_divide_by_the_devices_is_refused(monkeypatch, cha
         make_mesh(LoopConfig(**{"devices": 8, "accumulate": 1} | changes))
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     arguments = [
@@ -352,6 +358,7 @@ def test_defaults_that_depend_on_the_machine_are_resolved(precision, monkeypatch
     assert resolve_auto(resolve_auto(Config())) == resolve_auto(Config())
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(
     tiny_flags, tmp_path, monkeypatch, command
 ):
