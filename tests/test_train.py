@@ -210,7 +210,8 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
     best = load(tiny_run).step
     saved = arrays(tiny_run, best)
     assert all(
-        np.array_equal(leaf, saved[f".state.params{name}"]) for name, leaf in flatten(loaded).items()
+        np.array_equal(leaf, saved[f".state.params{name}"])
+        for name, leaf in flatten(loaded).items()
     )
     other = replace(
         tiny_config, init=str(tiny_run), model=replace(tiny_config.model, head="linear")

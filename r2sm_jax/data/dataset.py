@@ -331,7 +331,8 @@ def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool
             ),
             "segmentation": (
                 stated and _is_mask(whole, image),
-                "an RLE of the image's size or a list of polygons, or null where there is a visible_mask",
+                "an RLE of the image's size or a list of polygons, or null where there is a "
+                "visible_mask",
             ),
             "visible_mask": (
                 _is_mask(visible, image),
@@ -434,7 +435,8 @@ class Dataset:
         )
 
     def truth_at(self, index: int) -> ImageTruth:
-        """The annotations of image `index`; no image is opened. Raises InputError for a bad mask."""
+        """The annotations of image `index`; no image is opened. Raises InputError for a bad
+        mask."""
         return ImageTruth(
             image_id=self.images[index]["id"],
             size=self.size_at(index),

@@ -1,4 +1,5 @@
-"""From image files to the square frame that the model sees, and from its masks back to the image."""
+"""From image files to the square frame that the model sees, and from its masks back to the
+image."""
 
 import base64
 import warnings
@@ -120,7 +121,8 @@ def frames(image: ImageFile, name: str = "the image") -> int:
 
 
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
-    """The image files of a folder, by name. Raises InputError where there is no folder or no image."""
+    """The image files of a folder, by name. Raises InputError where there is no folder or no
+    image."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with {what}")
     found = sorted(

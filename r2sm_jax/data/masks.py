@@ -185,7 +185,8 @@ def area(mask: Mask) -> int:
 
 
 def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
-    """The union of any number of masks `[H W]` of one `shape`; an empty mask where there are none."""
+    """The union of any number of masks `[H W]` of one `shape`; an empty mask where there are
+    none."""
     return np.logical_or.reduce([np.zeros(shape, bool), *masks])
 
 

@@ -64,7 +64,8 @@ def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str
     parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
     if split not in parts:
         raise InputError(
-            f"{path}: a single file has the splits train, dev, val and all, not {split!r}; choose one of these, "
+            f"{path}: a single file has the splits train, dev, val and all, not {split!r}; choose "
+            "one of these, "
             f"or give a folder with a {split}.json"
         )
     return parts[split]

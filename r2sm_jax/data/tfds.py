@@ -147,7 +147,8 @@ class TfdsSource:
         if stored not in builder.info.splits:
             there = ", ".join(builder.info.splits)
             raise InputError(
-                f"{folder}: there is no split {split!r}; the data set has {there}; choose one of these"
+                f"{folder}: there is no split {split!r}; the data set has {there}; choose one of "
+                "these"
             )
         self.vocabulary = {
             group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()

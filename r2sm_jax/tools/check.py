@@ -56,7 +56,8 @@ def check(
             print(f"{file} and {against}: {leak}", file=sys.stderr)
         if leaks:
             raise InputError(
-                f"{file}: {len(leaks)} images shared with {against}; remove them from one of the two"
+                f"{file}: {len(leaks)} images shared with {against}; remove them from one of the "
+                "two"
             )
     print(f"{file}: nothing wrong with {counts_of(records)}")
 

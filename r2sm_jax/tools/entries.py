@@ -233,7 +233,8 @@ def read_pickle(path: Path) -> Any:
             return _PlainDataUnpickler(BytesIO(content), encoding="cp1252", errors="replace").load()
     except Exception as error:  # damaged pickles raise nearly anything
         raise InputError(
-            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not read, "
+            f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not "
+            "read, "
             "since pickles can run code; write it again as JSON (a list of refs) with a .json name"
         ) from error
 
