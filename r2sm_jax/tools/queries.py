@@ -106,7 +106,10 @@ def requests(
         existing_ids = _copy_requests(out, part) if resume else set()
         with part.open("ab" if resume else "wb") as file:
             for index, record in enumerate(data.images):
-                missing = [t for t in MASK_TYPES if request_id(record["id"], t) not in existing_ids]
+                missing: list[MaskType] = []
+                for mask_type in MASK_TYPES:
+                    if request_id(record["id"], mask_type) not in existing_ids:
+                        missing.append(mask_type)
                 tables = _make_tables(data, index, missing)
                 url = record["file_name"]
                 if tables and image == "embed":
@@ -350,10 +353,10 @@ def _read_line(line: bytes) -> tuple[str, str, str]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    custom_id = record.get("custom_id") if isinstance(record, dict) else None
-    if not isinstance(custom_id, str):
+    if not isinstance(record, dict) or not isinstance(record.get("custom_id"), str):
         return "", line.decode("utf-8", "replace").strip(), "bad line"
 
+    custom_id = record["custom_id"]
     content = record.get("text")
     if content is None:
         try:
