@@ -96,7 +96,7 @@ def reduced(config: Config, data: Path, folder: Path, text: Path) -> Config:
         out_dim=32,
         window_size=3,
         global_blocks=(2,),
-        init=None,
+        sam=None,
     )
     decoder = replace(model.decoder, dim=32, depth=1, heads=2, mlp_dim=64, fine_dim=16, mask_dim=8)
     language = replace(model.text, name=str(text), layers=(1, 2), dim=WIDTH)

@@ -255,11 +255,11 @@ def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command)
         for process in range(2)
     ]
     assert sum(answers) == 9 + 2 and min(answers) > 1
-    one, two = ((tmp_path / name / predict.PRODUCT).read_bytes() for name in ("one", "two"))
+    one, two = ((tmp_path / name / "predictions.json").read_bytes() for name in ("one", "two"))
     assert one == two
     end = command(predict.main, *words, tmp_path / "two")
     assert "0 images answered, 9 answered earlier" in end.out, end.err
-    assert (tmp_path / "two" / predict.PRODUCT).read_bytes() == one
+    assert (tmp_path / "two" / "predictions.json").read_bytes() == one
 
 
 def test_one_image_is_not_divided(tiny_run, refused):

@@ -140,9 +140,9 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
                 "--model.vision.sam",
                 "{sam}",
                 "--model.vision.dim",
-                "64",
+                "63",
             ],
-            "dim 64: the published weights have 32",
+            "dim 63: the published weights have 32",
         ),
         (
             [

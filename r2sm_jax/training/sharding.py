@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from r2sm_jax.config import LoopConfig, ProcessConfig
 from r2sm_jax.errors import InputError, cli_main
@@ -276,7 +276,7 @@ def make_mesh(loop: LoopConfig, fsdp: int = 1) -> Mesh:
     )
 
 
-def shardings(mesh: Mesh, tree: Any) -> Any:
+def shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     """For each array or shape in a tree of weights: large ones are divided among `fsdp` along the
     largest axis that this number divides, others are whole on every device."""
     parts = mesh.shape["fsdp"]
