@@ -2,8 +2,9 @@
 
 Data: COCOA (Zhu et al., arXiv 1509.01329), converted with
 
-    python -m r2sm_jax.data convert cocoa ANNOTATIONS --out cocoa.json python -m r2sm_jax.train
-    configs/cocoa_finetune.py --data.source json:cocoa.json --init runs/latest
+    python -m r2sm_jax.data convert cocoa ANNOTATIONS --out cocoa.json
+    python -m r2sm_jax.train configs/cocoa_finetune.py \\
+        --data.source json:cocoa.json --init runs/latest
 
 The small model has only seen procedural drawings, so expect little. The file shows how it is done,
 not a result.

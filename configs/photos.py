@@ -4,8 +4,8 @@ Task: R2SM, arXiv 2506.01795, on photographs over which objects of others are la
 Measured with 424 photos of COCO on photos that were not trained on: gIoU 0.438, occluded IoU 0.175,
 gIoU 0.361 with names that were not trained; 39 minutes, with other work beside it.
 
-    python -m r2sm_jax.train configs/photos.py --data.source compose:INSTANCES.json --data.images
-    DIR
+    python -m r2sm_jax.train configs/photos.py \\
+        --data.source compose:INSTANCES.json --data.images DIR
 """
 
 from r2sm_jax.config import (

@@ -5,8 +5,8 @@ Measured with EfficientNet-Lite0 and 424 photos of COCO, on photos that were not
 0.394, 0.328 with names that were not trained, occluded IoU 0.164; 15 minutes, with other work
 beside it and the pictures' features from an earlier run, which take some three minutes more.
 
-    python -m r2sm_jax.train configs/photos_quick.py --data.source compose:INSTANCES.json
-    --data.images DIR
+    python -m r2sm_jax.train configs/photos_quick.py \\
+        --data.source compose:INSTANCES.json --data.images DIR
 """
 
 from dataclasses import replace

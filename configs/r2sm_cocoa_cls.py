@@ -5,18 +5,16 @@ Paper: R2SM, arXiv 2506.01795, Table 2 (gIoU / cIoU over all queries): ReLA 66.2
 70.73 / 75.56. Data (2,276 images to train, 1,223 to validate, up to ten queries each), converted
 with
 
-    python -m r2sm_jax.data convert cocoa-cls COCO_amodal_train2014_with_classes.json --images
-    IMAGES \\
-        --queries 0 --out cocoa_cls_masks.json
-    python -m r2sm_jax.data convert r2sm QUERIES --over cocoa_cls_masks.json --out
-    cocoa_cls/train.json  # and val.json python -m r2sm_jax.train configs/r2sm_cocoa_cls.py
-    --data.images IMAGES
+    python -m r2sm_jax.data convert cocoa-cls COCO_amodal_train2014_with_classes.json \\
+        --images IMAGES --queries 0 --out cocoa_cls_masks.json
+    python -m r2sm_jax.data convert r2sm QUERIES --over cocoa_cls_masks.json \\
+        --out cocoa_cls/train.json  # and val.json
+    python -m r2sm_jax.train configs/r2sm_cocoa_cls.py --data.images IMAGES
 
 The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on
-`dev`, a tenth of the
-*training* images, which is held out, so that val is only reported. To select on val, as the paper
-does, give `--train.select-on val`: the run then trains on all training images, and its report says
-on what it was selected.
+`dev`, a tenth of the *training* images, which is held out, so that val is only reported. To select
+on val, as the paper does, give `--train.select-on val`: the run then trains on all training images,
+and its report says on what it was selected.
 
 The image encoder starts from SAM; give `--model.vision.sam FOLDER` for a local copy.
 

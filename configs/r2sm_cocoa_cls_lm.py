@@ -1,6 +1,5 @@
 """R2SM's COCOA-cls split with a decoder-only language model: r2sm_cocoa_cls.py with SmolLM2-135M in
-place of MiniLM.
-**Not trained here**: no score is known.
+place of MiniLM. **Not trained here**: no score is known.
 
 Paper: R2SM, arXiv 2506.01795; SmolLM2, arXiv 2502.02737. Data, protocol, batch and rates:
 r2sm_cocoa_cls.py.
@@ -9,9 +8,8 @@ r2sm_cocoa_cls.py.
 
 The language model is frozen and encodes each sentence once, before training; its 135 M weights stay
 in bfloat16. Other models with a layout of docs/weights.md work too: `--model.text.name
-hf:Qwen/Qwen3-0.6B --model.text.dim 1024
---model.text.layers 9 18 28`. Memory and cost are those of r2sm_cocoa_cls.py, plus 0.27 GB for the
-language model.
+hf:Qwen/Qwen3-0.6B --model.text.dim 1024 --model.text.layers 9 18 28`. Memory and cost are those of
+r2sm_cocoa_cls.py, plus 0.27 GB for the language model.
 """
 
 from dataclasses import replace

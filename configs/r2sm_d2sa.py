@@ -6,14 +6,14 @@ with
 
     python -m r2sm_jax.data convert d2sa D2S_amodal_training_rot0.json --images IMAGES \\
         --queries 0 --out d2sa_masks.json
-    python -m r2sm_jax.data convert r2sm QUERIES --over d2sa_masks.json --out d2sa/train.json  # and
-    val.json python -m r2sm_jax.train configs/r2sm_d2sa.py --data.images IMAGES
+    python -m r2sm_jax.data convert r2sm QUERIES --over d2sa_masks.json \\
+        --out d2sa/train.json  # and val.json
+    python -m r2sm_jax.train configs/r2sm_d2sa.py --data.images IMAGES
 
 The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on
-`dev`, a tenth of the
-*training* images, which is held out, so that val is only reported. To select on val, as the paper
-does, give `--train.select-on val`: the run then trains on all training images, and its report says
-on what it was selected.
+`dev`, a tenth of the *training* images, which is held out, so that val is only reported. To select
+on val, as the paper does, give `--train.select-on val`: the run then trains on all training images,
+and its report says on what it was selected.
 
 The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give
 `--model.vision.sam FOLDER` for a local copy. `--model.decoder.type sam` also takes SAM's decoder.

@@ -6,14 +6,14 @@ with
 
     python -m r2sm_jax.data convert muva muva_train.json --images IMAGES \\
         --queries 0 --out muva_masks.json
-    python -m r2sm_jax.data convert r2sm QUERIES --over muva_masks.json --out muva/train.json  # and
-    val.json python -m r2sm_jax.train configs/r2sm_muva.py --data.images IMAGES
+    python -m r2sm_jax.data convert r2sm QUERIES --over muva_masks.json \\
+        --out muva/train.json  # and val.json
+    python -m r2sm_jax.train configs/r2sm_muva.py --data.images IMAGES
 
 The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on
-`dev`, a tenth of the
-*training* images, which is held out, so that val is only reported. To select on val, as the paper
-does, give `--train.select-on val`: the run then trains on all training images, and its report says
-on what it was selected.
+`dev`, a tenth of the *training* images, which is held out, so that val is only reported. To select
+on val, as the paper does, give `--train.select-on val`: the run then trains on all training images,
+and its report says on what it was selected.
 
 The model is that of `configs/r2sm_cocoa_cls.py`. The image encoder starts from SAM; give
 `--model.vision.sam FOLDER` for a local copy. `--model.decoder.type sam` also takes SAM's decoder.

@@ -14,7 +14,7 @@ MatmulPrecision = Literal["auto", "float32", "tensorfloat32", "bfloat16"]
 """How training multiplies matrices (models/matmul.py)."""
 
 LEARNED_HEADS = ("linear", "mlp", "layers", "attention")
-"""Mask-type heads that decide from the words alone (models/heads.py)."""
+"""Mask-type heads that decide from the words alone (models/mask_type_heads.py)."""
 DECODER_HEAD = "decoder"
 """The head that reads a token of the mask decoder, which also sees the image."""
 REFERENCE_HEADS = ("keyword", "always_modal", "always_amodal", "oracle")

@@ -1,8 +1,8 @@
 """`python -m r2sm_jax.train [CONFIG.py] [--flags]`: trains a segmenter and reports on it.
 
-Read it top to bottom: data, model, loop, report. A run folder holds everything (runs.py).
-`--resume` continues from the last checkpoint. Its last parameters are bit for bit those of a run
-that never stopped, on the same machine and devices.
+Read it top to bottom: data, model, loop, report. A run folder holds everything
+(training/run_folder.py). `--resume` continues from the last checkpoint. Its last parameters are bit
+for bit those of a run that never stopped, on the same machine and devices.
 """
 
 import os

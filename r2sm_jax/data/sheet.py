@@ -78,31 +78,6 @@ def overlay(
     return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
 
 
-def with_words(
-    picture: Picture, words: Sequence[tuple[str, float]]
-) -> UInt8[np.ndarray, "_H _W 3"]:
-    """The picture with words below it, each on a ground that is blue where its number is negative
-    (for the visible mask) and orange where it is positive (for the complete one), the stronger the
-    larger the number. A narrow picture gets a wider page."""
-    height, width = picture.shape[:2]
-    size = max(13, round(min(height, width) / 28))
-    page_width, largest = max(width, 24 * size), max(abs(share) for _, share in words) or 1.0
-    places, x, y = [], size, height + size // 2
-    for word, _ in words:
-        needed = _label_width(word, size) + size // 4
-        if x > size and x + needed > page_width - size:
-            x, y = size, y + 2 * size
-        places.append((x, y))
-        x += needed
-    page = Image.new("RGB", (page_width, y + 2 * size), "white")
-    page.paste(Image.fromarray(picture), ((page_width - width) // 2, 0))
-    for (word, share), place in zip(words, places, strict=True):
-        strength = 0.75 * abs(share) / largest
-        ground = np.array(OCCLUDED if share > 0 else VISIBLE) * strength + 255 * (1 - strength)
-        _draw_label(page, place, word, size, tuple(ground.astype(int).tolist()), INK)
-    return np.asarray(page)
-
-
 def prediction_row(
     image: Picture,
     query: str,

@@ -48,7 +48,7 @@ class Linear(nnx.Linear):
 
     XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower
     than with one (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it
-    makes no difference. Float32 layers multiply in bfloat16 where cpu.py says so.
+    makes no difference. Float32 layers multiply in bfloat16 where matmul.py says so.
     """
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:

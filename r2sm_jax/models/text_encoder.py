@@ -93,7 +93,7 @@ class TextEncoder(nnx.Module):
     ) -> list[Float[Array, "b t e"]]:
         """The embeddings and the token states after every block. `mask` is True on real tokens,
         which come first; states of padding are meaningless."""
-        raise NotImplementedError
+        raise NotImplementedError  # each layout has its own
 
     def __call__(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"], layers: tuple[int, ...]

@@ -42,13 +42,16 @@ def compose(
     of queries.
 
     Args:
-        file: Photos with a mask of each object, in the format of COCO's instances files. out: The
-        folder to write, which `json:OUT` reads. images: Folder of the photos, if they are not
-        beside the file. splits: train, dev, val, val_phrasing or val_hard; no photo and no cut-out
-        is in two of train, dev and val. count: How many pictures to compose for each split. size:
-        The longer side of a picture in pixels. seed: Another seed gives other pictures. queries:
-        How many queries to write for a picture. overwrite: Replace dataset files and pictures if
-        they exist.
+        file: Photos with a mask of each object, in the format of COCO's instances files.
+        out: The folder to write, which `json:OUT` reads.
+        images: Folder of the photos, if they are not beside the file.
+        splits: train, dev, val, val_phrasing or val_hard; no photo and no cut-out is in two of
+            train, dev and val.
+        count: How many pictures to compose for each split.
+        size: The longer side of a picture in pixels.
+        seed: Another seed gives other pictures.
+        queries: How many queries to write for a picture.
+        overwrite: Replace dataset files and pictures if they exist.
     """
     if min(count, size, queries) < 1 or seed < 0:
         raise InputError(

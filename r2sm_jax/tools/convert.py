@@ -86,8 +86,8 @@ class Collector:
     """
 
     dataset: Mapping[str, Any] | None = None
-    """A dataset file that gets new queries in place of its own; object keys are its annotation ids.
-    """
+    """A dataset file that gets new queries in place of its own; object keys are its annotation
+    ids."""
     images: dict[int, dict[str, Any]] = field(default_factory=dict)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     categories: dict[str, int] = field(default_factory=dict)
@@ -254,8 +254,9 @@ def make_image(
         names: File names that the image may have, the most likely one first; for names of COCO 2014
             those of 2017 are tried too.
         images_dir: The folder to look in. None: the folder of the annotation file, if there is no
-        `size`. image_id: Its id, if the format has one. size: What the annotation file says.
-        Without it the file must exist, and its header is read.
+            `size`.
+        image_id: Its id, if the format has one.
+        size: What the annotation file says. Without it the file must exist, and its header is read.
 
     Raises RecordError if the file is missing, damaged, outside the folder or of another size.
     """

@@ -25,10 +25,11 @@ def build(
     tfds:OUT` reads.
 
     Args:
-        data: json:FILE or json:FOLDER. out: The folder to write; it must not hold such a data set
-        yet. images: Folder of the images, if they are not beside the dataset file. splits: Splits
-        to write; default: train, dev and val of a file; every *.json of a folder, and dev beside
-        train.
+        data: json:FILE or json:FOLDER.
+        out: The folder to write; it must not hold such a data set yet.
+        images: Folder of the images, if they are not beside the dataset file.
+        splits: Splits to write; default: train, dev and val of a file; every *.json of a folder,
+            and dev beside train.
     """
     from r2sm_jax.data.tfds import NAME, write_tfds  # imports slowly
 

@@ -233,10 +233,12 @@ def parse(
     ones.
 
     Args:
-        dataset: The dataset file that the requests were made from. answers: JSON Lines files: the
-        output of a batch interface, or lines with custom_id and text. out: The dataset file to
-        write. rejected: JSON Lines file to write with what was left out, and why. overwrite:
-        Replace these files if they exist.
+        dataset: The dataset file that the requests were made from.
+        answers: JSON Lines files: the output of a batch interface, or lines with custom_id and
+            text.
+        out: The dataset file to write.
+        rejected: JSON Lines file to write with what was left out, and why.
+        overwrite: Replace these files if they exist.
     """
     if not answers:
         raise InputError(

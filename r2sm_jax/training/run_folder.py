@@ -262,7 +262,8 @@ def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], u
 
     Args:
         trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not
-        compared. user: the run or the export, for messages.
+            compared.
+        user: the run or the export, for messages.
     """
     identity = text_encoder.identity
     for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
