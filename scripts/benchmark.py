@@ -129,7 +129,7 @@ def measure_data(args: Sequence[str]) -> Figures:
         start = time.perf_counter()
         for i in range(count):
             work(i)
-        return f"{1000 * (time.perf_counter() - start) / count:.1f} ms"
+        return f"{1000 * (time.perf_counter() - start) / count:.3g} ms"
 
     samples = [source[i] for i in range(count)]
     examples = [prepared[i] for i in range(count)]
@@ -174,10 +174,10 @@ def measure_evaluation(args: Sequence[str]) -> Figures:
         data, predictions = make_predictions(Path(name), num_queries)
         start = time.perf_counter()
         scored = score_predictions(predictions, read_json(data, need_images=False))
-        yield f"{num_queries:,} queries scored", f"{time.perf_counter() - start:.1f} s"
+        yield f"{num_queries:,} queries scored", f"{time.perf_counter() - start:.3g} s"
         start = time.perf_counter()
         split_figures(scored.results)
-        yield "figures, AP and AR among them", f"{time.perf_counter() - start:.1f} s"
+        yield "figures, AP and AR among them", f"{time.perf_counter() - start:.3g} s"
     yield "peak memory", peak_memory()
 
 
@@ -283,7 +283,7 @@ def measure_serving(args: Sequence[str]) -> Figures:
         ("a new sentence", query_new),
         ("a known sentence", query_known),
     ):
-        yield name, f"{1000 * median_seconds(work, config.images):.1f} ms"
+        yield name, f"{1000 * median_seconds(work, config.images):.3g} ms"
 
     for num_queries in (1, 8):
         queries = [[f"the blue book {next(numbers)}" for _ in range(num_queries)] for _ in images]
@@ -291,7 +291,7 @@ def measure_serving(args: Sequence[str]) -> Figures:
         start = time.perf_counter()
         predictor.predict_batch(images, queries)
         rate = len(images) / (time.perf_counter() - start)
-        yield f"images a second, {num_queries} queries each", f"{rate:.1f}"
+        yield f"images a second, {num_queries} queries each", f"{rate:.3g}"
     yield "peak memory", peak_memory()
 
 
