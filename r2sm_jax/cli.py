@@ -1,12 +1,14 @@
 """Configurations from Python files, from the command line, whose flags override the file, and from
-JSON.
+JSON; and what a command does for its memory.
 
 python -m r2sm_jax.train configs/scenes_hour.py --train.batch-size 8 --model.head linear
 """
 
+import ctypes
 import dataclasses
 import difflib
 import json
+import platform
 import runpy
 import typing
 from collections.abc import Sequence
@@ -103,3 +105,10 @@ def from_json(cls: type[T], values: dict[str, Any], where: str) -> T:
             known = ", ".join(map(str, typing.get_args(kinds[name])))
             raise InputError(f"{where}: {name} {value!r} is unknown; give one of {known}")
     return cls(**values)
+
+
+def trim_memory() -> None:
+    """Gives free memory back to the system, which glibc keeps by default: after encoding sentences,
+    and after the first training step, whose compilation leaves most."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.cli import parse_config, to_json
+from r2sm_jax.cli import parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Source
@@ -53,7 +53,6 @@ from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
-from r2sm_jax.models.matmul import trim_memory
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
@@ -309,7 +308,9 @@ def train(config: Config) -> Path:
         # random.
         graphdef, params, constants = split_model(config.model, sizes, config.train.seed)
         print_parameters(params, constants, data.texts)
-        optimizer = make_optimizer(config.optimizer, config.train.steps)
+        optimizer = make_optimizer(
+            config.optimizer, config.train.steps, config.train.matmul_precision
+        )
         make_state = partial(init_state, optimizer=optimizer)
         shapes = jax.eval_shape(make_state, params)
         checkpoints = Checkpoints(folder)

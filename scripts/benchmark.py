@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
-from r2sm_jax.cli import parse_config, parse_flags
+from r2sm_jax.cli import parse_config, parse_flags, trim_memory
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import random_crop
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
@@ -38,7 +38,6 @@ from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.models.matmul import trim_memory
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
 from r2sm_jax.train import make_batches, open_data, prepare_data
@@ -90,7 +89,7 @@ def measure_training(args: Sequence[str]) -> Figures:
     yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
 
     graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
     state = init_state(params, optimizer)
     batch, names = jax.device_put((next(make_batches(data, config)), data.names))
     train_step = jit_train_step(graphdef, optimizer, config)

@@ -113,7 +113,7 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
     except InputError as error:
         yield f"frozen: {config.model.text.name}", f"not counted: {error}"
 
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
     rows = NamedSharding(mesh, PartitionSpec(AXES))
     width = config.model.text.dim
     names = {

@@ -61,8 +61,8 @@ import pytest
 from hypothesis import settings
 from safetensors.numpy import save_file
 
+from r2sm_jax.cli import trim_memory
 from r2sm_jax.errors import cli_main
-from r2sm_jax.models.matmul import trim_memory
 
 # The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
 settings.register_profile("fixed", derandomize=True)

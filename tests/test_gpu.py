@@ -15,8 +15,7 @@ from flax import nnx
 from r2sm_jax import train
 from r2sm_jax.config import TextConfig
 from r2sm_jax.models import layers
-from r2sm_jax.models.layers import attend
-from r2sm_jax.models.matmul import on_cuda
+from r2sm_jax.models.layers import attend, on_cuda
 from r2sm_jax.models.r2sm import R2SM
 
 cuda_only = pytest.mark.skipif(not on_cuda(), reason="JAX has no CUDA device here")

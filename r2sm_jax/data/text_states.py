@@ -27,7 +27,7 @@ from r2sm_jax.config import MatmulPrecision
 from r2sm_jax.data.cache import FeatureCache, StoredArray, digest, to_float16
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import VOCABULARIES, find_model, weights_sha256
-from r2sm_jax.models.matmul import products
+from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.text_encoder import load_text_encoder
 
 BATCH_TOKENS = 2048
@@ -147,8 +147,10 @@ class FrozenTextEncoder:
         def compute_states(
             weights: nnx.State, ids: jax.Array, mask: jax.Array, precision: MatmulPrecision
         ) -> jax.Array:
-            with products(precision):
-                return nnx.merge(graphdef, weights).float16_states(ids, mask, layers)
+            with jax.default_matmul_precision(JAX_PRECISION[precision]):
+                encoder = nnx.merge(graphdef, weights)
+                set_matmul_precision(encoder, precision)
+                return encoder.float16_states(ids, mask, layers)
 
         self._compute_states = compute_states
 

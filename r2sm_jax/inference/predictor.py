@@ -24,7 +24,7 @@ from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.mask_type_heads import REFERENCES
-from r2sm_jax.models.matmul import products
+from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import to_host
@@ -104,8 +104,10 @@ class Predictor:
         def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(weights: nnx.State, *inputs: Any) -> Any:
                 # A compiled function does not see the precision change, so it is set inside.
-                with products(matmul_precision):
-                    return method(nnx.merge(graphdef, weights), *inputs)
+                with jax.default_matmul_precision(JAX_PRECISION[matmul_precision]):
+                    model = nnx.merge(graphdef, weights)
+                    set_matmul_precision(model, matmul_precision)
+                    return method(model, *inputs)
 
             return jax.jit(call)
 

@@ -132,7 +132,7 @@ def load_run(
 
     Args:
         checkpoint: best, latest or a step.
-        matmul_precision: how dense layers and convolutions multiply (models/matmul.py).
+        matmul_precision: how dense layers multiply (models/matmul.py).
 
     Raises InputError as `restore_weights`, or if the language model cannot be had or is another one
     than in training.

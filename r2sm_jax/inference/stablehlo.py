@@ -31,7 +31,6 @@ from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import Run, load_export
 from r2sm_jax.models.hub import read_tensors, weight_files
 from r2sm_jax.models.matching import Tensor
-from r2sm_jax.models.matmul import products
 from r2sm_jax.models.r2sm import R2SM, ImageFeatures, input_spec
 from r2sm_jax.models.text_encoder import abstract_text_encoder, load_text_encoder
 
@@ -80,7 +79,7 @@ def export_functions(run: Run) -> dict[str, bytes]:
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     mask = jax.ShapeDtypeStruct((1, 1), jnp.bool_)
     image, valid, text, text_mask = input_spec(config, 1, 1).values()
-    with products("float32"):
+    with jax.default_matmul_precision("float32"):
         features = jax.eval_shape(encode_image, weights, image, valid)
         return {
             "encode_text": _lower(

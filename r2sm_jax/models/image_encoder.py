@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
-from r2sm_jax.models.layers import MLP, Conv, ConvBlock, Linear, attend, freeze
+from r2sm_jax.models.layers import MLP, ConvBlock, Linear, attend, freeze
 from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
 Skips = tuple[Float[Array, "b _h1 _w1 _c1"] | None, Float[Array, "b _h2 _w2 _c2"] | None]
@@ -237,7 +237,15 @@ class VisionEncoder(nnx.Module):
             self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else (0, 0)
         )
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.neck2 = Conv(config.out_dim, config.out_dim, use_bias=False, dtype=dtype, rngs=rngs)
+        self.neck2 = nnx.Conv(
+            config.out_dim,
+            config.out_dim,
+            (3, 3),
+            padding=1,
+            use_bias=False,
+            dtype=dtype,
+            rngs=rngs,
+        )
         self.neck_norm2 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
         if sizes.vit is None:
             self.vit = None

@@ -1,5 +1,4 @@
-"""Layers that the models share: dense layers and convolutions, MLP, attention, constants among the
-weights."""
+"""Layers that the models share: dense layers, MLP, attention, constants among the weights."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.extend.backend import get_backend
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
-
-from r2sm_jax.models.matmul import are_bfloat16, convolve, multiply, on_cuda
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -48,35 +46,12 @@ class Linear(nnx.Linear):
 
     XLA's CPU backend computes weight gradients with several leading axes up to 2.6 times slower
     than with one (a 128-512-128 MLP on [16 8 24 128] took 19.2 ms against 7.4 ms). Elsewhere it
-    makes no difference. Float32 layers multiply in bfloat16 where matmul.py says so.
+    makes no difference.
     """
 
     def __call__(self, inputs: Float[Array, "... in"]) -> Float[Array, "... out"]:
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        if are_bfloat16() and self.dtype in (None, jnp.float32):
-            out = multiply(flat.astype(jnp.float32), self.kernel[...].astype(jnp.float32))
-            out = out if self.bias is None else out + self.bias[...]
-        else:
-            out = super().__call__(flat)
+        out = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
-
-
-class Conv(nnx.Conv):
-    """`nnx.Conv` over 3x3 pixels, padded by 1. Float32 layers multiply in bfloat16 where cpu.py
-    says so."""
-
-    def __init__(
-        self, in_dim: int, out_dim: int, *, use_bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs
-    ):
-        super().__init__(
-            in_dim, out_dim, (3, 3), padding=1, use_bias=use_bias, dtype=dtype, rngs=rngs
-        )
-
-    def __call__(self, inputs: Float[Array, "b h w in"]) -> Float[Array, "b h w out"]:
-        if not are_bfloat16() or self.dtype != jnp.float32:
-            return super().__call__(inputs)
-        convolved = convolve(inputs.astype(jnp.float32), self.kernel[...].astype(jnp.float32))
-        return convolved if self.bias is None else convolved + self.bias[...]
 
 
 class ConvBlock(nnx.Module):
@@ -84,7 +59,7 @@ class ConvBlock(nnx.Module):
 
     def __init__(self, dim: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.conv = Conv(dim, dim, dtype=dtype, rngs=rngs)
+        self.conv = nnx.Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         return x + self.conv(nnx.relu(self.norm(x)))
@@ -179,6 +154,11 @@ def _attend(
         scores = jnp.where(mask, scores, -1e9)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("...qs,...sd->...qd", weights, value)
+
+
+def on_cuda() -> bool:
+    """Whether JAX computes on NVIDIA's GPUs unless told otherwise."""
+    return jax.default_backend() == "gpu" and "cuda" in get_backend().platform_version
 
 
 def fits_flash(

@@ -2,7 +2,7 @@
 clipping."""
 
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32
 
-from r2sm_jax.config import OptimizerConfig
+from r2sm_jax.config import MatmulPrecision, OptimizerConfig
 from r2sm_jax.models.matmul import multiply_batched, transpose_batched
 
 NOT_MATRICES = (
@@ -35,9 +35,11 @@ def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> opt
 
 
 @lru_cache(maxsize=8)
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, steps: int, matmul_precision: MatmulPrecision = "float32"
+) -> optax.GradientTransformation:
     """The gradient transformation for a run of `steps` steps, the same object for equal arguments.
-    Only matrices are decayed."""
+    Only matrices are decayed. Muon multiplies as `matmul_precision` says."""
     clip = optax.clip_by_global_norm(config.clip or jnp.inf)
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
@@ -45,7 +47,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         return optax.chain(clip, stacked(adamw, config.pretrained_rate))
     muon_rate = schedule(config.muon_learning_rate, config.warmup_steps, steps, config.decay)
     muon = optax.chain(
-        scale_by_muon(config.momentum),
+        scale_by_muon(config.momentum, matmul_precision),
         optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )
@@ -112,19 +114,25 @@ lead out of the interval, where values grow."""
 EPSILON = 1e-8
 
 
-def scale_by_muon(momentum: float) -> optax.GradientTransformation:
+def scale_by_muon(
+    momentum: float, matmul_precision: MatmulPrecision = "float32"
+) -> optax.GradientTransformation:
     """Nesterov momentum of stacked matrices [n ... d], made orthogonal; all axes between are a
     matrix's input."""
 
     def orthogonalise(updates: Any, params: Any) -> Any:
-        return jax.tree.map(
-            lambda x: orthogonal(x.reshape(len(x), -1, x.shape[-1])).reshape(x.shape), updates
-        )
+        def update(x: Array) -> Array:
+            matrices = x.reshape(len(x), -1, x.shape[-1])
+            return orthogonal(matrices, matmul_precision).reshape(x.shape)
+
+        return jax.tree.map(update, updates)
 
     return optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonalise))
 
 
-def orthogonal(x: Float32[Array, "n c d"]) -> Float32[Array, "n c d"]:
+def orthogonal(
+    x: Float32[Array, "n c d"], matmul_precision: MatmulPrecision = "float32"
+) -> Float32[Array, "n c d"]:
     """Nearly orthogonal matrices: their singular values are near 1.
 
     The shorter axis is first scaled by row sums of x xᵀ, so that no singular value exceeds 1 (AOL,
@@ -132,13 +140,14 @@ def orthogonal(x: Float32[Array, "n c d"]) -> Float32[Array, "n c d"]:
     """
     tall = x.shape[1] > x.shape[2]
     identity = jnp.eye(min(x.shape[1:]))
+    multiply = partial(multiply_batched, precision=matmul_precision)
     for number, (first, third, fifth) in enumerate(POLAR_STEPS):
-        transposed = transpose_batched(x)
-        squared = multiply_batched(transposed, x) if tall else multiply_batched(x, transposed)
+        transposed = transpose_batched(x, matmul_precision)
+        squared = multiply(transposed, x) if tall else multiply(x, transposed)
         if number == 0:
             scale = jax.lax.rsqrt(jnp.maximum(jnp.abs(squared).sum(1, keepdims=True), EPSILON))
             squared = squared * scale * scale.swapaxes(1, 2)
             x = x * (scale if tall else scale.swapaxes(1, 2))
-        factor = first * identity + third * squared + fifth * multiply_batched(squared, squared)
-        x = multiply_batched(x, factor) if tall else multiply_batched(factor, x)
+        factor = first * identity + third * squared + fifth * multiply(squared, squared)
+        x = multiply(x, factor) if tall else multiply(factor, x)
     return x

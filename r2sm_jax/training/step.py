@@ -14,7 +14,7 @@ from r2sm_jax.config import Config, ModelConfig
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
 from r2sm_jax.models.image_encoder import FrozenFeatures
-from r2sm_jax.models.matmul import products
+from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
 from r2sm_jax.training.optimizer import make_optimizer
@@ -91,6 +91,7 @@ def train_step(
 
     def loss_fn(params: nnx.State, batch: Batch, targets: Targets) -> tuple[Array, Values]:
         model = nnx.merge(graphdef, params, constants)
+        set_matmul_precision(model, config.train.matmul_precision)
         output = predict_for_training(model, batch, names, targets.instance_regions)
         losses = compute_losses(output, targets, config.loss, threshold=config.model.mask_threshold)
         return total_loss(losses, config.loss), losses
@@ -98,7 +99,7 @@ def train_step(
     def gradient_fn(part: tuple[Batch, Targets]) -> tuple[tuple[Array, Values], nnx.State]:
         return jax.value_and_grad(loss_fn, has_aux=True)(state.params, *part)
 
-    with products(config.train.matmul_precision):
+    with jax.default_matmul_precision(JAX_PRECISION[config.train.matmul_precision]):
         (loss, losses), grads = add_parts(gradient_fn, (batch, targets), config.train.accumulate)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
