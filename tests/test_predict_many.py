@@ -22,7 +22,8 @@ from r2sm_jax.data.dataset import Instance
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main as evaluate_main
 from r2sm_jax.inference import batch
-from r2sm_jax.inference.batch import JOURNAL, PREDICTIONS, predict_images, read_journal
+from r2sm_jax.inference.batch import PREDICTIONS, predict_images
+from r2sm_jax.inference.journal import JOURNAL, read_journal
 from r2sm_jax.inference.tasks import find_tasks
 from r2sm_jax.predict import main
 from r2sm_jax.query import Query

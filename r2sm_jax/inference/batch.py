@@ -1,18 +1,17 @@
 """Predicts many images into a folder, and goes on where an earlier call was stopped.
 
-answers.jsonl      a header, then a line an image: {"image": name, "answers": [[entry, ...], ...]}
-predictions.json   all entries, in the format that `evaluate --predictions` scores
+answers.jsonl      the answers so far, a line for each image (journal.py)
+predictions.json   all answers, in the format that `evaluate --predictions` scores
 
-Several processes divide the images. Process N of several appends to answers-N.jsonl.
+Several processes divide the images.
 """
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,26 +21,12 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.inference.journal import find_journals, header_line, journal_path, read_journals
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.inference.tasks import Task, Tasks
 from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
 
-JOURNAL = "answers.jsonl"
 PREDICTIONS = "predictions.json"
-
-
-class Line(NamedTuple):
-    """Where the answers about one image are stored."""
-
-    journal: Path
-    offset: int
-    """Bytes before the line."""
-
-    def read(self) -> list[list[dict[str, Any]]]:
-        """Returns the entries of each query about the image."""
-        with self.journal.open("rb") as file:
-            file.seek(self.offset)
-            return json.loads(file.readline())["answers"]
 
 
 class BatchResult(NamedTuple):
@@ -88,8 +73,8 @@ def predict_images(
             reason = next(iter(failed.values()))
             raise InputError(f"no image could be read; {reason}")
 
-        done = [task for task in tasks.images if task.name not in failed]
-        run_on_main(lambda: _write_predictions(out, done, read_journals(out, header)))
+        answered = [task for task in tasks.images if task.name not in failed]
+        run_on_main(lambda: _write_predictions(out, answered, header))
     except OSError as error:
         raise InputError(
             f"{out}: cannot write there ({error.strerror}); pass another --out"
@@ -114,80 +99,15 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndar
     return image
 
 
-def find_journals(out: Path) -> list[Path]:
-    """The journals of earlier calls, which may have had any number of processes."""
-    names = re.compile(r"answers(-\d+)?\.jsonl")
-    return sorted(path for path in out.glob("answers*.jsonl") if names.fullmatch(path.name))
-
-
-def read_journals(out: Path, header: Mapping[str, str]) -> dict[str, Line]:
-    """Returns the line of each image by its name. Raises InputError as `read_journal`."""
-    lines: dict[str, Line] = {}
-    for path in find_journals(out):
-        lines |= read_journal(path, header)
-    return lines
-
-
-def read_journal(path: Path, header: Mapping[str, str]) -> dict[str, Line]:
-    """Returns the lines of one journal by the name of the image.
-
-    A last line that was cut short, when a process was killed, is dropped.
-    Raises InputError if the file is damaged or no journal, or the answers are of something else.
-    """
-    damaged = InputError(f"{path}: it is damaged; pass --overwrite to start anew")
-    lines: dict[str, Line] = {}
-    with path.open("rb+") as file:
-        first = file.readline()
-        if not first.endswith(b"\n"):
-            # Only a header of ours may be dropped; anything else is somebody's file.
-            if not _header_line(header).startswith(first):
-                raise damaged
-            file.truncate(0)
-            return {}
-        _check_header(path, first, header, damaged)
-
-        end = len(first)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                lines[json.loads(line)["image"]] = Line(path, end)
-            except (ValueError, KeyError, TypeError):
-                raise damaged from None
-            end += len(line)
-        file.truncate(end)
-    return lines
-
-
-def _check_header(path: Path, line: bytes, header: Mapping[str, str], damaged: InputError) -> None:
-    try:
-        stored = json.loads(line)
-    except ValueError:
-        raise damaged from None
-    if not isinstance(stored, dict):
-        raise damaged
-    changed = [key for key in header if stored.get(key) != header[key]]
-    if changed:
-        names = ", ".join(changed).replace("_", " ")
-        raise InputError(
-            f"{path}: these answers are of other {names}; pass another --out, or --overwrite to "
-            "start anew"
-        )
-
-
-def _header_line(header: Mapping[str, str]) -> bytes:
-    return json.dumps(header).encode() + b"\n"
-
-
-def _start(out: Path, header: Mapping[str, str], overwrite: bool) -> dict[str, Line]:
-    """Makes the folder and returns the answers that it holds."""
+def _start(out: Path, header: Mapping[str, str], overwrite: bool) -> set[str]:
+    """Makes the folder and returns the names of the images that have answers in it."""
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
         for path in find_journals(out):
             path.unlink()
     if not find_journals(out):
         refuse_overwrite(out / PREDICTIONS, overwrite)
-    return read_journals(out, header)
+    return set(read_journals(out, header))
 
 
 def _predict_tasks(
@@ -201,24 +121,22 @@ def _predict_tasks(
 
     Returns the images that cannot be read, with the reasons.
     """
+    # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(query.text for task in tasks for query in task.queries)
-    name = JOURNAL
-    if jax.process_count() > 1:
-        name = f"answers-{jax.process_index()}.jsonl"
 
     failed: dict[str, str] = {}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with (
         Progress(*columns, console=Console(stderr=True), disable=not is_main_process()) as progress,
-        (out / name).open("ab") as journal,
+        journal_path(out).open("ab") as journal,
     ):
         if journal.tell() == 0:
-            journal.write(_header_line(header))
+            journal.write(header_line(header))
         bar = progress.add_task("images", total=len(tasks))
 
-        # Parts of a batch each: no more is lost when the process is killed.
+        # Stored after each batch: no more is lost when the process is killed.
         for start in range(0, len(tasks), BATCH_ROWS):
-            part = []
+            readable = []
             requests = []
             for task in tasks[start : start + BATCH_ROWS]:
                 try:
@@ -226,11 +144,11 @@ def _predict_tasks(
                 except InputError as error:
                     failed[task.name] = str(error)
                     continue
-                part.append(task)
+                readable.append(task)
                 requests.append(Request(image, [query.text for query in task.queries]))
 
             predictions = predictor.predict_batches(requests, mask_type, with_candidates=True)
-            for task, of_image in zip(part, predictions, strict=True):
+            for task, of_image in zip(readable, predictions, strict=True):
                 answers = [prediction.to_coco() for prediction in of_image]
                 line = json.dumps({"image": task.name, "answers": answers})
                 journal.write(line.encode() + b"\n")
@@ -240,13 +158,14 @@ def _predict_tasks(
     return failed
 
 
-def _write_predictions(out: Path, tasks: Sequence[Task], lines: Mapping[str, Line]) -> None:
-    """Writes the entries of all tasks into one file, with one image in memory at a time."""
+def _write_predictions(out: Path, tasks: Sequence[Task], header: Mapping[str, str]) -> None:
+    """Writes the answers of the journals into one file, in the order of the tasks."""
+    lines = read_journals(out, header)
     separator = ""
     with writing(out / PREDICTIONS) as part, part.open("w", encoding="utf-8") as file:
         file.write("[")
         for task in tasks:
-            answers = lines[task.name].read()
+            answers = json.loads(lines[task.name])["answers"]
             for query, entries in zip(task.queries, answers, strict=True):
                 about = {"query_id": query.id, "image": task.name, "query": query.text}
                 for entry in entries:
