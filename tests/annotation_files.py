@@ -12,7 +12,7 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, read_json
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, read_coco_like
-from r2sm_jax.tools.convert import Collector, collect, write_json
+from r2sm_jax.tools.records import Collector, collect, write_json
 
 HEIGHT, WIDTH = 20, 30
 SIZE = {"height": HEIGHT, "width": WIDTH}

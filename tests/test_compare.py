@@ -19,7 +19,7 @@ from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.query import Query
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 IMAGES = 24
 

@@ -22,7 +22,7 @@ from annotation_files import (
 from PIL import Image
 
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.tools import convert as conversion
+from r2sm_jax.tools import records as conversion
 from r2sm_jax.tools.data import main
 
 EMPTY = {"images": [], "annotations": [], "categories": [], "queries": []}

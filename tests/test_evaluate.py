@@ -27,7 +27,7 @@ from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import load
 from r2sm_jax.query import Query, Sentence
 from r2sm_jax.synthetic.queries.sentences import intent_sentences
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 
 @pytest.fixture(scope="module")

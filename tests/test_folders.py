@@ -19,9 +19,9 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import collect
 from r2sm_jax.tools.data import main
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
+from r2sm_jax.tools.records import collect
 
 
 def save(path: Path, mask: np.ndarray, scale: int = 255) -> None:

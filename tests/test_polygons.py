@@ -7,8 +7,8 @@ from annotation_files import mask, photo, write
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import collect
 from r2sm_jax.tools.entries import draw_polygon, read_mask
+from r2sm_jax.tools.records import collect
 from r2sm_jax.tools.referring import read_reasonseg
 
 SIZE = 20, 30

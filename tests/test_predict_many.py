@@ -28,7 +28,7 @@ from r2sm_jax.inference.tasks import find_tasks
 from r2sm_jax.predict import main
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 QUERY = "the complete shape of the red mug"
 COUNT = 11

@@ -19,7 +19,7 @@ from r2sm_jax.evaluation.predictions import read_predictions, score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import query_truths
 from r2sm_jax.query import Query
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 24, 32
 

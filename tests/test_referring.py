@@ -27,8 +27,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import Collector, collect, write_json
 from r2sm_jax.tools.r2sm import R2SMFields, read_r2sm
+from r2sm_jax.tools.records import Collector, collect, write_json
 from r2sm_jax.tools.referring import (
     read_lisa_plus_plus,
     read_mmr,

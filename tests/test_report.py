@@ -24,7 +24,7 @@ from r2sm_jax.evaluation.published import PUBLISHED, TABLE_2, find_benchmark
 from r2sm_jax.evaluation.report import make_report
 from r2sm_jax.evaluation.tables import Table, percent, report_markdown
 from r2sm_jax.query import Query
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 IMAGES = 14
 HOSTILE = "the <script>alert(1)</script> | mug & `co`"

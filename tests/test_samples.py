@@ -13,7 +13,7 @@ from r2sm_jax.data.dataset import Instance, Sample, read_json
 from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 HEIGHT, WIDTH = 12, 20
 

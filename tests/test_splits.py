@@ -20,8 +20,8 @@ from r2sm_jax.evaluation.tables import describe_selection
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.query import Query
 from r2sm_jax.synthetic.scenes.source import SceneSource
-from r2sm_jax.tools.convert import write_json
 from r2sm_jax.tools.data import build
+from r2sm_jax.tools.records import write_json
 from r2sm_jax.train import open_data
 from r2sm_jax.training.run_folder import read_config, resolve_auto
 

@@ -28,15 +28,6 @@ from r2sm_jax.data.dataset import is_id, is_text
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, writing
-from r2sm_jax.tools.convert import (
-    ImageRecord,
-    Item,
-    ObjectRecord,
-    Record,
-    make_image,
-    mask_fields,
-    names_of_image,
-)
 from r2sm_jax.tools.entries import (
     BadRecord,
     Entry,
@@ -45,6 +36,15 @@ from r2sm_jax.tools.entries import (
     Size,
     index_by_id,
     read_json_files,
+)
+from r2sm_jax.tools.records import (
+    ImageRecord,
+    Item,
+    ObjectRecord,
+    Record,
+    make_image,
+    mask_fields,
+    names_of_image,
 )
 
 RATE_TOLERANCE = 0.02

@@ -12,7 +12,7 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.synthetic.compose import MIN_CUTOUTS, ComposeSource
 from r2sm_jax.synthetic.photos import Photos
-from r2sm_jax.tools.convert import (
+from r2sm_jax.tools.records import (
     Collector,
     ImageRecord,
     ObjectRecord,

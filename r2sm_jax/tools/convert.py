@@ -1,331 +1,220 @@
-"""The records that readers of annotation files yield, and the collector that makes a dataset file
-of them.
+"""`data convert FORMAT`: annotation files of other projects become one dataset file.
 
-A reader (coco.py, folders.py, referring.py, r2sm.py) is a generator that yields, entry by entry, a
-`Record` that can be used, a `BadRecord` that cannot, or a `Note`. It raises InputError if its files
-do not fit the format. One rule holds for all: a bad record is left out, counted and listed by
-reason; if there are more of them than `--max-bad` allows, nothing is written.
+How a file becomes training queries, for COCOA as an example:
+
+1. `read_coco_like` (coco.py) reads it and yields a `Record` for each image and each object.
+2. `collect` (records.py) numbers and gathers the records, and counts those that are bad.
+3. `add_template_queries` (template.py) writes queries about the objects, since COCOA has none.
+4. `write_json` (records.py) checks all and writes the dataset file, which training reads.
+
+A new format is a reader, a command here that passes its records to `convert`, and a line in
+`FORMATS`.
 """
 
-import json
-import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from os.path import commonpath
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
 
-from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import check_records, find_image, leads_outside
-from r2sm_jax.data.images import image_size
-from r2sm_jax.errors import InputError, writing
-from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
+from r2sm_jax.data.dataset import read_records
+from r2sm_jax.errors import InputError, refuse_overwrite
+from r2sm_jax.query import MaskType
+from r2sm_jax.tools.check import counts_of
+from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
+from r2sm_jax.tools.entries import Note, group_by_reason
+from r2sm_jax.tools.folders import FolderNames, read_mask_folders
+from r2sm_jax.tools.r2sm import R2SMFields, read_r2sm
+from r2sm_jax.tools.records import Item, collect, write_json
+from r2sm_jax.tools.referring import (
+    read_lisa_plus_plus,
+    read_mmr,
+    read_reasonseg,
+    read_refcoco,
+)
+from r2sm_jax.tools.template import add_template_queries
+
+MAX_LOCATIONS = 20
+"""How many locations are listed of records for which the same is noted."""
 
 
+@tyro.conf.configure(OmitArgPrefixes)
 @dataclass(frozen=True)
-class ImageRecord:
-    """An image of the new dataset."""
+class Files:
+    """Files to read and to write."""
 
-    id: int | None
-    """None: the collector numbers it; then records with one `path` mean the same image."""
-    file_name: str
-    size: Size
-    path: Path | None = None
-    """Its file, if the reader looked for it."""
+    out: Path
+    """The dataset file to write, such as cocoa/train.json."""
+    images: Path | None = None
+    """Folder of the images; default: beside the annotation files, if images are needed."""
+    overwrite: bool = False
+    """Replace the dataset file if it exists."""
+    max_bad: float = 0.01
+    """Share of the records that may be bad, 0 to 1. Bad ones are left out; if there are more,
+    nothing is written."""
+    sources: Positional[tuple[Path, ...]] = ()
+    """Annotation files; for formats with one file an image also folders of them."""
 
 
+@tyro.conf.configure(OmitArgPrefixes)
 @dataclass(frozen=True)
-class ObjectRecord:
-    """An object of an image."""
+class TemplateOptions:
+    """Queries to write, for formats without any."""
 
-    category: str
-    fields: Mapping[str, Any]
-    """Its annotation but for the ids: `mask_fields` and what the reader copies."""
-    key: Hashable = None
-    """Identifies the object within its image: it is added once. None: it is never the same as
-    another."""
-    notes: tuple[Note, ...] = ()
-    """What the user should know about it."""
+    queries: int = 8
+    """How many queries to write for an image, from the grammar of the scenes; 0 for none."""
+    seed: int = 0
+    """Another seed gives other queries."""
 
 
-@dataclass(frozen=True)
-class QueryRecord:
-    """A query about objects of an image."""
+def coco_command(name: str, preset: Preset) -> Callable[..., None]:
+    """The command of a COCO-like format."""
 
-    text: str
-    mask_type: str
-    targets: Sequence[Hashable]
-    """Keys of objects of the same image."""
-    kind: Mapping[str, Any]
-    answer: Any = None
-    """Left out if it is not a string."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """What one entry of an annotation file says about an image. It is used as a whole or not at
-    all."""
-
-    image: ImageRecord
-    objects: Sequence[ObjectRecord] = ()
-    queries: Sequence[QueryRecord] = ()
-
-
-Item = Record | BadRecord | Note
-"""What a reader yields."""
-
-
-@dataclass
-class Collector:
-    """Numbers records and gathers them for a dataset file.
-
-    Annotations, categories and queries are numbered from 1. An image has the id that its source
-    gives it, or is numbered from 1.
-    """
-
-    dataset: Mapping[str, Any] | None = None
-    """A dataset file that gets new queries in place of its own; object keys are its annotation
-    ids."""
-    images: dict[int, dict[str, Any]] = field(default_factory=dict)
-    annotations: list[dict[str, Any]] = field(default_factory=list)
-    categories: dict[str, int] = field(default_factory=dict)
-    queries: list[dict[str, Any]] = field(default_factory=list)
-    image_paths: dict[int, Path] = field(default_factory=dict)
-    """The file of an image, if its reader looked for it, by image id."""
-    notes: list[Note] = field(default_factory=list)
-    bad_records: list[BadRecord] = field(default_factory=list)
-    num_good: int = 0
-    _image_ids: dict[Path, int] = field(default_factory=dict)
-    _annotation_ids: dict[tuple[int, Hashable], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.dataset is not None:
-            self.images = {image["id"]: image for image in self.dataset["images"]}
-            for annotation in self.dataset["annotations"]:
-                key = annotation["image_id"], annotation["id"]
-                self._annotation_ids[key] = annotation["id"]
-
-    @property
-    def num_records(self) -> int:
-        return self.num_good + len(self.bad_records)
-
-    def add(self, item: Item) -> None:
-        """Adds what a reader yields."""
-        if isinstance(item, BadRecord):
-            self.bad_records.append(item)
-        elif isinstance(item, Note):
-            self.notes.append(item)
-        else:
-            self.num_good += 1
-            image_id = self._add_image(item.image)
-            for record in item.objects:
-                self._add_object(image_id, record)
-            for query in item.queries:
-                self._add_query(image_id, query)
-
-    def _add_image(self, image: ImageRecord) -> int:
-        if image.id is None and image.path in self._image_ids:
-            return self._image_ids[image.path]
-        image_id = len(self.images) + 1 if image.id is None else image.id
-        if image_id not in self.images:
-            height, width = image.size
-            self.images[image_id] = {
-                "id": image_id,
-                "file_name": image.file_name,
-                "height": height,
-                "width": width,
-            }
-            if image.path is not None:
-                self.image_paths[image_id] = image.path
-                self._image_ids[image.path] = image_id
-        return image_id
-
-    def _add_object(self, image_id: int, record: ObjectRecord) -> None:
-        if record.key is not None and (image_id, record.key) in self._annotation_ids:
-            return
-        number = len(self.annotations) + 1
-        category = " ".join(record.category.split()) or "object"
-        category_id = self.categories.setdefault(category, len(self.categories) + 1)
-        ids = {"id": number, "image_id": image_id, "category_id": category_id}
-        self.annotations.append({**ids, **record.fields})
-        self.notes.extend(record.notes)
-        if record.key is not None:
-            self._annotation_ids[image_id, record.key] = number
-
-    def _add_query(self, image_id: int, query: QueryRecord) -> None:
-        # A target that an answer names twice counts once.
-        instance_ids = [self._annotation_ids[image_id, key] for key in dict.fromkeys(query.targets)]
-        record = {
-            "id": len(self.queries) + 1,
-            "image_id": image_id,
-            "text": " ".join(query.text.split()),
-            "mask_type": query.mask_type,
-            "instance_ids": instance_ids,
-            "kind": {**query.kind, "multi": len(instance_ids) > 1},
-        }
-        if isinstance(query.answer, str):
-            record["answer"] = query.answer
-        self.queries.append(record)
-
-    def check_share(self, max_bad: float) -> None:
-        """Raises InputError if more than this share of the records is bad."""
-        num_bad = len(self.bad_records)
-        if num_bad <= max_bad * self.num_records:
-            return
-        most_frequent = group_by_reason(self.bad_records)[0]
-        num_others = num_bad - len(most_frequent)
-        others = f", {num_others} for other reasons" if num_others else ""
-        raise InputError(
-            f"{most_frequent[0]} ({len(most_frequent)} of {self.num_records} records are bad for "
-            f"this reason{others}; --max-bad {max_bad:g} allows {int(max_bad * self.num_records)})"
+    def command(files: Files, options: MaskOptions, template: TemplateOptions) -> None:
+        padded_dir = files.out.with_name(files.out.stem + "_padded")
+        items = read_coco_like(
+            files.sources, preset, options, images_dir=files.images, padded_dir=padded_dir
         )
+        convert(files, name, items, template)
 
-    def name_images(self, out: Path) -> str:
-        """Sets the `file_name` of images with a file relative to the folder of the dataset file
-        `out`.
-
-        If an image does not lie below it, names are relative to the nearest folder above all
-        images; then the flag is returned that the user must pass with the dataset, otherwise "".
-        """
-        paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
-        folder = out.resolve().parent
-        are_below = all(path.is_relative_to(folder) for path in paths.values())
-        if not are_below:
-            try:
-                folder = Path(commonpath([path.parent for path in paths.values()]))
-            except ValueError:  # on Windows
-                remedy = "its images are on several drives; put them on one"
-                raise InputError(f"{out}: {remedy}") from None
-        for image_id, path in paths.items():
-            self.images[image_id]["file_name"] = path.relative_to(folder).as_posix()
-        return "" if are_below else f"--data.images {folder}"
-
-    def to_records(self, description: str) -> dict[str, Any]:
-        """The records of the dataset file. Raises InputError if there is no image."""
-        if self.dataset is not None:
-            return {**self.dataset, "queries": self.queries}
-        if not self.images:
-            remedy = "there are no annotated images; give annotation files of this format"
-            raise InputError(f"{description}: {remedy}")
-        return {
-            "images": list(self.images.values()),
-            "annotations": self.annotations,
-            "categories": [{"id": i, "name": name} for name, i in self.categories.items()],
-            "queries": self.queries,
-            "info": {"description": description},
-        }
+    command.__doc__ = preset.help
+    return command
 
 
-def collect(
-    items: Iterable[Item], max_bad: float = 1.0, dataset: Mapping[str, Any] | None = None
-) -> Collector:
-    """Reads all that a reader yields. Raises InputError if more than `max_bad` of the records are
-    bad."""
-    if not 0 <= max_bad <= 1:
-        raise InputError(f"--max-bad {max_bad}: this is not a share; give 0 to 1")
-    collector = Collector(dataset)
-    for item in items:
-        collector.add(item)
-    collector.check_share(max_bad)
-    return collector
+def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
+    """Folders of images and of masks, one PNG an object; pix2gestalt's layout by default."""
+    items = read_mask_folders(files.sources, names, files.images)
+    convert(files, "folders", items, template)
 
 
-# Parts of records
+def mmr(files: Files) -> None:
+    """MMR: questions about objects and parts, several targets each; visible masks.
+
+    Of a file with "train" in its name, questions are left out whose text answer has another number
+    of `{seg}` than answers, as in MMR's own loader.
+    """
+    convert(files, "mmr", read_mmr(files.sources, files.images))
 
 
-def names_of_image(path: Path) -> list[str]:
-    """The names that the image of an annotation file X.json may have, X.jpg first."""
-    return [path.stem + suffix for suffix in (".jpg", ".jpeg", ".png")]
-
-
-def make_image(
-    entry: Entry,
-    names: Sequence[str],
-    images_dir: Path | None,
-    image_id: int | None = None,
-    size: Size | None = None,
-) -> ImageRecord:
-    """The image of an entry.
+def reasonseg(files: Files, explanatory: Path | None = None) -> None:
+    """ReasonSeg: X.json beside X.jpg; ignore regions are preserved; visible masks.
 
     Args:
-        entry: The entry that errors name.
-        names: File names that the image may have, the most likely one first; for names of COCO 2014
-            those of 2017 are tried too.
-        images_dir: The folder to look in. None: the folder of the annotation file, if there is no
-            `size`.
-        image_id: Its id, if the format has one.
-        size: What the annotation file says. Without it the file must exist, and its header is read.
-
-    Raises RecordError if the file is missing, damaged, outside the folder or of another size.
+        explanatory: explanatory/train.json, for textual answers.
     """
-    for name in names:
-        if leads_outside(name):
-            problem = f"the file name {name!r} leads out of the image folder"
-            raise entry.error(problem, "give one inside it")
-    if images_dir is None:
-        if size is not None:
-            return ImageRecord(image_id, names[0], size)
-        images_dir = entry.path.parent
-
-    names_of_2017 = [re.sub(r"COCO_(train|val|test)2014_", "", name) for name in names]
-    candidates = (find_image([images_dir], name) for name in [*names, *names_of_2017])
-    path = next((path for path in candidates if path is not None), None)
-    if path is None:
-        problem = f"{' or '.join(names)} is not in {images_dir}"
-        raise entry.error(problem, "give the folder with --images DIR")
-    try:
-        actual_size = image_size(path)
-    except InputError as error:
-        raise entry.error(f"its image cannot be read ({error})", "give the image again") from error
-    if size is not None and size != actual_size:
-        problem = (
-            f"its image is {actual_size[0]} x {actual_size[1]}, "
-            f"but the size in the file is {size[0]} x {size[1]}"
-        )
-        raise entry.error(problem, "give the image that was annotated")
-    return ImageRecord(image_id, path.relative_to(images_dir).as_posix(), actual_size, path)
+    convert(files, "reasonseg", read_reasonseg(files.sources, explanatory, files.images))
 
 
-def make_visible_object(
-    entry: Entry, field: str, size: Size, category: str, key: Hashable
-) -> ObjectRecord:
-    """An object of which only the visible mask is known, in a field of an entry.
+def lisa_plus_plus(files: Files) -> None:
+    """LISA++ (ReasonSeg-Inst): questions with polygons for each instance id; visible masks."""
+    convert(files, "lisa++", read_lisa_plus_plus(files.sources, files.images))
 
-    Raises RecordError for a mask that cannot be used or has no pixel.
+
+def refcoco(files: Files, instances: Path, split: str = "train") -> None:
+    """RefCOCO, RefCOCO+, RefCOCOg (refs(...).p, plain data only), gRefCOCO (grefs(...).json);
+    visible masks.
+
+    Args:
+        instances: COCO's instances.json.
+        split: The split to take; test is testA and testB.
     """
-    mask, notes = entry.mask(field, size)
-    if not mask.any():
-        raise entry.error(f"its {field} has no pixel in the image", "correct it")
-    return ObjectRecord(category, mask_fields(mask, None), key, tuple(notes))
+    convert(files, "refcoco", read_refcoco(files.sources, instances, split, files.images))
 
 
-def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
-    """The fields of an annotation that its masks `[H W]` determine; `amodal` None: not known."""
-    complete = modal if amodal is None else modal | amodal
-    occluded = complete & ~modal
-    fields: dict[str, Any] = {
-        "bbox": masks.coco_box(complete),
-        "area": masks.area(complete),
-        "iscrowd": 0,
-        "segmentation": None if amodal is None else masks.encode(complete),
-    }
-    if amodal is None or occluded.any():
-        fields["visible_mask"] = masks.encode(modal)
-    if amodal is not None:
-        fields["occlude_rate"] = masks.area(occluded) / max(1, masks.area(complete))
-        if occluded.any():
-            fields["invisible_mask"] = masks.encode(occluded)
-    return fields
+def r2sm(
+    files: Files,
+    over: Path,
+    fields: R2SMFields,
+    mask_type: MaskType | None = None,
+) -> None:
+    """R2SM's text queries, joined to the dataset file that was converted from their images'
+    annotations.
 
+    PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). Instances are given
+    as ids or named in the answer; ids are the annotations' `source_id`, or their `id`. `--images`
+    changes nothing here.
 
-def write_json(path: Path, records: Mapping[str, Any], overwrite: bool = False) -> None:
-    """Writes the records of a dataset file, all or nothing.
-
-    Raises InputError for records that `read_json` would refuse, a folder that cannot be written to,
-    and a file that exists, unless `overwrite`.
+    Args:
+        over: The dataset file with the images and annotations; its own queries are left out.
+        fields: Names of the fields.
+        mask_type: For files that hold one mask type only.
     """
-    check_records(path, records)
-    with writing(path, overwrite) as part:
-        part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")
+    check_arguments(files)
+    records = read_records(over)
+    info = records.get("info")
+    names = ", ".join(path.name for path in files.sources)
+    records["info"] = {**(info if isinstance(info, dict) else {}), "queries": names}
+    items = read_r2sm(files.sources, records, fields, mask_type)
+    convert(files, "r2sm", items, dataset=records)
+
+
+FORMATS: dict[str, Callable[..., None]] = {
+    **{name: coco_command(name, preset) for name, preset in PRESETS.items()},
+    "folders": folders,
+    "mmr": mmr,
+    "reasonseg": reasonseg,
+    "lisa++": lisa_plus_plus,
+    "refcoco": refcoco,
+    "r2sm": r2sm,
+}
+"""The command of each format by its name."""
+
+
+def convert(
+    files: Files,
+    name: str,
+    items: Iterable[Item],
+    template: TemplateOptions = TemplateOptions(queries=0),
+    dataset: dict[str, Any] | None = None,
+) -> None:
+    """Writes the dataset file of what a reader yields, and says what was left out and noted.
+
+    `items` is a generator, so nothing is read before the arguments are checked. `dataset` is a
+    dataset file whose queries are replaced.
+    """
+    check_arguments(files)
+    if template.queries < 0 or template.seed < 0:
+        raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
+
+    collector = collect(items, files.max_bad, dataset)
+    images_flag = collector.name_images(files.out)
+    sources = ", ".join(path.name for path in files.sources)
+    records = collector.to_records(f"converted from {name}: {sources}")
+    if template.queries:
+        add_template_queries(files.out, records, template.queries, template.seed)
+    write_json(files.out, records, files.overwrite)
+
+    num_bad = len(collector.bad_records)
+    if num_bad:
+        what = f"{num_bad} of {collector.num_records} records cannot be used and were left out"
+        print(f"note: {what}", file=sys.stderr)
+    print_notes(collector.bad_records)
+    print_notes(collector.notes)
+    types = Counter(query["mask_type"] for query in records["queries"])
+    counts = f"{types['modal']} modal, {types['amodal']} amodal"
+    print(f"wrote {files.out}: {counts_of(records)} ({counts})")
+    if images_flag:
+        folder = files.out.parent
+        print(f"the images are not below {folder}; pass {images_flag} with the dataset")
+
+
+def check_arguments(files: Files) -> None:
+    """Raises InputError if there is nothing to read, or the output cannot be written."""
+    if not files.sources:
+        raise InputError("convert: there is nothing to read; give annotation files")
+    refuse_overwrite(files.out, files.overwrite)
+
+
+def print_notes(notes: Iterable[Note]) -> None:
+    """Prints one line for each reason, with the locations of the other records."""
+    for first, *others in group_by_reason(notes):
+        line = f"note: {first}"
+        if others:
+            locations = ", ".join(note.location for note in others[:MAX_LOCATIONS])
+            more = ", ..." if len(others) > MAX_LOCATIONS else ""
+            line += f" (and {len(others)} more: {locations}{more})"
+        print(line, file=sys.stderr)

@@ -9,9 +9,9 @@ from tyro.extras import SubcommandApp
 
 from r2sm_jax.data.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools import formats
 from r2sm_jax.tools.check import check
 from r2sm_jax.tools.compose import compose, cutouts
+from r2sm_jax.tools.convert import FORMATS
 from r2sm_jax.tools.queries import parse, requests
 from r2sm_jax.tools.show import show
 from r2sm_jax.tools.stats import stats
@@ -52,7 +52,7 @@ def build(
 def main() -> None:
     """Runs the command that the arguments name."""
     convert = SubcommandApp()
-    for name, command in formats.COMMANDS.items():
+    for name, command in FORMATS.items():
         convert.command(name=name)(command)
     queries = SubcommandApp()
     for command in (requests, parse, template):

@@ -18,8 +18,8 @@ from tyro.conf import OmitArgPrefixes
 from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import Item, ObjectRecord, Record, make_image, mask_fields
 from r2sm_jax.tools.entries import Entry, RecordError, Size
+from r2sm_jax.tools.records import Item, ObjectRecord, Record, make_image, mask_fields
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
 """Words at the end of a file name that say what the file is."""

@@ -33,7 +33,7 @@ from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
 from r2sm_jax.tools.answers import COORDINATES, QuestionAndAnswer, read_answer
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 PROMPTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text("utf-8"))
 REASONS = {

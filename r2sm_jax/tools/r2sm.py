@@ -11,8 +11,8 @@ from typing import Any
 
 from r2sm_jax.data.dataset import is_id
 from r2sm_jax.query import MASK_TYPES, MaskType
-from r2sm_jax.tools.convert import ImageRecord, Item, QueryRecord, Record
 from r2sm_jax.tools.entries import BadRecord, Entry, RecordError, read_list_files
+from r2sm_jax.tools.records import ImageRecord, Item, QueryRecord, Record
 from r2sm_jax.tools.referring import named_ids
 
 

@@ -11,17 +11,6 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.tools.convert import (
-    ImageRecord,
-    Item,
-    ObjectRecord,
-    QueryRecord,
-    Record,
-    make_image,
-    make_visible_object,
-    mask_fields,
-    names_of_image,
-)
 from r2sm_jax.tools.entries import (
     BadRecord,
     Entry,
@@ -32,6 +21,17 @@ from r2sm_jax.tools.entries import (
     index_by_id,
     read_json_files,
     read_list_files,
+)
+from r2sm_jax.tools.records import (
+    ImageRecord,
+    Item,
+    ObjectRecord,
+    QueryRecord,
+    Record,
+    make_image,
+    make_visible_object,
+    mask_fields,
+    names_of_image,
 )
 
 # RefCOCO

@@ -13,7 +13,7 @@ from r2sm_jax.data.dataset import Dataset, group_by_image, read_records
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
-from r2sm_jax.tools.convert import write_json
+from r2sm_jax.tools.records import write_json
 
 
 def template(
