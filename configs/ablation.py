@@ -1,7 +1,8 @@
-"""A seventh of the default's training, to compare mask-type heads in whole runs with masks.
+"""A seventh of the default's training, to compare mask-type heads in runs that also train masks.
+Measured: docs/heads.md.
 
-Sentences are encoded once for all runs. If JAX_COMPILATION_CACHE_DIR is set, a head is compiled
-once for all its seeds.
+The first run encodes the sentences, and the others read them from the cache. With
+JAX_COMPILATION_CACHE_DIR set, a head is compiled once for all its seeds.
 
     python -m r2sm_jax.train configs/ablation.py --model.head linear
 """

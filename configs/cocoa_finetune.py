@@ -1,12 +1,13 @@
-"""Fine-tuning on photographs with COCOA annotations, from a run on scenes.
+"""Fine-tuning on photographs with COCOA annotations, from a run on scenes. No score on COCOA's
+validation images was measured here.
 
-Data: COCOA (Zhu et al., arXiv 1509.01329), converted with
+Data: COCOA (Zhu et al., arXiv 1509.01329). Convert and train:
 
     python -m r2sm_jax.data convert cocoa ANNOTATIONS --out cocoa.json
     python -m r2sm_jax.train configs/cocoa_finetune.py \\
         --data.source json:cocoa.json --init runs/latest
 
-The small model has only seen procedural drawings, so expect little. The file shows how it is done,
+The small model was trained on drawn scenes only, so expect rough masks: the file shows the steps,
 not a result.
 """
 

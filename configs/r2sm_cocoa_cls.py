@@ -2,8 +2,9 @@
 here**.
 
 Paper: R2SM, arXiv 2506.01795, Table 2 (gIoU / cIoU over all queries): ReLA 66.23 / 73.32, GLaMM
-70.73 / 75.56. Data (2,276 images to train, 1,223 to validate, up to ten queries each), converted
-with
+70.73 / 75.56.
+
+Data: 2,276 images to train, 1,223 to validate, up to ten queries each. Convert and train:
 
     python -m r2sm_jax.data convert cocoa-cls COCO_amodal_train2014_with_classes.json \\
         --images IMAGES --queries 0 --out cocoa_cls_masks.json
@@ -11,18 +12,18 @@ with
         --out cocoa_cls/train.json  # and val.json
     python -m r2sm_jax.train configs/r2sm_cocoa_cls.py --data.images IMAGES
 
-The run takes ten epochs and selects its checkpoint by gIoU, as the paper does. But it selects on
-`dev`, a tenth of the *training* images, which is held out, so that val is only reported. To select
-on val, as the paper does, give `--train.select-on val`: the run then trains on all training images,
-and its report says on what it was selected.
+Ten epochs, checkpoint selected by gIoU, as in the paper. But the selection uses `dev`, a tenth of
+the *training* images that is held out, so that val is only reported. `--train.select-on val` selects
+on val, as the paper does: the run then trains on all training images, and its report says so.
 
-The image encoder starts from SAM; give `--model.vision.sam FOLDER` for a local copy.
+The image encoder starts from SAM (`--model.vision.sam FOLDER`: a local copy);
+`--model.decoder.type sam` takes SAM's decoder, too. Everything except the language model is trained,
+by AdamW with a peak rate of 1e-4 that falls linearly to zero. A batch is 8 images with ten queries
+each, in 4 parts of 2 images.
 
-Batch: 8 images with ten queries each, in 4 parts of 2 images. AdamW with a peak rate of 1e-4, which
-falls linearly to zero. Everything except the language model is trained. Memory, by `python
-scripts/estimate.py configs/r2sm_cocoa_cls.py`: 9.1 GB a device for a step of 2 images. Cost: 3.7e12
-FLOPs per image, 7.6e16 in all. At 5e12 FLOPs per second, a third of a V100's float32 peak, that is
-4.2 hours (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.
+Memory, by `python scripts/estimate.py configs/r2sm_cocoa_cls.py`: 9.1 GB a device for a part of 2
+images. Cost: 3.7e12 FLOPs an image, 7.6e16 in all, 4.2 hours at 5e12 a second, a third of a V100's
+float32 peak (computed, not measured). On an A100 or newer add `--model.dtype bfloat16`.
 """
 
 from r2sm_jax.config import (
