@@ -60,8 +60,18 @@ def export(
         out.parent.mkdir(parents=True, exist_ok=True)
         # Written beside `out` and moved when complete, so that no half of an export is left.
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
-            _write(run, Path(work), out.resolve().name, embed_language_model, compact)
-            _move(Path(work), out)
+            folder = Path(work)
+            weights_sha256 = _write_weights(run, folder, compact)
+            stored = _write_config(run, folder, weights_sha256, embed_language_model, compact)
+            _copy_language_model(run, folder, embed_language_model, compact)
+            if not compact:
+                stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
+            card = model_card(
+                out.resolve().name, stored, portable_config(run.config), read_report(run)
+            )
+            (folder / CARD).write_text(card, "utf-8")
+            write_checksums(folder)
+            _move(folder, out)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
@@ -69,19 +79,25 @@ def export(
         ) from None
 
 
-def _write(run: Run, folder: Path, title: str, embed_language_model: bool, compact: bool) -> None:
+def _write_weights(run: Run, folder: Path, compact: bool) -> str:
+    """Writes `model.safetensors`; returns the hash that the weights have once they are loaded."""
     predictor = run.predictor
-    text_encoder = predictor.text_encoder
     weights = {name: np.asarray(value) for name, value in flat_weights(predictor.weights).items()}
     weights_sha256 = predictor.weights_sha256
     if compact:
         weights, weights_sha256 = _in_float16(run, weights)
     save_file(weights, folder / WEIGHTS, {"format": "np"})
+    return weights_sha256
 
+
+def _write_config(
+    run: Run, folder: Path, weights_sha256: str, embed_language_model: bool, compact: bool
+) -> dict[str, Any]:
+    """Writes `config.json`, which it returns, and `preprocessor_config.json`."""
     config = portable_config(run.config)
     language_model = {
         "name": config.model.text.name,
-        **text_encoder.identity,
+        **run.predictor.text_encoder.identity,
         "embedded": embed_language_model,
         "folder": LANGUAGE_MODEL if embed_language_model else None,
     }
@@ -93,7 +109,7 @@ def _write(run: Run, folder: Path, title: str, embed_language_model: bool, compa
         "language_model": language_model,
         "image_encoder": to_json(run.sizes),
         "mask_threshold": config.model.mask_threshold,
-        "calibration": predictor.calibration._asdict(),
+        "calibration": run.predictor.calibration._asdict(),
         "compact": compact,
         "step": run.step,
         "weights_sha256": weights_sha256,
@@ -101,19 +117,17 @@ def _write(run: Run, folder: Path, title: str, embed_language_model: bool, compa
     }
     _write_json(folder / CONFIG, stored)
     _write_json(folder / PREPROCESSOR, preprocessor_config(config))
+    return stored
 
-    if embed_language_model:
-        names = [file.name for file in weight_files(text_encoder.folder)]
-        names += [CONFIG, INDEX, *TOKENIZER_FILES]
-        _copy(text_encoder.folder, folder / LANGUAGE_MODEL, names)
+
+def _copy_language_model(run: Run, folder: Path, embed: bool, compact: bool) -> None:
+    """Copies the language model, and its tokenizer once more for programs without this package."""
+    source = run.predictor.text_encoder.folder
+    if embed:
+        weights = [file.name for file in weight_files(source)]
+        _copy(source, folder / LANGUAGE_MODEL, [*weights, CONFIG, INDEX, *TOKENIZER_FILES])
     if not compact:
-        _copy(text_encoder.folder, folder, TOKENIZER_FILES)
-        functions = stablehlo.export_functions(run)
-        stablehlo.write_functions(folder / FUNCTIONS, functions)
-
-    card = model_card(title, stored, config, read_report(run))
-    (folder / CARD).write_text(card, "utf-8")
-    write_checksums(folder)
+        _copy(source, folder, TOKENIZER_FILES)
 
 
 def _in_float16(run: Run, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
