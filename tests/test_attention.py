@@ -26,6 +26,19 @@ def test_attention_by_hand_and_masked_keys_do_not_matter():
     )
 
 
+def test_bfloat16_attention_keeps_its_scores_in_float32():
+    """Large scores, as those of published ViTs, rounded to bfloat16 would give an error of 0.010.
+    What is left is the rounding of weights and outputs."""
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(48, 4 * 64)) for _ in range(3))
+    query, key, value = (jnp.asarray(x, jnp.bfloat16) for x in (16 * query, key, value))
+    exact = attend(*(x.astype(jnp.float32) for x in (query, key, value)), heads=4)
+    out = attend(query, key, value, heads=4)
+    assert out.dtype == jnp.bfloat16
+    error = np.asarray(out.astype(jnp.float32) - exact)
+    assert np.sqrt((error**2).mean()) < 0.004 * float(exact.std())
+
+
 @pytest.mark.parametrize("queries", [(2, 3), (1, 3), (3,)])
 def test_the_fused_attention_of_gpus_is_the_same_function(queries):
     """Here in XLA's own operations: heads, shared keys, a mask and a bias arrive where they

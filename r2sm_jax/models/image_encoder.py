@@ -9,6 +9,7 @@ place; the tokens of both are added before the neck's norms.
 An encoder has `skip_dims` and gives `VisionFeatures`; the pixel decoder needs no more of it.
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -153,12 +154,12 @@ class GridAttention(nnx.Module):
         if self.rel_pos_h is None or self.rel_pos_w is None:
             return None
         query = rearrange(query, "b (h w) (g d) -> b g h w d", h=h, g=self.heads)
-        rows = jnp.einsum(
-            "bghwd,hkd->bghwk", query, _relative(self.rel_pos_h[...], h).astype(query.dtype)
-        )
-        columns = jnp.einsum(
-            "bghwd,wkd->bghwk", query, _relative(self.rel_pos_w[...], w).astype(query.dtype)
-        )
+        row_table = _relative(self.rel_pos_h[...], h).astype(query.dtype)
+        column_table = _relative(self.rel_pos_w[...], w).astype(query.dtype)
+        # Part of the attention scores, so float32 as these are.
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        rows = product("bghwd,hkd->bghwk", query, row_table)
+        columns = product("bghwd,wkd->bghwk", query, column_table)
         return rearrange(
             rows[..., :, None] + columns[..., None, :], "b g h w y x -> b g (h w) (y x)"
         )
