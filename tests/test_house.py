@@ -1,6 +1,7 @@
 """The layers of the package: which folder may import which, and no import circles."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -106,3 +107,16 @@ def test_the_mask_type_heads_load_no_image_library():
     assert "r2sm_jax.models.mask_type_heads" in loaded, result.stderr
     unwanted = ("r2sm_jax.synthetic", "r2sm_jax.data", "r2sm_jax.tools", "PIL", "pycocotools")
     assert [name for name in loaded if name.startswith(unwanted)] == []
+
+
+def test_names_in_the_code_page_exist():
+    root = PACKAGE.parent
+    page = (root / "docs" / "code.md").read_text("utf-8")
+    files = [*MODULES.values(), *root.glob("configs/*.py")]
+    source = "\n".join(path.read_text("utf-8") for path in files)
+    for name in re.findall(r"`([\w./]+)`", page):
+        if "/" in name or name.endswith(".py"):
+            assert (PACKAGE / name).exists() or (root / name).exists(), name
+        else:
+            for part in name.split("."):
+                assert re.search(rf"\b(def|class) {part}\b|^{part}\b", source, re.M), name
