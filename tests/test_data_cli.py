@@ -22,7 +22,6 @@ from annotation_files import (
 from PIL import Image
 
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.tools import records as conversion
 from r2sm_jax.tools.data import main
 
 EMPTY = {"images": [], "annotations": [], "categories": [], "queries": []}
@@ -47,18 +46,7 @@ def test_convert_then_show(tmp_path, command):
         assert min(image.size) > 300
 
 
-def test_queries_depend_on_the_seed_alone(tmp_path, command):
-    path = save_cocoa(tmp_path)
-
-    def texts(name: str, seed: int) -> list[str]:
-        out = tmp_path / name
-        assert command(main, "convert", "cocoa", path, "--out", out, "--seed", seed).code == 0
-        return [query.text for query in read_json(out)[0].queries]
-
-    assert texts("1.json", 1) == texts("2.json", 1) != texts("3.json", 2)
-
-
-def test_images_in_other_folders(tmp_path, command, refused, monkeypatch):
+def test_images_in_other_folders(tmp_path, command, refused):
     save_cocoa(tmp_path / "a")
     save_cocoa(tmp_path / "b", image_id=4)
     sources = tmp_path / "a", tmp_path / "b"
@@ -75,13 +63,6 @@ def test_images_in_other_folders(tmp_path, command, refused, monkeypatch):
     show = "show", "--data", f"json:{elsewhere}", "--out", tmp_path / "x.png"
     assert "--data.images" in refused(main, *show)
     assert command(main, *show, "--images", tmp_path).code == 0
-
-    def fail(paths):
-        raise ValueError("Paths don't have the same drive")
-
-    monkeypatch.setattr(conversion, "commonpath", fail)
-    out = tmp_path / "other" / "all.json"
-    assert "several drives" in refused(main, "convert", "cocoa", *sources, "--out", out)
 
 
 def test_notes_and_bad_records_go_to_stderr(tmp_path, command):
@@ -191,14 +172,6 @@ def test_refusals(line, word, tmp_path, refused, monkeypatch):
     assert word in refused(main, *line.split())
     assert not any(Path(name).exists() for name in ("x.json", "x.png"))
     assert Path("mine.json").read_text() == Path("mine.png").read_text() == "mine"
-
-
-def test_help_names_the_commands(command):
-    end = command(main, "--help")
-    for name in ("convert", "check", "stats", "show", "queries"):
-        assert name in end.out
-    end = command(main, "convert", "cocoa", "--help")
-    assert end.code == 0 and "--images" in end.out and "COCOA" in end.out
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+"""Queries by a language model: requests, tolerant reading of answers, strict filters."""
+
 import base64
 import io
 import json
@@ -5,18 +7,16 @@ import re
 
 import numpy as np
 import pytest
-import tyro
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.masks import MOST_PARTS, MOST_POINTS, outline
-from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name
 from r2sm_jax.tools.answers import read_answer
+from r2sm_jax.tools.data import main
 from r2sm_jax.tools.queries import REASONS, parse, requests, system_prompt
-from r2sm_jax.tools.template import template
 
 HEIGHT, WIDTH = 40, 60
 MUG, BOX, CROWD, MODAL_ONLY = 11, 12, 13, 14
@@ -35,52 +35,28 @@ def records(images=(1,), only=None):
     Ids of later images' annotations are ten higher; `only` keeps some annotations.
     """
     front, back = block(10, 10, 30, 30), block(20, 12, 50, 28)
-    annotations = [
-        {"id": MUG, "category_id": 1, "segmentation": masks.encode(front)},
-        {
-            "id": BOX,
-            "category_id": 2,
-            "segmentation": masks.encode(back),
-            "visible_mask": masks.encode(back & ~front),
-        },
-        {
-            "id": CROWD,
-            "category_id": 3,
-            "segmentation": masks.encode(block(0, 35, 60, 40)),
-            "ignore": True,
-        },
-        {
-            "id": MODAL_ONLY,
-            "category_id": 4,
-            "segmentation": None,
-            "visible_mask": masks.encode(block(2, 2, 6, 20)),
-        },
-    ]
-    annotations = [a for a in annotations if only is None or a["id"] in only]
+    visible = {BOX: back & ~front, MODAL_ONLY: block(2, 2, 6, 20)}
+    complete = {MUG: front, BOX: back, CROWD: block(0, 35, 60, 40), MODAL_ONLY: None}
+    annotations = []
+    for n, image_id in enumerate(images):
+        for category, (number, mask) in enumerate(complete.items(), start=1):
+            if only is not None and number not in only:
+                continue
+            annotation = {"id": number + 10 * n, "image_id": image_id, "category_id": category}
+            annotation["segmentation"] = None if mask is None else masks.encode(mask)
+            if number in visible:
+                annotation["visible_mask"] = masks.encode(visible[number])
+            if number == CROWD:
+                annotation["ignore"] = True
+            annotations.append(annotation)
+    names = ["coffee_mug_075", "cardboard box", "person", "floor_lamp"]
+    old = {"id": 7, "image_id": images[0], "text": "the old query", "mask_type": "modal"}
+    size = {"height": HEIGHT, "width": WIDTH}
     return {
-        "images": [
-            {"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in images
-        ],
-        "annotations": [
-            a | {"id": a["id"] + 10 * n, "image_id": i}
-            for n, i in enumerate(images)
-            for a in annotations
-        ],
-        "categories": [
-            {"id": number, "name": name}
-            for number, name in enumerate(
-                ["coffee_mug_075", "cardboard box", "person", "floor_lamp"], start=1
-            )
-        ],
-        "queries": [
-            {
-                "id": 7,
-                "image_id": images[0],
-                "text": "the old query",
-                "mask_type": "modal",
-                "instance_ids": [],
-            }
-        ],
+        "images": [{"id": i, "file_name": f"{i}.png", **size} for i in images],
+        "annotations": annotations,
+        "categories": [{"id": i, "name": name} for i, name in enumerate(names, start=1)],
+        "queries": [old | {"instance_ids": []}],
     }
 
 
@@ -128,33 +104,24 @@ def parsed(tmp_path, *texts, custom_id="img1-modal"):
 # Requests
 
 
-def test_requests_list_what_can_be_asked_for(tmp_path, capsys):
+def test_requests_list_the_objects(tmp_path, capsys):
     requests(save(tmp_path), tmp_path / "r.jsonl", model="some-model", queries=3)
     assert "2 requests (1 modal, 1 amodal)" in capsys.readouterr().out
     modal, amodal = lines(tmp_path / "r.jsonl")
     assert (modal["custom_id"], amodal["custom_id"]) == ("img1-modal", "img1-amodal")
     assert modal["method"] == "POST" and modal["url"] == "/v1/chat/completions"
     assert modal["body"]["model"] == "some-model"
-    assert modal["body"]["messages"][0] == {"role": "system", "content": system_prompt("modal", 3)}
-    assert amodal["body"]["messages"][0] == {
-        "role": "system",
-        "content": system_prompt("amodal", 3),
-    }
-    assert modal["body"]["messages"][1]["content"][1] == {
-        "type": "image_url",
-        "image_url": {"url": "1.png"},
-    }
-    assert [(row["id"], row["is_occluded"]) for row in offered(modal)] == [
-        (MUG, False),
-        (BOX, True),
-        (MODAL_ONLY, None),
-    ]
+    for request, mask_type in ((modal, "modal"), (amodal, "amodal")):
+        system = {"role": "system", "content": system_prompt(mask_type, 3)}
+        assert request["body"]["messages"][0] == system
+    image = {"type": "image_url", "image_url": {"url": "1.png"}}
+    assert modal["body"]["messages"][1]["content"][1] == image
+    is_occluded = {row["id"]: row["is_occluded"] for row in offered(modal)}
+    assert is_occluded == {MUG: False, BOX: True, MODAL_ONLY: None}
     assert [row["id"] for row in offered(amodal)] == [MUG, BOX]
     assert [row["box"] for row in offered(amodal)] == [[10, 10, 20, 20], [20, 12, 30, 16]]
-    assert (
-        offered(modal)[1]["box"] == [30, 12, 20, 16]
-        and offered(modal)[0]["class_name"] == "coffee_mug_075"
-    )
+    assert offered(modal)[1]["box"] == [30, 12, 20, 16]
+    assert offered(modal)[0]["class_name"] == "coffee_mug_075"
     ring = np.array(offered(amodal)[1]["polygon"][0]).reshape(-1, 2)
     assert (ring.min(0).tolist(), ring.max(0).tolist()) == ([20, 12], [50, 28])
 
@@ -162,20 +129,14 @@ def test_requests_list_what_can_be_asked_for(tmp_path, capsys):
 def test_prompts_say_how_many_and_what_type():
     modal, amodal = system_prompt("modal", 4), system_prompt("amodal", 4)
     assert "exactly 4" in modal and "exactly 4" in amodal
-    assert (
-        "can be seen" in modal
-        and "`is_occluded` true" in amodal
-        and "`is_occluded` true" not in modal
-    )
+    assert "`is_occluded` true" in amodal and "`is_occluded` true" not in modal
     names = {41: "umbrella", 42: "bench", 47: "bicycle"}
     for prompt in (modal, amodal):
         example = read_answer(prompt.partition("could be written:")[2])
-        assert len(example) == 3 and {i for e in example for i, _ in e.instances} == set(names)
-        assert all(
-            names[i] == name and not says_name(e.question, name)
-            for e in example
-            for i, name in e.instances
-        )
+        assert len(example) == 3
+        for written in example:
+            for number, name in written.instances:
+                assert names[number] == name and not says_name(written.question, name)
 
 
 def test_an_embedded_image_is_the_image(tmp_path):
@@ -187,15 +148,6 @@ def test_an_embedded_image_is_the_image(tmp_path):
     assert kind == "data:image/jpeg;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as image:
         assert image.size == (WIDTH, HEIGHT)
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(
-        InputError, match=r"image 1\.png is not in .*elsewhere; give its folder with --images DIR"
-    ):
-        requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
-    Image.new("RGB", (9, 9)).save(tmp_path / "elsewhere" / "1.png")
-    with pytest.raises(InputError, match="the image is 9 pixels high and 9 wide"):
-        requests(path, tmp_path / "s.jsonl", images=tmp_path / "elsewhere", image="embed")
-    assert not (tmp_path / "s.jsonl").exists()
 
 
 def test_images_with_nothing_to_ask_for_get_no_request(tmp_path):
@@ -204,49 +156,6 @@ def test_images_with_nothing_to_ask_for_get_no_request(tmp_path):
         "img1-modal",
         "img2-modal",
     ]
-
-
-def test_resume_adds_only_what_is_missing(tmp_path, capsys):
-    path, out = save(tmp_path, images=(1, 2)), tmp_path / "r.jsonl"
-    requests(path, out)
-    whole = out.read_text().splitlines(keepends=True)
-    first, cut = whole[2].replace('"POST"', '"KEPT"'), whole[0][:50]
-    out.write_text(first + cut)
-    requests(path, out, resume=True)
-    assert "3 requests (1 modal, 2 amodal), 1 were there" in capsys.readouterr().out
-    assert out.read_text().splitlines(keepends=True) == [first, whole[0], whole[1], whole[3]]
-    requests(path, out, resume=True)
-    assert "0 requests (0 modal, 0 amodal), 4 were there" in capsys.readouterr().out
-    assert not (tmp_path / "r.jsonl.part").exists()
-    out.rename(tmp_path / "r.jsonl.part")  # as an interrupted run leaves it
-    requests(path, out, resume=True)
-    assert out.read_text().startswith(first) and len(lines(out)) == 4
-    out.write_text("{}\n")
-    with pytest.raises(InputError, match=r"r\.jsonl: line 1 is no request; .*--overwrite"):
-        requests(path, out, resume=True)
-
-
-def test_requests_refuse_what_makes_no_sense(tmp_path):
-    path, out = save(tmp_path), tmp_path / "r.jsonl"
-    out.write_text("mine")
-    with pytest.raises(InputError, match=r"exists already.*--overwrite"):
-        requests(path, out)
-    with pytest.raises(InputError, match="give one of them"):
-        requests(path, out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match=r"--queries 0: .*give 1 or more"):
-        requests(path, out, queries=0)
-    with pytest.raises(
-        InputError, match=r"--images .*: images are read to embed them; add --image embed"
-    ):
-        requests(path, out, images=tmp_path)
-    with pytest.raises(InputError, match="the dataset file itself"):
-        requests(path, path, overwrite=True)
-    assert out.read_text() == "mine"
-    broken = records()
-    broken["annotations"][0]["segmentation"]["counts"] = "0"
-    path.write_text(json.dumps(broken))
-    with pytest.raises(InputError, match="annotation 11: its segmentation cannot be read"):
-        requests(path, out, overwrite=True)
 
 
 def test_outlines_are_short_and_close():
@@ -275,40 +184,27 @@ def test_round_trip(tmp_path, capsys):
     answers = []
     for request in lines(tmp_path / "r.jsonl"):
         rows = offered(request)
-        text = "\n".join(
-            qa(f"Thing {'abcdef'[n]}?", row["id"], row["class_name"]) for n, row in enumerate(rows)
-        )
-        both = "; ".join(
-            f"instance id is [{row['id']}], class name is [{row['class_name']}]" for row in rows
-        )
-        text += f"\n<Q>Everything here?</Q><A>{both}</A>"
-        response = {
-            "status_code": 200,
-            "body": {"choices": [{"message": {"role": "assistant", "content": text}}]},
-        }
-        answers.append(
-            json.dumps(
-                {"id": "x", "custom_id": request["custom_id"], "response": response, "error": None}
-            )
-        )
+        texts = []
+        for letter, row in zip("abcdef", rows, strict=False):
+            texts.append(qa(f"Thing {letter}?", row["id"], row["class_name"]))
+        both = [f"instance id is [{r['id']}], class name is [{r['class_name']}]" for r in rows]
+        texts.append(f"<Q>Everything here?</Q><A>{'; '.join(both)}</A>")
+        message = {"role": "assistant", "content": "\n".join(texts)}
+        response = {"status_code": 200, "body": {"choices": [{"message": message}]}}
+        answers.append(json.dumps({"custom_id": request["custom_id"], "response": response}))
     (tmp_path / "a.jsonl").write_text("\n".join(reversed(answers)))
+
     parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
     assert "15 queries, 14 of them new" in capsys.readouterr().out
-    dataset = read_json(tmp_path / "out.json")
-    queries = [query for sample in dataset for query in sample.queries]
-    assert sorted(query.id for query in queries) == [7, *range(8, 22)]
-    for sample in dataset:
+    samples = list(read_json(tmp_path / "out.json"))
+    queries = [query for sample in samples for query in sample.queries]
+    assert sorted(query.id for query in queries) == list(range(7, 22))
+    for sample in samples:
         multi = [query for query in sample.queries if query.kind.get("multi")]
-        assert {query.mask_type: len(query.instance_ids) for query in multi} == {
-            "modal": 3,
-            "amodal": 2,
-        }
-        assert all(
-            query.kind["task"] == "reasoning" and query.kind["source"] == "llm" for query in multi
-        )
+        counts = {query.mask_type: len(query.instance_ids) for query in multi}
+        assert counts == {"modal": 3, "amodal": 2}
+        assert multi[0].kind["source"] == "llm" and multi[0].kind["task"] == "reasoning"
         assert multi[0].kind["answer"].startswith("instance id is [")
-    with pytest.raises(InputError, match="exists already"):
-        parse(path, (tmp_path / "a.jsonl",), tmp_path / "out.json")
     parse(tmp_path / "out.json", (tmp_path / "a.jsonl",), tmp_path / "again.json")
     assert "15 queries, 0 of them new" in capsys.readouterr().out
 
@@ -410,16 +306,10 @@ def test_good_queries_are_kept(tmp_path):
     }
 
 
-def test_bad_lines_stop_nothing(tmp_path, capsys):
-    good = json.dumps(
-        {
-            "custom_id": "img1-amodal",
-            "text": [{"type": "text", "text": qa("Half\ud800 here?")}, None],
-        }
-    )
-    failed = {"custom_id": "img1-modal", "response": None, "error": {"message": "too long"}}
-    rows = [
-        b"",
+def test_bad_lines_stop_nothing(tmp_path):
+    text = [{"type": "text", "text": qa("Half\ud800 here?")}, None]
+    good = json.dumps({"custom_id": "img1-amodal", "text": text}).encode()
+    bad = [
         b"{",
         b"[1]",
         b"\xff\xfe\x00",
@@ -427,75 +317,59 @@ def test_bad_lines_stop_nothing(tmp_path, capsys):
         b"[" * 9999,
         b"9" * 9999,
     ]
-    rows += [
-        b'{"custom_id": "img5-modal", "text": "x"}',
-        b'{"custom_id": "img1-panoptic", "text": "x"}',
-    ]
-    rows += [
-        json.dumps(failed).encode(),
-        b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}',
-    ]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*rows, good.encode()]))
+    unknown = [b'{"custom_id": "img5-modal", "text": "x"}', b'{"custom_id": "img1-x", "text": "x"}']
+    failed = {"custom_id": "img1-modal", "response": None, "error": {"message": "too long"}}
+    empty = b'{"custom_id": "img1-modal", "response": {"body": {"choices": []}}}'
+    rows = [b"", *bad, *unknown, json.dumps(failed).encode(), empty, good]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(rows))
     rejected = tmp_path / "deep" / "rejected.jsonl"
     parse(save(tmp_path), (tmp_path / "a.jsonl",), tmp_path / "out.json", rejected)
     left_out = lines(rejected)
     reasons = ["bad line"] * 6 + ["unknown request"] * 2 + ["no answer"] * 2
     assert [row["reason"] for row in left_out] == reasons
-    assert left_out[0] == {
-        "file": str(tmp_path / "a.jsonl"),
-        "line": 2,
-        "custom_id": "",
-        "reason": "bad line",
-        "question": "",
-        "answer": "{",
-    }
+    location = {"file": str(tmp_path / "a.jsonl"), "line": 2, "custom_id": ""}
+    assert left_out[0] == location | {"reason": "bad line", "question": "", "answer": "{"}
     assert "too long" in left_out[-2]["answer"]
     assert json.loads((tmp_path / "out.json").read_text())["queries"][1]["text"] == "Half? here?"
-    assert re.search(r"left out\W+10\W", capsys.readouterr().out)
 
 
-def test_parse_refuses_what_makes_no_sense(tmp_path):
-    path, answers, out = save(tmp_path), answer(tmp_path / "a.jsonl", qa()), tmp_path / "out.json"
-    with pytest.raises(InputError, match="there are no answers"):
-        parse(path, (), out)
-    with pytest.raises(InputError, match=r"b\.jsonl: there is no such file"):
-        parse(path, (tmp_path / "b.jsonl",), out)
-    with pytest.raises(InputError, match=r"--out .* something else"):
-        parse(path, (answers,), answers, overwrite=True)
-    for taken in (path, answers, out):
-        with pytest.raises(InputError, match=r"--rejected .* something else"):
-            parse(path, (answers,), out, taken, overwrite=True)
-    (tmp_path / "old.jsonl").write_text("mine")
-    with pytest.raises(InputError, match=r"old\.jsonl: the file exists already"):
-        parse(path, (answers,), out, tmp_path / "old.jsonl")
-    assert not out.exists() and (tmp_path / "old.jsonl").read_text() == "mine"
-    parse(path, (answers,), path, overwrite=True)
-    assert len(json.loads(path.read_text())["queries"]) == 2
-
-
-PIECES = [
-    "<Q>",
-    "</Q>",
-    "<A>",
-    "</A>",
-    "instance id is ",
-    "[3]",
-    ", class name is ",
-    "mug",
-    "; ",
-    "\n",
-    " ",
-    "<",
-    "9",
+REFUSALS = [
+    ("requests data.json --out mine.json", "--overwrite"),
+    ("requests data.json --out x.jsonl --queries 0", "--queries"),
+    ("requests data.json --out x.jsonl --images .", "--image embed"),
+    ("requests data.json --out data.json --overwrite", "dataset file itself"),
+    ("requests broken.json --out x.jsonl", "annotation 11: its segmentation"),
+    ("requests data.json --out x.jsonl --image embed --images empty", "--images DIR"),
+    ("parse data.json --out x.json", "no answers"),
+    ("parse data.json gone.jsonl --out x.json", "gone.jsonl"),
+    ("parse data.json a.jsonl --out a.jsonl --overwrite", "--out a.jsonl"),
+    ("parse data.json a.jsonl --out x.json --rejected data.json --overwrite", "--rejected"),
+    ("parse data.json a.jsonl --out mine.json", "--overwrite"),
+    ("template data.json --out x.json --queries 0", "--queries"),
+    ("template data.json --out data.json", "--overwrite"),
 ]
 
 
+@pytest.mark.parametrize(("line", "word"), REFUSALS)
+def test_refusals(line, word, tmp_path, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path)
+    answer(tmp_path / "a.jsonl", qa())
+    (tmp_path / "mine.json").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    broken = records()
+    broken["annotations"][0]["segmentation"]["counts"] = "0"
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    assert word in refused(main, "queries", *line.split())
+    assert not (tmp_path / "x.json").exists() and not (tmp_path / "x.jsonl").exists()
+    assert (tmp_path / "mine.json").read_text() == "mine"
+
+
+PIECES = ["<Q>", "</Q>", "<A>", "</A>", "instance id is ", "[3]", ", class name is ", "mug", "; "]
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    st.one_of(
-        st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join)
-    )
-)
+@given(st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=4)).map("".join))
 def test_reading_never_fails(text):
     written = read_answer(text)
     assert written and len(written) <= max(1, text.upper().count("Q"))
@@ -510,20 +384,3 @@ def test_reading_never_fails(text):
 def test_reading_long_rubbish_is_quick(piece):
     for text in (piece * 20000, "<Q>x</Q><A>instance id is 3, class name is " + piece * 20000):
         assert len(read_answer(text)) >= 1
-
-
-def test_the_commands_take_their_flags(tmp_path):
-    path, flags = str(save(tmp_path)), (tyro.conf.FlagCreatePairsOff,)
-    out = str(tmp_path / "r.jsonl")
-    tyro.cli(requests, args=[path, "--out", out, "--image", "embed", "--resume"], config=flags)
-    answers = [str(answer(tmp_path / f"{n}.jsonl", qa())) for n in range(2)]
-    made = [str(tmp_path / f"{name}.json") for name in "ab"]
-    tyro.cli(
-        parse,
-        args=[path, *answers, "--out", made[0], "--rejected", str(tmp_path / "x.jsonl")],
-        config=flags,
-    )
-    tyro.cli(
-        template, args=[made[0], "--out", made[1], "--queries", "2", "--seed", "3"], config=flags
-    )
-    assert [query.id for query in read_json(made[1])[0].queries] == [7, 8, 9, 10]

@@ -10,7 +10,6 @@ from test_query_generation import BOX, CROWD, MODAL_ONLY, MUG, block, records, s
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import category_names, read_instance, read_json
-from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.queries.nouns import display_name, same_class, says_name
 from r2sm_jax.synthetic.scenes.scene import describe_objects
 from r2sm_jax.tools.template import background_ids, template
@@ -151,11 +150,3 @@ def test_objects_know_what_hides_them():
     }
     content["annotations"].append(content["annotations"][-1] | {"id": 100} | hidden)
     assert 100 not in [facts.id for facts in objects_of(content, 2)]
-
-
-def test_template_refuses_what_makes_no_sense(tmp_path):
-    path = save(tmp_path)
-    with pytest.raises(InputError, match="--queries 1 or more and --seed 0 or more"):
-        template(path, tmp_path / "out.json", queries=0)
-    with pytest.raises(InputError, match="exists already"):
-        template(path, path)

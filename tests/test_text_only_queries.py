@@ -10,7 +10,6 @@ from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import (
     _r2sm_sentences,
     intent_sentences,
-    text_only_templates,
     write_text_only_queries,
     written_sentences,
 )
@@ -41,12 +40,6 @@ def test_all_fields_are_filled(sentences):
         assert text.strip()
 
 
-def test_a_seed_gives_the_same_sentences_and_another_seed_others():
-    one, again, other = (write_text_only_queries(200, seed=seed) for seed in (3, 3, 4))
-    assert one == again and len(set(one) & set(other)) < 20
-    assert write_text_only_queries(0, seed=0) == []
-
-
 def test_no_sentence_that_measures_is_written(sentences):
     def words(text: str) -> str:
         return " ".join(re.findall(r"[a-z]+", text.lower()))
@@ -54,13 +47,6 @@ def test_no_sentence_that_measures_is_written(sentences):
     written = {words(s.text) for s in sentences}
     for name in ("development", "test", "calibration", "val_r2sm"):
         assert not written & {words(s.text) for s in intent_sentences(name)}, name
-
-
-def test_the_words_are_many_and_different():
-    templates = text_only_templates()
-    assert len(templates["thing"]) > 300
-    for name in ("thing", "person", "adjective"):
-        assert len(set(templates[name])) == len(templates[name])
 
 
 def test_six_of_ten_are_in_the_manner_of_r2sm_and_may_leave_an_author_out(sentences):

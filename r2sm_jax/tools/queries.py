@@ -7,7 +7,6 @@ prompts are in llm_queries.toml.
 """
 
 import json
-import shutil
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +69,6 @@ def requests(
     image: Literal["reference", "embed"] = "reference",
     model: str | None = None,
     queries: int = 5,
-    resume: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Writes requests for queries to a vision-language model: one line for each image and mask
@@ -86,7 +84,6 @@ def requests(
         image: Name the image by its file name, or embed it as a JPEG in base64.
         model: Name of the model to put into every request; by default the field is left out.
         queries: How many questions to ask for in a request.
-        resume: Keep the lines of an unfinished or older file and add the missing requests.
         overwrite: Replace the file if it exists.
     """
     if queries < 1:
@@ -94,70 +91,33 @@ def requests(
     if images is not None and image == "reference":
         remedy = "images are read to embed them; add --image embed"
         raise InputError(f"--images {images}: {remedy}")
-    if resume and overwrite:
-        raise InputError("--resume keeps the file, but --overwrite replaces it; give one of them")
     if out.resolve() == dataset.resolve():
         raise InputError(f"--out {out}: this is the dataset file itself; give another name")
-    refuse_overwrite(out, overwrite or resume)
 
     data = read_json(dataset, images, need_images=False)
     counts = Counter[str]()
-    with writing(out) as part:
-        existing_ids = _copy_requests(out, part) if resume else set()
-        with part.open("ab" if resume else "wb") as file:
-            for index, record in enumerate(data.images):
-                missing: list[MaskType] = []
-                for mask_type in MASK_TYPES:
-                    if request_id(record["id"], mask_type) not in existing_ids:
-                        missing.append(mask_type)
-                tables = _make_tables(data, index, missing)
-                url = record["file_name"]
-                if tables and image == "embed":
-                    url = data_url(data.image_at(index), "JPEG", quality=90)
-                for mask_type, table in tables.items():
-                    request = _make_request(record, mask_type, table, url, queries, model)
-                    file.write(_json_line(request))
-                    counts[mask_type] += 1
+    with writing(out, overwrite) as part, part.open("wb") as file:
+        for index, record in enumerate(data.images):
+            tables = _make_tables(data, index)
+            url = record["file_name"]
+            if tables and image == "embed":
+                url = data_url(data.image_at(index), "JPEG", quality=90)
+            for mask_type, table in tables.items():
+                request = _make_request(record, mask_type, table, url, queries, model)
+                file.write(_json_line(request))
+                counts[mask_type] += 1
 
     types = f"{counts['modal']} modal, {counts['amodal']} amodal"
-    resumed = f", {len(existing_ids)} were there" if resume else ""
     version = PROMPTS["version"]
-    print(f"wrote {out}: {counts.total()} requests ({types}){resumed}, prompts version {version}")
+    print(f"wrote {out}: {counts.total()} requests ({types}), prompts version {version}")
 
 
-def _copy_requests(out: Path, part: Path) -> set[str]:
-    """Copies the complete lines of `out` to `part`, or cuts what an interrupted command left in
-    `part`.
-
-    Returns the ids of these requests.
-    """
-    if out.exists():
-        shutil.copyfile(out, part)
-    existing_ids = set()
-    end = 0
-    with part.open("ab+") as file:
-        file.seek(0)
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                existing_ids.add(json.loads(line)["custom_id"])
-            except (ValueError, TypeError, KeyError, RecursionError):
-                remedy = "remove it or use --overwrite"
-                raise InputError(f"{out}: line {number} is no request; {remedy}") from None
-            end += len(line)
-        file.truncate(end)
-    return existing_ids
-
-
-def _make_tables(data: Dataset, index: int, mask_types: Sequence[MaskType]) -> dict[MaskType, str]:
+def _make_tables(data: Dataset, index: int) -> dict[MaskType, str]:
     """The list of an image's instances for each mask type that has some."""
-    if not mask_types:
-        return {}
     # Only one image's masks are in memory at a time.
     instances = [i.convert(masks.expand) for i in data.rles_at(index) if not i.ignore]
     tables: dict[MaskType, str] = {}
-    for mask_type in mask_types:
+    for mask_type in MASK_TYPES:
         rows = list(_rows(instances, mask_type))
         if rows:
             tables[mask_type] = "\n".join(rows)
@@ -250,7 +210,7 @@ def parse(
 
     records = read_records(dataset)
     num_before = len(records["queries"])
-    left_out = list(_add_queries(records, answers))
+    left_out = _add_queries(records, answers)
     if rejected is not None:
         with writing(rejected, overwrite) as part:
             part.write_bytes(b"".join(map(_json_line, left_out)))
@@ -275,15 +235,16 @@ def _check_output(flag: str, path: Path, used: Sequence[Path], overwrite: bool) 
 class ModelAnswer(NamedTuple):
     """A line of a file of answers."""
 
-    location: dict[str, Any]
-    """File, line and custom_id."""
+    file: str
+    line: int
+    custom_id: str
     text: str
     reason: str
     """Why it has no text to read, a key of REASONS; "" if it has."""
 
 
-def _add_queries(records: dict[str, Any], paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Appends the usable queries to the records and yields the others, each with its reason."""
+def _add_queries(records: dict[str, Any], paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Appends the usable queries to the records. Returns the others, each with its reason."""
     by_image = group_by_image(records, "annotations")
     requested: dict[str, tuple[int, MaskType]] = {}
     for image_id in by_image:
@@ -293,38 +254,42 @@ def _add_queries(records: dict[str, Any], paths: Sequence[Path]) -> Iterator[dic
     for query in records["queries"]:
         earlier[query["image_id"], query["mask_type"]].append(_content_words(query["text"]))
 
-    number = max((query["id"] for query in records["queries"]), default=0)
+    left_out = []
+    next_id = max((query["id"] for query in records["queries"]), default=0) + 1
     names = category_names(records)
-    for location, text, reason in _read_lines(paths):
-        custom_id = location["custom_id"]
-        if reason or custom_id not in requested:
-            reason = reason or "unknown request"
-            yield {**location, "reason": reason, "question": "", "answer": text}
+    for line in _read_lines(paths):
+        location = {"file": line.file, "line": line.line, "custom_id": line.custom_id}
+        reason = line.reason
+        if not reason and line.custom_id not in requested:
+            reason = "unknown request"
+        if reason:
+            left_out.append({**location, "reason": reason, "question": "", "answer": line.text})
             continue
-        image_id, mask_type = requested[custom_id]
+
+        image_id, mask_type = requested[line.custom_id]
         offered = _offered_names(by_image[image_id], mask_type, names)
         earlier_questions = earlier[image_id, mask_type]
-        for question, answer, instances in read_answer(text):
-            reason = _fault(
-                QuestionAndAnswer(question, answer, instances), offered, earlier_questions
-            )
+        for written in read_answer(line.text):
+            question, answer = written.question, written.answer
+            reason = _fault(written, offered, earlier_questions)
             if reason:
-                yield {**location, "reason": reason, "question": question, "answer": answer}
+                rejected = {"reason": reason, "question": question, "answer": answer}
+                left_out.append({**location, **rejected})
                 continue
-            number += 1
             earlier_questions.append(_content_words(question))
-            instance_ids = list(dict.fromkeys(instance_id for instance_id, _ in instances))
-            kind = {"task": "reasoning", "multi": len(instance_ids) > 1, "source": "llm"}
-            record = {
-                "id": number,
+            instance_ids = list(dict.fromkeys(number for number, _ in written.instances))
+            query = {
+                "id": next_id,
                 "image_id": image_id,
                 "text": question,
                 "mask_type": mask_type,
                 "instance_ids": instance_ids,
-                "kind": kind,
+                "kind": {"task": "reasoning", "multi": len(instance_ids) > 1, "source": "llm"},
                 "answer": answer,
             }
-            records["queries"].append(record)
+            records["queries"].append(query)
+            next_id += 1
+    return left_out
 
 
 def _offered_names(
@@ -344,9 +309,7 @@ def _read_lines(paths: Sequence[Path]) -> Iterator[ModelAnswer]:
     for path in paths:
         for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
             if line.strip():
-                custom_id, text, reason = _read_line(line)
-                location = {"file": str(path), "line": number, "custom_id": custom_id}
-                yield ModelAnswer(location, text, reason)
+                yield ModelAnswer(str(path), number, *_read_line(line))
 
 
 def _read_line(line: bytes) -> tuple[str, str, str]:

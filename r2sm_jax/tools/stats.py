@@ -17,18 +17,22 @@ import tyro
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance
+from r2sm_jax.data.dataset import ImageTruth, Source
 from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
 from r2sm_jax.errors import InputError, refuse_overwrite, writing
 from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
 from r2sm_jax.evaluation.tables import markdown_table
-from r2sm_jax.query import MASK_TYPES, Query, keyword_mask_type
+from r2sm_jax.query import MASK_TYPES, MaskType, keyword_mask_type
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.tools.check import progress
 
 FILES = ("stats.json", "stats.md", "stats.png")
 HIDDEN_RATE = 0.15
 """VRSP's reader of COCOA-cls counts an object as occluded from this rate on."""
+
+
+def _lists() -> dict[MaskType, list]:
+    return {mask_type: [] for mask_type in MASK_TYPES}
 
 
 @dataclass
@@ -43,42 +47,30 @@ class Counts:
     """Queries whose type the keyword rule gets wrong."""
     occlusion_rates: list[float] = field(default_factory=list)
     """Of instances whose complete mask is known."""
-    area_shares: dict[str, list[float]] = field(default_factory=lambda: _lists())
+    area_shares: dict[MaskType, list[float]] = field(default_factory=_lists)
     """Mask area by image area, by mask type."""
-    num_words: dict[str, list[int]] = field(default_factory=lambda: _lists())
-    num_targets: dict[str, list[int]] = field(default_factory=lambda: _lists())
+    num_words: dict[MaskType, list[int]] = field(default_factory=_lists)
+    num_targets: dict[MaskType, list[int]] = field(default_factory=_lists)
 
-    def add_image(
-        self, num_pixels: int, areas: Sequence[Instance[int]], queries: Sequence[Query]
-    ) -> None:
-        """Counts an image; `areas` are its instances with areas in place of masks."""
+    def add_image(self, truth: ImageTruth) -> None:
+        height, width = truth.size
         self.num_images += 1
-        self.num_images_without_query += not queries
-        for area in areas:
-            if area.ignore:
+        self.num_images_without_query += not truth.queries
+        for instance in truth.instances:
+            if instance.ignore:
                 self.num_ignored += 1
                 continue
             self.num_instances += 1
-            self.area_shares["modal"].append(area.modal / num_pixels)
-            if area.amodal is not None:
-                self.area_shares["amodal"].append(area.amodal / num_pixels)
-                self.occlusion_rates.append((area.amodal - area.modal) / max(1, area.amodal))
-        for query in queries:
+            modal_area = _area(instance.modal)
+            self.area_shares["modal"].append(modal_area / (height * width))
+            if instance.amodal is not None:
+                amodal_area = _area(instance.amodal)
+                self.area_shares["amodal"].append(amodal_area / (height * width))
+                self.occlusion_rates.append((amodal_area - modal_area) / max(1, amodal_area))
+        for query in truth.queries:
             self.num_words[query.mask_type].append(len(query.text.split()))
             self.num_targets[query.mask_type].append(len(set(query.instance_ids)))
             self.num_against_keywords += keyword_mask_type(query.text) != query.mask_type
-
-    def add(self, other: "Counts") -> None:
-        self.num_images += other.num_images
-        self.num_images_without_query += other.num_images_without_query
-        self.num_ignored += other.num_ignored
-        self.num_instances += other.num_instances
-        self.num_against_keywords += other.num_against_keywords
-        self.occlusion_rates += other.occlusion_rates
-        for mask_type in MASK_TYPES:
-            self.area_shares[mask_type] += other.area_shares[mask_type]
-            self.num_words[mask_type] += other.num_words[mask_type]
-            self.num_targets[mask_type] += other.num_targets[mask_type]
 
     def figures(self) -> dict[str, int]:
         """The columns of Table 1, then further counts."""
@@ -101,8 +93,8 @@ class Counts:
         }
 
 
-def _lists() -> dict[str, list]:
-    return {mask_type: [] for mask_type in MASK_TYPES}
+def _area(rle: masks.RLE) -> int:
+    return masks.areas([rle])[0]
 
 
 def stats(
@@ -121,9 +113,9 @@ def stats(
 
     Args:
         data: What to count: scenes, json:FILE, json:FOLDER, or a path to a .json file or a folder
-        of them. splits: The splits to count, such as train val; by default all that exist. A single
-        file is counted
-            as one split ("all"), or with "train val" as training divides it.
+            of them.
+        splits: The splits to count, such as train val; by default all that exist. A single file is
+            counted as one split ("all"), or with "train val" as training divides it.
         compare: Show the counts that the paper states for this dataset beside the counted ones.
         scenes: How many procedural scenes to draw for a split.
         out: Folder to write stats.json, stats.md and stats.png into.
@@ -151,11 +143,13 @@ def stats(
             refuse_overwrite(out / name, overwrite)
 
     counts = {name: Counts() for name in names}
-    for split, spec in parts:
-        counts[split].add(_count(spec, split, scenes))
     total = Counts()
-    for of_split in counts.values():
-        total.add(of_split)
+    for split, spec in parts:
+        source = _open(spec, split, scenes)
+        for index in progress(range(len(source)), "images"):
+            truth = source.truth_at(index)
+            counts[split].add_image(truth)
+            total.add_image(truth)
     report = make_report(counts, total, compare)
     text = json.dumps(report, indent=1) if as_json else markdown(report)
     print(text)
@@ -190,32 +184,14 @@ def _choose_splits(spec: str, splits: Sequence[str]) -> list[str]:
     return list(splits) or existing
 
 
-def _count(spec: str, split: str, num_scenes: int) -> Counts:
-    """The counts of one split of a source."""
-    counts = Counts()
+def _open(spec: str, split: str, num_scenes: int) -> Source:
+    """One split of a source."""
     if spec == "scenes":
-        source = open_source("scenes", split, count=num_scenes)
-        for index in progress(range(num_scenes), "scenes"):
-            sample = source[index]
-            areas = [instance.convert(masks.area) for instance in sample.instances]
-            counts.add_image(sample.image[..., 0].size, areas, sample.queries)
-        return counts
+        return open_source("scenes", split, count=num_scenes)
     path = Path(spec.removeprefix("json:"))
     if path.is_dir():  # each stored split as it is: `dev` is not held out of `train`
         path, split = path / f"{split}.json", "all"
-    return count_dataset(load_json_split(path, split, need_images=False))
-
-
-def count_dataset(dataset: Dataset) -> Counts:
-    counts = Counts()
-    for index in progress(range(len(dataset)), "images"):
-        height, width = dataset.size_at(index)
-        areas = [
-            instance.convert(lambda rle: masks.areas([rle])[0])
-            for instance in dataset.rles_at(index)
-        ]
-        counts.add_image(height * width, areas, dataset.queries_at(index))
-    return counts
+    return load_json_split(path, split, need_images=False)
 
 
 def make_report(
