@@ -1,6 +1,7 @@
 """A predictor that needs no model: its masks follow from the image's brightness, its decisions from
 keywords."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ class StubPredictor(Predictor):
         self.matmul_precision = "float32"
         self._weights = nnx.State({})
         self._image = None
+        self._process_id = os.getpid()
         self.num_images = 0
 
     def _encode_image(self, weights, images, image_mask):

@@ -3,6 +3,7 @@ refuses."""
 
 import io
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,21 @@ def test_bfloat16_changes_masks_a_little_and_only_on_request(predictor, tiny_run
     (other,) = rounded.predict_logits(images[:1], [QUERIES])
     for a, b in zip(exact, other, strict=True):
         assert 0 < abs(a.modal - b.modal).max() < 0.05 * abs(a.modal).max()
+
+
+def test_a_forked_child_is_refused(images, monkeypatch):
+    """JAX would wait for ever there."""
+    predictor = StubPredictor()
+    encoded = predictor.encode(images[0])
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for call in (
+        lambda: predictor.encode(images[0]),
+        lambda: predictor.predict(QUERIES, image=encoded),
+        lambda: predictor.predict_batch(images[:1], [QUERIES]),
+        lambda: next(predictor.predict_batches([Request(images[0], QUERIES)])),
+    ):
+        with pytest.raises(InputError, match="fork"):
+            call()
 
 
 # What is computed and compiled.

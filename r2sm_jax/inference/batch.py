@@ -147,7 +147,7 @@ def _predict_tasks(
                 readable.append(task)
                 requests.append(Request(image, [query.text for query in task.queries]))
 
-            predictions = predictor.predict_batches(requests, mask_type, with_candidates=True)
+            predictions = predictor.predict_batches(requests, mask_type)
             for task, of_image in zip(readable, predictions, strict=True):
                 answers = [prediction.to_coco() for prediction in of_image]
                 line = json.dumps({"image": task.name, "answers": answers})

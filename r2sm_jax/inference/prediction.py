@@ -28,6 +28,8 @@ class InstanceMask:
 
     score: float
     """Probability that the instance is there."""
+    confidence: float
+    """The probability times the predicted IoU of `mask`: its rank for average precision."""
     mask: Mask
     modal: Mask
     amodal: Mask
@@ -38,6 +40,8 @@ class Candidate(NamedTuple):
 
     mask: RLE
     score: float
+    is_present: bool = True
+    """Whether it is one of `Prediction.instances`."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,16 @@ class Prediction:
         return values
 
     def to_coco(self) -> list[dict[str, Any]]:
-        """Returns entries of a predictions file (docs/metrics.md): fused mask, then candidates."""
+        """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances."""
         fused: dict[str, Any] = {"segmentation": self.rle(), "score": self.score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
-        candidates = [{"segmentation": c.mask, "score": c.score} for c in self.candidates]
-        return [fused, *candidates]
+        entries = [fused]
+        for instance in self.instances:
+            entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}
+            entries.append(entry)
+        return entries
 
     def write(self, folder: Path, image: np.ndarray) -> None:
         """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as

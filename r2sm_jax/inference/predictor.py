@@ -1,7 +1,16 @@
-"""A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries."""
+"""A trained segmenter behind two calls: `set_image` once, `predict` for any number of queries.
+
+How a sentence about a photo becomes a mask:
+
+    photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
+    sentence   TextStates: the frozen language model                token states [t l e]
+    both       R2SM.decode                                          R2SMOutput: logits in the frame
+    logits     Letterbox.undo > 0, and the decision                 Prediction
+"""
 
 import copy
 import hashlib
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,6 +109,7 @@ class Predictor:
         self.matmul_precision = matmul_precision
         self.weights = weights
         self._image: EncodedImage | None = None
+        self._process_id = os.getpid()
 
         def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(weights: nnx.State, *inputs: Any) -> Any:
@@ -156,6 +166,7 @@ class Predictor:
 
     def encode(self, image: ImageLike) -> EncodedImage:
         """Computes the features of an image for `predict`. Raises InputError as `set_image`."""
+        self._check_process()
         array = open_image(image)
         letterbox = self._letterbox(array)
         frame = letterbox.image(array)
@@ -280,6 +291,8 @@ class Predictor:
         They are numpy arrays without the axes b and k. Mask logits are in the letterbox frame, at
         the model's own resolution.
         """
+        self._check_process()
+
         # One row holds up to 8 queries about one image, so an image may take several rows, or none.
         rows = []
         for index, image in enumerate(images):
@@ -317,6 +330,7 @@ class Predictor:
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
         """Raises InputError for a bad query or mask type, or `auto` with the oracle head."""
+        self._check_process()
         for query in queries:
             check_query(query)
         if mask_type not in MASK_TYPE_CHOICES:
@@ -364,44 +378,34 @@ class Predictor:
         with_candidates: bool = False,
     ) -> Prediction:
         """Brings the masks of one query to the image's own resolution and decides."""
-
-        def enlarge(logits: Any) -> Mask:
-            return letterbox.undo(logits) > 0
-
         probability = self._amodal_probability(query, output, mask_type)
-        decision: MaskType
-        if mask_type == "auto":
-            decision = "amodal" if probability > 0.5 else "modal"
-        else:
-            decision = "amodal" if mask_type == "amodal" else "modal"
-        is_amodal = decision == "amodal"
+        is_amodal = mask_type == "amodal" or (mask_type == "auto" and probability > 0.5)
+        decision: MaskType = "amodal" if is_amodal else "modal"
         has_decision = self.config.head != NO_HEAD
         is_truncated = query in self.text_encoder.truncated
 
-        # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
         fused = output.fused
-        modal = enlarge(fused.modal)
-        amodal = enlarge(fused.amodal) | modal
-
+        modal, amodal = _masks_of(fused.modal, fused.amodal, letterbox)
         has_target = fused.presence > self.config.presence_threshold
-        slots = output.slots
         instances = []
         candidates = []
-        for slot, presence in enumerate(expit(slots.presence)):
-            is_instance = has_target and presence >= MIN_INSTANCE_PRESENCE
-            if not is_instance and not with_candidates:
+        for slot, presence in enumerate(expit(output.slots.presence)):
+            is_present = has_target and presence >= MIN_INSTANCE_PRESENCE
+            # Most slots are empty, and enlarging their masks takes most of the time.
+            if not is_present and not with_candidates:
                 continue
-            slot_modal = enlarge(slots.modal[slot])
-            slot_amodal = enlarge(slots.amodal[slot]) | slot_modal
+            slots = output.slots
+            slot_modal, slot_amodal = _masks_of(slots.modal[slot], slots.amodal[slot], letterbox)
             mask = slot_amodal if is_amodal else slot_modal
             if not mask.any():
                 continue
 
-            if is_instance:
-                instances.append(InstanceMask(float(presence), mask, slot_modal, slot_amodal))
+            confidence = float(presence * slots.iou[slot, int(is_amodal)])
+            if is_present:
+                instance = InstanceMask(float(presence), confidence, mask, slot_modal, slot_amodal)
+                instances.append(instance)
             if with_candidates:
-                confidence = presence * slots.iou[slot, int(is_amodal)]
-                candidates.append(Candidate(masks.encode(mask), float(confidence)))
+                candidates.append(Candidate(masks.encode(mask), confidence, bool(is_present)))
         instances.sort(key=lambda instance: -instance.score)
 
         return Prediction(
@@ -440,6 +444,14 @@ class Predictor:
                     stacklevel=3,
                 )
 
+    def _check_process(self) -> None:
+        # The threads of JAX do not survive a fork: the first computation would wait for ever.
+        if os.getpid() != self._process_id:
+            raise InputError(
+                "this predictor was loaded before the process was forked, and would wait for ever; "
+                'start processes with multiprocessing.get_context("spawn") and load it in each'
+            )
+
     def _calibration_arrays(self) -> Calibration:
         """The calibration as arrays, so that no compiled function depends on its values."""
         return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
@@ -463,6 +475,16 @@ def _calibrated_amodal_logit(
 ) -> Float[jax.Array, " k"]:
     """Logits of the mask-type head, without an image."""
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
+
+
+def _masks_of(
+    modal_logits: np.ndarray, amodal_logits: np.ndarray, letterbox: Letterbox
+) -> tuple[Mask, Mask]:
+    """Modal and amodal mask at the image's resolution, from logits `[h w]` of the frame."""
+    modal = letterbox.undo(modal_logits) > 0
+    # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
+    amodal = (letterbox.undo(amodal_logits) > 0) | modal
+    return modal, amodal
 
 
 def _pad(items: Sequence[T], length: int) -> list[T]:
