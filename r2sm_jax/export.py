@@ -10,10 +10,10 @@ import tyro
 from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export_folder import CONFIG, is_export
 from r2sm_jax.inference.exporter import export
 from r2sm_jax.inference.run import load
+from r2sm_jax.inference.verification import verify
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def main() -> None:
     num_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"wrote {out}: step {run.step}, {num_bytes / 1e6:.1f} MB")
     if args.verify:
-        print(stablehlo.verify(run, out))
+        print(verify(run, out))
 
 
 if __name__ == "__main__":

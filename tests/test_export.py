@@ -34,6 +34,7 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import Predictor
+from r2sm_jax.inference.verification import verify
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import R2SM
 
@@ -150,7 +151,7 @@ def test_an_export_predicts_as_its_run(run, exported, workplace):
 
 
 def test_verification_measures_and_refuses(run, copy):
-    text = stablehlo.verify(run, copy)
+    text = verify(run, copy)
     differences = [float(value) for value in re.findall(r"([\d.e-]+) in mask logits", text)]
     assert len(differences) == 3 and differences[0] == 0 and differences[1] <= 1e-4
     weights = load_file(copy / "model.safetensors")
@@ -158,7 +159,7 @@ def test_verification_measures_and_refuses(run, copy):
     save_file(weights | {name: 1.01 * weights[name]}, copy / "model.safetensors")
     write_checksums(copy)
     with pytest.raises(InputError, match="safetensors, differs from the run"):
-        stablehlo.verify(run, copy)
+        verify(run, copy)
 
 
 def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
@@ -175,7 +176,7 @@ def test_the_stablehlo_of_other_weights_is_noticed(run, copy, monkeypatch):
     stablehlo.write_functions(copy / "model.stablehlo", functions)
     write_checksums(copy)
     with pytest.raises(InputError, match=r"StableHLO without r2sm_jax, .* differs from the run"):
-        stablehlo.verify(run, copy)
+        verify(run, copy)
 
 
 def read_programs(folder: Path) -> dict[str, list[str]]:

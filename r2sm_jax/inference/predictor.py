@@ -477,9 +477,7 @@ def _calibrated_amodal_logit(
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
 
 
-def _masks_of(
-    modal_logits: np.ndarray, amodal_logits: np.ndarray, letterbox: Letterbox
-) -> tuple[Mask, Mask]:
+def _masks_of(modal_logits: Any, amodal_logits: Any, letterbox: Letterbox) -> tuple[Mask, Mask]:
     """Modal and amodal mask at the image's resolution, from logits `[h w]` of the frame."""
     modal = letterbox.undo(modal_logits) > 0
     # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
