@@ -98,6 +98,7 @@ CASES = [
     (changed("images", 1, file_name="x.png"), "image 2: x.png is not in"),
     (changed("images", 1, file_name="../2.png"), "image 2: file_name is '../2.png'"),
     (changed("images", 0, height=HEIGHT + 1), "image 1: 1.png is 12 x 16, not 13 x 16"),
+    (changed("annotations", 0, iscrowd="maybe"), "annotation 1: iscrowd is 'maybe'"),
     ({key: good()[key] for key in LISTS[:3]}, "the list 'queries' is missing"),
     ({"images": []}, "the list 'annotations' is missing"),
     ([], "not one object"),
@@ -120,6 +121,67 @@ def test_all_problems_at_once(tmp_path, command):
     assert listed.count("query 1") == 2
     assert {"annotation 3", "image 1"} <= set(listed)
     assert listed[-1] == "error"
+
+
+def fully_visible(records: dict[str, Any]) -> dict[str, Any]:
+    for annotation in records["annotations"]:
+        annotation.pop("visible_mask", None)
+    return records
+
+
+def with_flags(*flags: dict[str, Any]) -> dict[str, Any]:
+    records = good()
+    for annotation, flag in zip(records["annotations"], flags, strict=False):
+        annotation |= flag
+    return records
+
+
+CROWD = {"iscrowd": 1}
+ONLY_VISIBLE = {"segmentation": None, "visible_mask": box_rle(1, 1, 6, 6)}
+WARNINGS = [
+    (with_flags({"ignore": True}), "1 of 4 annotations are ignored (0 by iscrowd, 1 by ignore)"),
+    (with_flags(CROWD, CROWD), "2 of 4 annotations are ignored (2 by iscrowd, 0 by ignore); CVAT"),
+    (with_flags(CROWD), "1 of 4 queries mean ignored annotations only"),
+    (changed("annotations", 0, **ONLY_VISIBLE), "1 of 4 amodal queries are about objects whose"),
+    (fully_visible(good()), "no object is hidden anywhere"),
+]
+
+
+@pytest.mark.parametrize(("records", "sentence"), WARNINGS)
+def test_warnings(records, sentence, tmp_path, command):
+    end = command(main, "check", save(tmp_path, records))
+    assert end.code == 0 and "nothing wrong" in end.out
+    assert any(line.startswith("warning: ") and sentence in line for line in end.err.splitlines())
+
+
+MISSING = [
+    (good() | {"queries": []}, "no queries"),
+    (good() | {"queries": [], "annotations": []}, "no annotations"),
+    (with_flags(*[CROWD] * 4), "all annotations are ignored"),
+    (with_flags(CROWD) | {"queries": good()["queries"][:1]}, "ignored annotations only"),
+]
+
+
+@pytest.mark.parametrize(("records", "word"), MISSING)
+def test_files_that_teach_nothing(records, word, tmp_path, refused):
+    assert word in refused(main, "check", save(tmp_path, records))
+
+
+@pytest.mark.parametrize(
+    ("flags", "ignored"),
+    [
+        ({"ignore": 1}, True),
+        ({"ignore": "true"}, True),
+        ({"iscrowd": True}, True),
+        ({"iscrowd": "1"}, True),
+        ({"iscrowd": "0", "ignore": "false"}, False),
+        ({"iscrowd": 0.0, "ignore": None}, False),
+    ],
+)
+def test_one_meaning_of_ignore_and_iscrowd(flags, ignored, tmp_path):
+    path = save(tmp_path, changed("annotations", 0, **flags))
+    assert problems_of(path) == []
+    assert read_json(path)[0].instances[0].ignore is ignored
 
 
 def test_leaks(tmp_path, command):

@@ -23,6 +23,7 @@ from test_query_template import objects_of
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
+from r2sm_jax.tools.convert import notes_on_all_objects
 from r2sm_jax.tools.entries import Note, group_by_reason
 
 
@@ -143,7 +144,38 @@ def test_no_occlusion_at_all_is_noted(tmp_path):
     content = coco()
     content["annotations"][1] |= {"visible_mask": None, "occlude_rate": 0}
     collector = read_coco(write(tmp_path / "c.json", content))
-    assert "no pixel of the 2 objects is hidden" in str(collector.notes[-1])
+    (note,) = notes_on_all_objects(collector, "c.json")
+    assert "no pixel of the 2 objects is hidden" in str(note)
+
+
+FLAGS = [
+    ({"ignore": 1}, 1, "1 by ignore"),
+    ({"iscrowd": 1}, 1, "1 by iscrowd); CVAT and Datumaro"),
+    ({"iscrowd": "0", "ignore": False}, 0, ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "num_ignored", "sentence"), FLAGS)
+def test_ignore_and_iscrowd(flags, num_ignored, sentence, tmp_path):
+    content = coco()
+    content["annotations"][0] |= flags
+    path = write(tmp_path / "c.json", content)
+    collector = read_coco(path)
+    assert [a.get("ignore", False) for a in collector.annotations] == [num_ignored == 1, False]
+    assert collector.num_ignored.total() == num_ignored
+    notes = "".join(map(str, notes_on_all_objects(collector, "c.json")))
+    assert sentence in notes and bool(notes) == bool(num_ignored)
+    content["annotations"][0]["iscrowd"] = "maybe"
+    collector = read_coco(write(path, content), max_bad=1)
+    assert "its iscrowd is 'maybe'" in str(collector.bad_records[0])
+
+
+def test_crowds_that_are_objects(tmp_path):
+    content = coco()
+    for annotation in content["annotations"]:
+        annotation["iscrowd"] = 1
+    collector = read_coco(write(tmp_path / "c.json", content), crowds="objects")
+    assert not any("ignore" in annotation for annotation in collector.annotations)
 
 
 def test_images_without_annotations(tmp_path):

@@ -221,6 +221,24 @@ def is_text(value: Any) -> TypeGuard[str]:
     )
 
 
+def parse_flag(value: Any) -> bool | None:
+    """Yes or no in the spellings of annotation tools: true, 1, "1", "true"; None: neither."""
+    if value is None:
+        return False
+    spelling = str(value).strip().lower()
+    if spelling in ("1", "1.0", "true", "yes"):
+        return True
+    if spelling in ("0", "0.0", "false", "no", ""):
+        return False
+    return None
+
+
+def is_ignored(annotation: Mapping[str, Any]) -> bool:
+    """Whether an annotation is a region that loss, queries and metrics leave out: its `ignore` or
+    its `iscrowd` says so."""
+    return bool(parse_flag(annotation.get("ignore")) or parse_flag(annotation.get("iscrowd")))
+
+
 def leads_outside(name: str) -> bool:
     """Whether a file name, on any system, points out of the folder that it is meant to lie in."""
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
@@ -339,6 +357,8 @@ def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool
                 "an RLE of the image's size, a list of polygons, or null",
             ),
             "attributes": (strings, "an object of strings, or leave it out"),
+            "ignore": (parse_flag(record.get("ignore")) is not None, "true or false"),
+            "iscrowd": (parse_flag(record.get("iscrowd")) is not None, "0 or 1"),
         }
     ids, text, mask_type = record.get("instance_ids"), record.get("text"), record.get("mask_type")
     targets = (
@@ -515,7 +535,7 @@ def read_instance(
                 raise InputError(f"{path}: {what}; write the mask again") from error
     modal = found[MASKS[-1]] if MASKS[-1] in found else found[MASKS[0]]
     amodal = masks.merge(list(found.values()), *size) if MASKS[0] in found else None
-    attributes, ignore = annotation.get("attributes") or {}, bool(annotation.get("ignore", False))
+    attributes, ignore = annotation.get("attributes") or {}, is_ignored(annotation)
     return Instance(
         annotation["id"], names[annotation["category_id"]], modal, amodal, attributes, ignore
     )

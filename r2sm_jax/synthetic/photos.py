@@ -85,9 +85,6 @@ class Photos:
         records = load_json(self.path, "a COCO instances file")
         if isinstance(records, dict):
             records.setdefault("queries", [])
-            for annotation in records.get("annotations") or []:
-                if isinstance(annotation, dict) and annotation.get("iscrowd"):
-                    annotation["ignore"] = True
         check_records(self.path, records)
         self.dataset = Dataset(self.path, records, images)
         self._is_complete: dict[int, list[bool]] = {}

@@ -21,10 +21,17 @@ from r2sm_jax.data.dataset import (
     find_image,
     find_problems,
     image_folders,
+    is_ignored,
+    parse_flag,
     read_json,
 )
 from r2sm_jax.data.images import open_image
 from r2sm_jax.errors import InputError, load_json
+
+CROWD_REMEDY = (
+    "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
+    "objects, set it to 0, or convert with --crowds objects"
+)
 
 
 def check(
@@ -59,6 +66,11 @@ def check(
                 f"{file}: {len(leaks)} images shared with {against}; remove them from one of the "
                 "two"
             )
+    for warning in find_warnings(records):
+        print(f"warning: {file}: {warning}", file=sys.stderr)
+    missing = find_missing(records)
+    if missing:
+        raise InputError(f"{file}: nothing can be trained or scored, {missing}")
     print(f"{file}: nothing wrong with {counts_of(records)}")
 
 
@@ -144,6 +156,70 @@ def _annotation_problems(
         if num_outside:
             what = f"{num_outside} pixels of visible_mask lie outside segmentation"
             yield problem(what, "make it a part of it")
+
+
+def find_missing(records: Mapping[str, Any]) -> str:
+    """What a file without problems lacks to be trained or scored, with the remedy; "" if nothing."""
+    if not records["annotations"]:
+        return "since it has no annotations; add them"
+    if all(map(is_ignored, records["annotations"])):
+        return f"since all annotations are ignored; {CROWD_REMEDY}"
+    if not records["queries"]:
+        return "since it has no queries; write some with `data queries template` or `requests`"
+    if len(_queries_of_ignored(records)) == len(records["queries"]):
+        return f"since all queries mean ignored annotations only; {CROWD_REMEDY}"
+    return ""
+
+
+def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
+    """What the author of a file without problems may not have meant, one sentence each."""
+    annotations = records["annotations"]
+    num_crowds = sum(bool(parse_flag(a.get("iscrowd"))) for a in annotations)
+    num_ignored = sum(map(is_ignored, annotations))
+    if num_ignored:
+        causes = f"{num_crowds} by iscrowd, {num_ignored - num_crowds} by ignore"
+        sentence = f"{num_ignored} of {len(annotations)} annotations are ignored ({causes})"
+        is_half = num_crowds >= len(annotations) / 2
+        yield f"{sentence}; {CROWD_REMEDY}" if is_half else sentence
+
+    num_queries = len(_queries_of_ignored(records))
+    if num_queries:
+        yield f"{num_queries} of {len(records['queries'])} queries mean ignored annotations only"
+
+    by_id = {annotation["id"]: annotation for annotation in annotations}
+    amodal = [query for query in records["queries"] if query["mask_type"] == "amodal"]
+    num_unknown = 0
+    for query in amodal:
+        targets = [by_id[i] for i in query["instance_ids"]]
+        num_unknown += any(target.get("segmentation") is None for target in targets)
+    if num_unknown:
+        yield (
+            f"{num_unknown} of {len(amodal)} amodal queries are about objects whose complete mask "
+            "is not known (segmentation is null)"
+        )
+
+    has_complete = any(a.get("segmentation") is not None for a in annotations)
+    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+    if has_complete and not any(_is_occluded(a, sizes[a["image_id"]]) for a in annotations):
+        yield "no object is hidden anywhere, so that modal and amodal masks are the same"
+
+
+def _queries_of_ignored(records: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The queries that have targets, all of them ignored."""
+    ignored = {a["id"] for a in records["annotations"] if is_ignored(a)}
+    queries = []
+    for query in records["queries"]:
+        if query["instance_ids"] and ignored.issuperset(query["instance_ids"]):
+            queries.append(query)
+    return queries
+
+
+def _is_occluded(annotation: Mapping[str, Any], size: tuple[int, int]) -> bool:
+    """Whether a part of an object is hidden."""
+    if any(annotation.get(key) is None for key in MASKS):
+        return False
+    complete, visible = (masks.compressed(annotation[key], *size) for key in MASKS)
+    return masks.areas([visible])[0] < masks.areas([complete])[0]
 
 
 def find_leaks(dataset: Dataset, other: Dataset) -> list[str]:

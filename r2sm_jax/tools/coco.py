@@ -24,7 +24,7 @@ from PIL import Image
 from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import is_id, is_text
+from r2sm_jax.data.dataset import is_id, is_text, parse_flag
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, writing
@@ -121,6 +121,9 @@ class MaskOptions:
     """Field of an annotation with the complete mask, if it is not the format's own."""
     visible_field: str | None = None
     """Field of an annotation with the visible mask; fully visible if it is missing."""
+    crowds: Literal["ignore", "objects"] = "ignore"
+    """What `iscrowd` 1 marks: a region to ignore, as in COCO, or an object, as in files of CVAT and
+    Datumaro, which mark each mask that was drawn with a brush."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class _Options:
     preset: Preset
     images_dir: Path | None
     oversize: str
+    crowds: str
     padded_dir: Path
 
 
@@ -152,19 +156,10 @@ def read_coco_like(
         preset = replace(preset, amodal=(options.amodal_field,))
     if options.visible_field is not None:
         preset = replace(preset, modal=(options.visible_field,))
-    how = _Options(preset, images_dir, options.oversize, padded_dir)
+    how = _Options(preset, images_dir, options.oversize, options.crowds, padded_dir)
     read = _read_cocoa if preset.has_regions else _read_coco
 
-    num_objects = 0
-    num_occluded = 0
-    for item in read(sources, how):
-        yield item
-        if isinstance(item, Record):
-            num_objects += len(item.objects)
-            num_occluded += sum(record.fields["occlude_rate"] > 0 for record in item.objects)
-    if num_objects and not num_occluded:
-        what = f"no pixel of the {num_objects} objects is hidden; check the names of the fields"
-        yield Note(", ".join(map(str, sources)), what)
+    yield from read(sources, how)
 
 
 def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
@@ -352,7 +347,7 @@ def _read_image(
     records: list[tuple[Entry, ObjectRecord]] = []
     for annotation in annotations:
         try:
-            record = _read_object(annotation, image.size, original_size, how.preset)
+            record = _read_object(annotation, image.size, original_size, how)
         except RecordError as error:
             yield error.bad_record
             continue
@@ -397,10 +392,9 @@ def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
     return replace(image, size=size, path=path)
 
 
-def _read_object(
-    annotation: Entry, size: Size, original_size: Size, preset: Preset
-) -> ObjectRecord:
+def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Options) -> ObjectRecord:
     """The object of an annotation, with masks of `size`; `original_size` is that before padding."""
+    preset = how.preset
     notes: list[Note] = []
     amodal_key = _first_present(annotation, preset.amodal)
     modal_key = _first_present(annotation, preset.modal)
@@ -435,9 +429,23 @@ def _read_object(
     for key in preset.copied:
         if is_id(annotation.get(key)):
             fields[key] = annotation.get(key)
-    if annotation.get("iscrowd"):
-        fields["ignore"] = True
-    return ObjectRecord(annotation.get("name"), fields, notes=tuple(notes))
+    ignored_by = _flag_that_ignores(annotation, how.crowds)
+    return ObjectRecord(annotation.get("name"), fields, None, tuple(notes), ignored_by)
+
+
+def _flag_that_ignores(annotation: Entry, crowds: str) -> str:
+    """The flag that leaves an annotation out of training and metrics, "" if none does.
+
+    Raises RecordError for a flag that is neither yes nor no.
+    """
+    flags = {}
+    for name in ("ignore", "iscrowd"):
+        flags[name] = parse_flag(annotation.get(name))
+        if flags[name] is None:
+            raise annotation.error(f"its {name} is {annotation.get(name)!r}", "write 0 or 1")
+    if flags["ignore"]:
+        return "ignore"
+    return "iscrowd" if flags["iscrowd"] and crowds == "ignore" else ""
 
 
 def _first_present(annotation: Entry, keys: Sequence[str]) -> str | None:

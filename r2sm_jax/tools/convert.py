@@ -13,7 +13,7 @@ A new format is a reader, a command here that passes its records to `convert`, a
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from tyro.conf import OmitArgPrefixes, Positional
 from r2sm_jax.data.dataset import read_records
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.check import counts_of
+from r2sm_jax.tools.check import CROWD_REMEDY, counts_of
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.entries import Note, group_by_reason
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
 from r2sm_jax.tools.r2sm import R2SMFields, read_r2sm
-from r2sm_jax.tools.records import Item, collect, write_json
+from r2sm_jax.tools.records import Collector, Item, collect, write_json
 from r2sm_jax.tools.referring import (
     read_lisa_plus_plus,
     read_mmr,
@@ -194,12 +194,31 @@ def convert(
         print(f"note: {what}", file=sys.stderr)
     print_notes(collector.bad_records)
     print_notes(collector.notes)
+    print_notes(notes_on_all_objects(collector, ", ".join(map(str, files.sources))))
     types = Counter(query["mask_type"] for query in records["queries"])
     counts = f"{types['modal']} modal, {types['amodal']} amodal"
     print(f"wrote {files.out}: {counts_of(records)} ({counts})")
     if images_flag:
         folder = files.out.parent
         print(f"the images are not below {folder}; pass {images_flag} with the dataset")
+
+
+def notes_on_all_objects(collector: Collector, sources: str) -> Iterator[Note]:
+    """What the objects of a conversion have in common and their author may not have meant."""
+    num_objects = len(collector.annotations)
+    num_ignored = collector.num_ignored.total()
+    if num_ignored:
+        causes = ", ".join(f"{n} by {flag}" for flag, n in collector.num_ignored.items())
+        sentence = f"{num_ignored} of {num_objects} objects are ignored in training and metrics"
+        sentence += f" ({causes})"
+        if collector.num_ignored["iscrowd"] >= num_objects / 2:
+            sentence += f"; {CROWD_REMEDY}"
+        yield Note(sources, sentence)
+
+    rates = [a["occlude_rate"] for a in collector.annotations if "occlude_rate" in a]
+    if rates and not any(rates):
+        sentence = f"no pixel of the {len(rates)} objects is hidden; check the names of the fields"
+        yield Note(sources, sentence)
 
 
 def check_arguments(files: Files) -> None:

@@ -23,6 +23,7 @@ from r2sm_jax.data.dataset import (
     Instance,
     category_names,
     group_by_image,
+    is_ignored,
     read_json,
     read_records,
 )
@@ -299,7 +300,7 @@ def _offered_names(
     offered = {}
     for annotation in annotations:
         has_mask = mask_type == "modal" or annotation.get("segmentation") is not None
-        if has_mask and not annotation.get("ignore"):
+        if has_mask and not is_ignored(annotation):
             offered[annotation["id"]] = names[annotation["category_id"]]
     return offered
 

@@ -9,6 +9,7 @@ reason; if there are more of them than `--max-bad` allows, nothing is written.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath
@@ -48,6 +49,8 @@ class ObjectRecord:
     another."""
     notes: tuple[Note, ...] = ()
     """What the user should know about it."""
+    ignored_by: str = ""
+    """What marks it as a region to leave out of loss, queries and metrics, such as "iscrowd"."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Collector:
     notes: list[Note] = field(default_factory=list)
     bad_records: list[BadRecord] = field(default_factory=list)
     num_good: int = 0
+    num_ignored: Counter[str] = field(default_factory=Counter)
+    """How many objects are ignored, by what marks them."""
     _image_ids: dict[Path, int] = field(default_factory=dict)
     _annotation_ids: dict[tuple[int, Hashable], int] = field(default_factory=dict)
 
@@ -149,7 +154,11 @@ class Collector:
         category = " ".join(record.category.split()) or "object"
         category_id = self.categories.setdefault(category, len(self.categories) + 1)
         ids = {"id": number, "image_id": image_id, "category_id": category_id}
-        self.annotations.append({**ids, **record.fields})
+        annotation = {**ids, **record.fields}
+        if record.ignored_by:
+            annotation["ignore"] = True
+            self.num_ignored[record.ignored_by] += 1
+        self.annotations.append(annotation)
         self.notes.extend(record.notes)
         if record.key is not None:
             self._annotation_ids[image_id, record.key] = number

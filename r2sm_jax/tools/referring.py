@@ -164,7 +164,7 @@ def _read_reasonseg_file(
         targets.append(str(file.path))
         objects.append(ObjectRecord("target", mask_fields(target, None), key=targets[0]))
     if ignored.any():
-        objects.append(ObjectRecord("ignored", {**mask_fields(ignored, None), "ignore": True}))
+        objects.append(ObjectRecord("ignored", mask_fields(ignored, None), ignored_by="label"))
 
     kind = {"task": "reasoning" if file.get("is_sentence") else "referring"}
     queries = []

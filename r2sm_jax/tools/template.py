@@ -9,7 +9,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, group_by_image, read_records
+from r2sm_jax.data.dataset import Dataset, group_by_image, is_ignored, read_records
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets
@@ -89,7 +89,7 @@ def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:
 
     They are `ignore` ones, and COCOA's stuff (floor, carpet, sky) unless there is nothing else.
     """
-    ignored = {annotation["id"] for annotation in annotations if annotation.get("ignore")}
+    ignored = {annotation["id"] for annotation in annotations if is_ignored(annotation)}
     stuff = {annotation["id"] for annotation in annotations if annotation.get("isStuff")}
     if len(ignored | stuff) == len(annotations):
         return ignored
