@@ -11,6 +11,7 @@ gIoU 0.361 with names that were not trained; 39 minutes, with other work beside 
 from r2sm_jax.config import (
     Config,
     DataConfig,
+    DecoderConfig,
     LoopConfig,
     ModelConfig,
     OptimizerConfig,
@@ -29,6 +30,7 @@ def get_config() -> Config:
                 efficientnet="efficientnet-lite2",
                 efficientnet_frozen_to=8,
             ),
+            decoder=DecoderConfig(refine_exponent=1.0),
         ),
         data=DataConfig(scenes=3072, mirror=False, cache_dir="runs/cache"),
         optimizer=OptimizerConfig(

@@ -47,7 +47,8 @@ def get_config() -> Config:
     )
     return Config(
         model=ModelConfig(
-            vision=vision, decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8)
+            vision=vision,
+            decoder=DecoderConfig(dim=256, heads=8, mlp_dim=2048, slots=8, refine_exponent=1.0),
         ),
         data=DataConfig(source="json:cocoa_cls", queries=10, instances=12),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-4, warmup_steps=200),

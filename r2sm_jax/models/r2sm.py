@@ -272,7 +272,9 @@ class R2SM(nnx.Module):
         """
         modal, _ = predict_masks(kernels, image_features.fine)
         num_masks = modal.shape[2]
-        regions = rearrange(jax.nn.sigmoid(modal), "b k q h w -> b (k q) h w")
+        # Training makes these kernels from true masks, which end sharply; predicted ones have tails.
+        probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
+        regions = rearrange(probability, "b k q h w -> b (k q) h w")
         from_pixels = self.instance_kernels(image_features, regions)
         pixel_weights = rearrange(
             from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
