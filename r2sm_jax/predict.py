@@ -25,6 +25,8 @@ from r2sm_jax.inference.tasks import find_tasks, is_many
 from r2sm_jax.training.sharding import running
 
 DEFAULT_OUT = Path("predictions")
+MAX_NAMES = 5
+"""Of skipped files, in the message about them."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,13 @@ def predict_many(args: PredictConfig) -> None:
     name = tasks.root.name if is_many(args.image) else Path(args.image).stem
     out = Path(args.out) if args.out else DEFAULT_OUT / (name or "images")
     refuse_overwrite(out / PREDICTIONS, overwrite=True)  # raises if `out` is a file
+    if tasks.skipped:
+        names = ", ".join(tasks.skipped[:MAX_NAMES])
+        more = ", ..." if len(tasks.skipped) > MAX_NAMES else ""
+        print(
+            f"skipped {len(tasks.skipped)} in {args.image} that are no image files: {names}{more}",
+            file=sys.stderr,
+        )
 
     predictor = load_predictor(args)
     result = predict_images(

@@ -193,6 +193,51 @@ def test_a_text_file_asks_about_every_image_or_about_single_ones(photos, tmp_pat
     assert task.path == photos / "val_000001.png" and len(task.queries) == 2
 
 
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("the mug\u000bbehind\u2028the\u0085plate\n", ["the mug behind the plate"]),
+        ("the mug\r\n\r\nthe cat\r\n", ["the mug", "the cat"]),
+        ("the mug\rthe cat", ["the mug", "the cat"]),
+        ("\ufeffthe mug\n\ufeffthe  cat \n \n", ["the mug", "the cat"]),
+        ("VAL_1\tthe mug\n", "not among"),
+        ("../a.png\tthe mug\n", "not among"),
+        ("/a.png\tthe mug\n", "not among"),
+        ("the cat\n\tthe mug\n", "line 2"),
+        ("the cat\nval_000001.png\t\n", "line 2"),
+        ("the cat\nval_000001.png\tthe mug\t1\n", "line 2"),
+        ("the cat\n...\n", "line 2"),
+        ("the cat\n\nt\0h\0e\0", "line 3"),
+        ('{"query": "the mug"}\n', "line 1"),
+    ],
+)
+def test_lines_of_a_query_file_are_read_as_they_are_or_refused(content, texts, dataset, tmp_path):
+    file = tmp_path / "queries.txt"
+    file.write_bytes(content.encode())
+    image = str(dataset / "val_000001.png")
+    if isinstance(texts, str):
+        with pytest.raises(InputError, match=texts):
+            find_tasks(image, None, str(file))
+    else:
+        (task,) = find_tasks(image, None, str(file)).images
+        assert [query.text for query in task.queries] == texts
+
+
+def test_files_of_a_folder_are_read_or_named(stub, photos, tmp_path, command):
+    image = Image.open(photos / "val_000000.png")
+    for name in ("a.JPG", "a.jpe", "a.jfif"):
+        image.save(photos / name, "JPEG")
+    (photos / "._a.jpg").write_bytes(b"\0\5\x16")  # macOS keeps attributes in such files
+    (photos / "b.heic").write_bytes(b"\0")
+    (photos / "notes.txt").write_text("mine")
+    (photos / "more").mkdir()
+    end = command(main, "RUN", photos, QUERY, "--out", tmp_path / "p")
+    assert end.code == 0 and "0 not readable" in end.out
+    names = {entry["image"] for entry in entries(tmp_path / "p")}
+    assert len(names) == COUNT + 3 and {"a.JPG", "a.jpe", "a.jfif"} < names
+    assert "skipped 3" in end.err and "b.heic, more/, notes.txt" in end.err
+
+
 def test_the_default_folder_is_named_after_the_images(stub, photos, command, monkeypatch):
     versioned = photos.rename(photos.with_name("shots.v2"))
     monkeypatch.chdir(versioned)
@@ -329,7 +374,7 @@ def query_files(tmp_path_factory) -> Path:
     (folder / "q.txt").write_text("missing.png\tthe mug\n")
     (folder / "latin.txt").write_bytes("das gr\xfcne Auto".encode("latin-1"))
     (folder / "void.txt").write_text("\n \n")
-    (folder / "half.txt").write_text("the mug\n\tthe mug\n")
+    (folder / "table.csv").write_text("a.png,the mug\n")
     (folder / "odd.json").write_text("[1, 2")
     nothing = {"images": [], "annotations": [], "categories": [], "queries": []}
     (folder / "nothing.json").write_text(json.dumps(nothing))
@@ -350,7 +395,7 @@ def query_files(tmp_path_factory) -> Path:
         (["PHOTOS", "--queries", "FILES/empty"], "empty"),
         (["PHOTOS", "--queries", "FILES/latin.txt"], "UTF-8"),
         (["PHOTOS", "--queries", "FILES/void.txt"], "void.txt"),
-        (["PHOTOS", "--queries", "FILES/half.txt"], "line 2"),
+        (["PHOTOS", "--queries", "FILES/table.csv"], "tab"),
         (["PHOTOS", "--queries", "FILES/q.txt"], "missing.png"),
         (["PHOTOS", "--queries", "FILES/odd.json"], "odd.json"),
         (["PHOTOS", "--queries", "FILES/nothing.json"], "no queries"),

@@ -121,12 +121,14 @@ def frames(image: ImageFile, name: str = "the image") -> int:
 
 
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
-    """The image files of a folder, by name. Raises InputError where there is no folder or no
-    image."""
+    """The image files of a folder, by name, without hidden ones, such as the `._a.jpg` of macOS.
+    Raises InputError where there is no folder or no image."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with {what}")
     found = sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file()
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(".")
     )
     if not found:
         raise InputError(

@@ -2,16 +2,22 @@
 
 import glob
 import hashlib
+import re
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.dataset import find_image, leads_outside, read_json
 from r2sm_jax.data.images import find_images
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import check_query
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
+IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
+"""Files of a folder with other names are left out."""
+NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+"""Control characters that are no white space. UTF-16 that is read as UTF-8 has many of them."""
 
 
 class TaskQuery(NamedTuple):
@@ -40,6 +46,8 @@ class Tasks(NamedTuple):
     """Hash of the queries."""
     root: Path
     """The folder of the images."""
+    skipped: tuple[str, ...] = ()
+    """Names of what is in the folder and is no image that can be read."""
 
 
 class QueryLine(NamedTuple):
@@ -86,34 +94,40 @@ def find_tasks(image: str, query: str | None, queries: str | None) -> Tasks:
     else:
         lines = _read_lines(Path(queries))
         sha256 = hashlib.sha256(Path(queries).read_bytes()).hexdigest()
-    root = _root_of(image)
 
-    # Queries about all images come before those about a single one.
+    root = _root_of(image)
+    tasks = []
+    number = 0
+    for path, texts in _texts_by_image(lines, image, root, queries).items():
+        numbered = []
+        for text in texts:
+            number += 1
+            numbered.append(TaskQuery(text, number))
+        tasks.append(Task(path, path.relative_to(root).as_posix(), tuple(numbered)))
+    return Tasks(tasks, sha256, root.resolve(), _list_skipped(image))
+
+
+def _texts_by_image(
+    lines: Sequence[QueryLine], image: str, root: Path, queries: str | None
+) -> dict[Path, list[str]]:
+    """The queries about each image: first those about all images, then its own.
+
+    If every line names an image, the other images of the folder are left out.
+    """
     for_all = [line.text for line in lines if line.image is None]
-    texts: dict[Path, list[str]] = {}
-    if for_all or not Path(image).is_dir():
-        texts = {path: list(for_all) for path in _list_images(image)}
+    paths = _list_images(image) if for_all or not Path(image).is_dir() else []
+    texts = {path: list(for_all) for path in paths}
     for line in lines:
         if line.image is None:
             continue
-        path = root / line.image
-        if not path.is_file() or not (path in texts or Path(image).is_dir()):
+        path = None if leads_outside(line.image) else find_image([root], line.image)
+        if path is None or not (path in texts or Path(image).is_dir()):
             raise InputError(
                 f"{queries}: it asks about {line.image}, which is not among the images of {image}; "
                 f"give names as below {root}"
             )
         texts.setdefault(path, []).append(line.text)
-
-    tasks = []
-    number = 0
-    for path, texts_of_image in texts.items():
-        numbered = []
-        for text in texts_of_image:
-            number += 1
-            numbered.append(TaskQuery(text, number))
-        if numbered:
-            tasks.append(Task(path, path.relative_to(root).as_posix(), tuple(numbered)))
-    return Tasks(tasks, sha256, root.resolve())
+    return {path: of_image for path, of_image in texts.items() if of_image}
 
 
 def _tasks_of_dataset(path: Path, image: str) -> Tasks:
@@ -163,29 +177,60 @@ def _list_images(image: str) -> list[Path]:
     return paths
 
 
+def _list_skipped(image: str) -> tuple[str, ...]:
+    """What is in a folder and not among its images. Hidden files are not meant to be images."""
+    folder = Path(image)
+    if not folder.is_dir():
+        return ()
+    skipped = []
+    for path in sorted(folder.iterdir()):
+        is_image = path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES
+        if not is_image and not path.name.startswith("."):
+            skipped.append(f"{path.name}/" if path.is_dir() else path.name)
+    return tuple(skipped)
+
+
 def _read_lines(path: Path) -> list[QueryLine]:
-    """Reads a text file with lines QUERY, or IMAGE, a tab, QUERY."""
+    """Reads a text file with lines QUERY, or IMAGE, a tab, QUERY.
+
+    Raises InputError, which names the line, if one is something else.
+    """
+    if path.suffix.lower() == ".csv":
+        raise InputError(f"{path}: give lines QUERY, or IMAGE, a tab, QUERY; not commas")
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json"
         ) from None
 
     queries = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        image, tab, text = line.partition("\t")
-        if not tab:
-            image, text = "", line
-        if not text.strip() or (tab and not image.strip()):
-            raise InputError(
-                f"{path}: line {number} lacks the image before its tab or the query after; mend it"
-            )
-        queries.append(QueryLine(image.strip() or None, text.strip()))
+    # Not splitlines(): editors put U+2028 and vertical tabs inside a sentence.
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.replace("\ufeff", "")  # the mark of a file that was appended
+        if line.strip():
+            queries.append(_parse_line(f"{path}: line {number}", line))
     if not queries:
         raise InputError(
             f"{path}: the query file is empty; write one query a line, or IMAGE, a tab and a query"
         )
     return queries
+
+
+def _parse_line(where: str, line: str) -> QueryLine:
+    if NOT_TEXT.search(line):
+        raise InputError(f"{where} holds control characters; save the file as text in UTF-8")
+    if line.lstrip().startswith(("{", "[")):
+        raise InputError(f"{where} looks like JSON; write the query alone, or give a data set")
+    *images, text = line.split("\t")
+    if len(images) > 1:
+        raise InputError(f"{where} has {len(images)} tabs; write QUERY, or IMAGE, a tab, QUERY")
+    if images and not (images[0].strip() and text.strip()):
+        raise InputError(f"{where} lacks the image before its tab or the query after; mend it")
+
+    text = " ".join(text.split())
+    try:
+        check_query(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return QueryLine(images[0].strip() if images else None, text)
