@@ -104,6 +104,14 @@ def test_own_field_names(tmp_path):
         read_coco(save_cocoa(tmp_path / "cocoa"), preset="cocoa", visible_field="part")
 
 
+def test_exchanged_fields_are_refused(tmp_path):
+    content = coco()
+    content["annotations"][0] = content["annotations"][1] | {"id": 33}
+    path = write(tmp_path / "c.json", content)
+    with pytest.raises(InputError, match="2 of 2 objects are larger .*--visible-field"):
+        read_coco(path, amodal_field="visible_mask", visible_field="segmentation")
+
+
 def test_kins_category_names(tmp_path):
     content = coco(categories=[])
     for annotation in content["annotations"]:
@@ -299,9 +307,11 @@ def test_the_first_of_several_annotators(tmp_path):
     for name, image_id in (("a", 3), ("b", 3), ("c", 4)):
         save_cocoa(tmp_path, f"{name}.json", f"{name}.jpg", image_id=image_id)
     (tmp_path / "index.json").write_text("[1, 2]")
+    (tmp_path / "._a.json").write_text("Mac OS X")
     collector = read_coco(tmp_path, preset="cocoa")
     assert list(collector.images) == [3, 4] and len(collector.annotations) == 6
-    second, other = map(str, collector.notes)
+    attributes, second, other = map(str, collector.notes)
+    assert "._a.json: left out" in attributes and collector.bad_records == []
     assert "b.json: left out, image 3" in second and "no COCOA regions" in other
     with pytest.raises(InputError, match="no list of 'regions'"):
         read_coco(tmp_path / "index.json", preset="cocoa")

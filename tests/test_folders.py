@@ -82,6 +82,41 @@ def test_masks_that_cannot_be_used_are_bad_records(tmp_path):
         assert reason in str(bad_record)
 
 
+def pixels(*values: int) -> np.ndarray:
+    """Columns of these values, as many of each."""
+    return np.tile(np.repeat(np.array(values), 4), (3, 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "mask_values"),
+    [
+        (pixels(0, 1), pixels(0, 1)),
+        (pixels(0, 100, 200, 255), pixels(0, 0, 1, 1)),
+        (pixels(5, 250), pixels(0, 1)),
+        (pixels(0, 65_535, 300), pixels(0, 1, 0)),
+        (pixels(0, 2, 98) / 100, pixels(0, 0, 1)),
+        (pixels(255, 255), pixels(1, 1)),
+    ],
+)
+def test_pixels_of_a_mask(values, mask_values):
+    assert (masks.from_pixels(values) == mask_values).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (pixels(0, 1, 2), "several values up to 2"),
+        (pixels(0, 1, 15, 20, 255), "labels up to 20 and a border of 255"),
+        (pixels(200, 255), "never fall to 0, the lowest is 200"),
+        (pixels(-3, 4) / 1.0, "no probabilities"),
+        (pixels(0, 1) * np.nan, "no probabilities"),
+    ],
+)
+def test_pixels_that_are_no_mask(values, reason):
+    with pytest.raises(ValueError, match=reason):
+        masks.from_pixels(values)
+
+
 def test_grey_edges_are_cut_at_half(tmp_path):
     folder = pix2gestalt(tmp_path, 1)
     grey = np.where(BACK, 255, 0)
@@ -89,6 +124,30 @@ def test_grey_edges_are_cut_at_half(tmp_path):
     save(folder / "whole_mask" / "0_whole_mask.png", grey, scale=1)
     (annotation,) = collect(read_mask_folders([folder])).annotations
     assert annotation["area"] == masks.area(BACK) + 1
+
+
+def test_exchanged_folders_and_inverted_masks(tmp_path):
+    folder = pix2gestalt(tmp_path)
+    exchanged = FolderNames(whole="visible_object_mask", visible="whole_mask")
+    with pytest.raises(InputError, match="visible masks of 2 of 2 .*--whole and --visible"):
+        collect(read_mask_folders([folder], exchanged))
+    for number in (0, 1):
+        save(folder / "whole_mask" / f"{number}_whole_mask.png", ~BACK)
+        save(folder / "visible_object_mask" / f"{number}_visible_mask.png", ~BACK_VISIBLE & ~BACK)
+    with pytest.raises(InputError, match="2 of 2 objects are white in all corners"):
+        collect(read_mask_folders([folder]))
+
+
+def test_files_that_are_left_out_are_counted(tmp_path):
+    folder = pix2gestalt(tmp_path)
+    for name in ("._0_whole_mask.png", "readme.txt"):
+        (folder / "whole_mask" / name).write_text("x")
+    photo(folder / "occlusion" / "7_occlusion.png")
+    collector = collect(read_mask_folders([folder]))
+    assert collector.bad_records == [] and len(collector.annotations) == 2
+    skipped, unused = map(str, collector.notes)
+    assert "2 files are no images (._0_whole_mask.png, readme.txt)" in skipped
+    assert "1 images have no masks" in unused
 
 
 def test_masks_with_a_palette(tmp_path):
@@ -101,7 +160,7 @@ def test_masks_with_a_palette(tmp_path):
     collector = collect(read_mask_folders([folder]))
     (annotation,) = collector.annotations
     assert (masks.decode(annotation["segmentation"]) == BACK).all()
-    assert "holds several values" in str(collector.bad_records[0])
+    assert "several values" in str(collector.bad_records[0])
 
 
 def test_folders_that_do_not_exist(tmp_path):

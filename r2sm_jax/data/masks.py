@@ -107,6 +107,35 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
     return np.ascontiguousarray(expand(compressed(segmentation, height, width)))
 
 
+def from_pixels(values: np.ndarray) -> Mask:
+    """The mask `[H W]` that the pixels of a drawn mask mean: what is brighter than half of white,
+    or of the only value besides 0. Numbers with fractions from 0 to 1 are probabilities.
+
+    Raises ValueError, with a reason, where that cannot be told: several labels, logits, a mask that
+    never falls to black.
+    """
+    if np.issubdtype(values.dtype, np.floating):
+        if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
+            raise ValueError("its numbers are no probabilities from 0 to 1")
+        return values > 0.5
+    highest, lowest = int(values.max()), int(values.min())
+    threshold = highest // 2
+    levels = np.unique(values)
+    is_white = highest in (255, 65_535)
+    if len(levels) > 2 and not is_white:
+        raise ValueError(f"it holds several values up to {highest}; give each object its own mask")
+    # Soft edges lie between black and white; Pascal VOC's labels are small, beside its border 255.
+    between = levels[(levels > 0) & (levels < highest)]
+    if len(between) and between.max() <= 80 and (values == highest).sum() < (values > 0).sum() / 2:
+        raise ValueError(
+            f"it holds labels up to {between.max()} and a border of {highest}; give each object its "
+            "own mask"
+        )
+    if len(levels) > 1 and lowest > threshold:
+        raise ValueError(f"its values never fall to 0, the lowest is {lowest}; draw black as 0")
+    return values > threshold
+
+
 def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
     """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on
     others."""

@@ -40,6 +40,7 @@ from r2sm_jax.tools.entries import (
 from r2sm_jax.tools.records import (
     ImageRecord,
     Item,
+    MaskComparison,
     ObjectRecord,
     Record,
     make_image,
@@ -135,6 +136,8 @@ class _Options:
     oversize: str
     crowds: str
     padded_dir: Path
+    comparison: MaskComparison = field(default_factory=MaskComparison)
+    """Of all objects that were read."""
 
 
 def read_coco_like(
@@ -160,12 +163,14 @@ def read_coco_like(
     read = _read_cocoa if preset.has_regions else _read_coco
 
     yield from read(sources, how)
+    remedy = "exchange --amodal-field and --visible-field, if the file has them so"
+    how.comparison.check(", ".join(map(str, sources)), remedy)
 
 
 def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
     used_ids: set[int] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, BadRecord):
+        if isinstance(file, Note):
             yield file
             continue
         images, bad_images = index_by_id(file.children("images", "image"))
@@ -226,7 +231,7 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
     used_ids: set[int] = set()
     region_fields: set[str] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, BadRecord):
+        if isinstance(file, Note):
             yield file
             continue
         records = [file]
@@ -412,6 +417,7 @@ def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Optio
         raise annotation.error("its mask has no pixel in the image", "correct it")
     if not modal.any():
         notes.append(annotation.note("nothing of it is visible"))
+    how.comparison.add(modal, amodal)
     num_outside = masks.area(modal & ~amodal)
     if num_outside:
         what = f"{num_outside} visible pixels outside the amodal mask were added to it"

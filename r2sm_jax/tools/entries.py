@@ -154,11 +154,11 @@ class Entry:
 # Reading files
 
 
-def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | BadRecord]:
+def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | Note]:
     """The content of JSON files, and of the *.json files in folders; `description` names the
     format.
 
-    A file in a folder that is not JSON is a bad record. Raises InputError for one that is given by
+    A file in a folder that is not JSON is a bad record, one that macOS made a note. Raises InputError for one that is given by
     name, and for a path that does not exist.
     """
     for source in sources:
@@ -168,6 +168,9 @@ def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry
             yield Entry(source, "", load_json(source, description))
             continue
         for path in sorted(source.glob("*.json")):
+            if path.name.startswith("._"):  # macOS writes them beside files on other disks
+                yield Note(str(path), "left out, it holds attributes of macOS and no annotations")
+                continue
             try:
                 yield Entry(path, "", load_json(path, description))
             except InputError as error:

@@ -11,19 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tyro
 from tyro.conf import OmitArgPrefixes
 
+from r2sm_jax.data import masks
 from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.entries import Entry, RecordError, Size
-from r2sm_jax.tools.records import Item, ObjectRecord, Record, make_image, mask_fields
+from r2sm_jax.tools.entries import Entry, Note, RecordError, Size
+from r2sm_jax.tools.records import (
+    Item,
+    MaskComparison,
+    ObjectRecord,
+    Record,
+    make_image,
+    mask_fields,
+)
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
 """Words at the end of a file name that say what the file is."""
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -45,8 +52,9 @@ def read_mask_folders(
     """Reads folders that hold images, complete masks and visible masks in three folders.
 
     An object without one of its two masks is a bad record. Raises InputError for a folder that does
-    not exist.
+    not exist, and if the visible masks are the larger ones.
     """
+    comparison = MaskComparison()
     for source in sources:
         folder = images_dir
         if folder is None:
@@ -55,69 +63,90 @@ def read_mask_folders(
         if folder is None:
             problem = f"there is no folder {' or '.join(names.pictures)}"
             raise InputError(f"{source}: {problem}; name one with --images DIR")
-        images = _list_files(folder)
-        mask_files = {
-            names.whole: _list_files(source / names.whole),
-            names.visible: _list_files(source / names.visible),
-        }
-        keys = sorted(mask_files[names.whole] | mask_files[names.visible])
-        for key in keys:
-            files = {name: of_key[key] for name, of_key in mask_files.items() if key in of_key}
+
+        images, notes = _list_files(folder)
+        yield from notes
+        files: dict[str, dict[str, Path]] = {}
+        for name in (names.whole, names.visible):
+            files[name], notes = _list_files(source / name)
+            yield from notes
+        used_images = set()
+        for key in sorted(set().union(*files.values())):
+            mask_files = {name: of_key[key] for name, of_key in files.items() if key in of_key}
+            entry = Entry(next(iter(mask_files.values())), "", {})
             try:
-                yield _read_object(key, files, names, images, folder)
+                image_key = _find_image_key(entry, key, images, folder)
+                used_images.add(image_key)
+                image_name = images[image_key].relative_to(folder).as_posix()
+                image = make_image(entry, [image_name], folder)
+                category = _category(key.removeprefix(image_key))
+                record = _read_object(entry, mask_files, names, image.size, category, comparison)
             except RecordError as error:
                 yield error.bad_record
+                continue
+            yield Record(image, [record])
+        num_unused = len(images.keys() - used_images)
+        if num_unused:
+            yield Note(str(folder), f"{num_unused} images have no masks and were left out")
+
+    remedy = "if the folders are exchanged, name them with --whole and --visible"
+    comparison.check(", ".join(map(str, sources)), remedy)
 
 
 def _read_object(
-    key: str,
+    entry: Entry,
     files: Mapping[str, Path],
     names: FolderNames,
-    images: Mapping[str, Path],
-    images_dir: Path,
-) -> Record:
-    """The object of this key with its image; `files` are its masks by folder, `images` files by
-    key."""
-    entry = Entry(next(iter(files.values())), "", {})
-    image_key = _longest_prefix(key, images)
-    if image_key is None:
-        problem = f"there is no image for it in {images_dir}"
-        raise entry.error(problem, "give its name to an image")
-    image_name = images[image_key].relative_to(images_dir).as_posix()
-    image = make_image(entry, [image_name], images_dir)
-
+    size: Size,
+    category: str,
+    comparison: MaskComparison,
+) -> ObjectRecord:
+    """The object with these masks, by the name of their folder."""
     for folder in (names.whole, names.visible):
         if folder not in files:
             raise entry.error(f"the object has no mask in {folder}", "give it both masks")
-    amodal = _read_mask_file(entry, files[names.whole], image.size)
-    modal = _read_mask_file(entry, files[names.visible], image.size)
+    amodal = _read_mask_file(entry, files[names.whole], size)
+    modal = _read_mask_file(entry, files[names.visible], size)
     if not amodal.any():
         raise entry.error("its mask has no pixel", "correct it")
+    comparison.add(modal, amodal)
+    notes = []
+    num_outside = masks.area(modal & ~amodal)
+    if num_outside:
+        what = f"{num_outside} visible pixels outside the complete mask were added to it"
+        notes.append(entry.note(what))
+    return ObjectRecord(category, mask_fields(modal, amodal), notes=tuple(notes))
 
-    words = key[len(image_key) :].split("_")
-    category = " ".join(word for word in words if word and not word.isdecimal())
-    return Record(image, [ObjectRecord(category, mask_fields(modal, amodal))])
+
+def _category(rest: str) -> str:
+    """The class name in what follows an image's name: "_2_red_cup" is a "red cup"."""
+    return " ".join(word for word in rest.split("_") if word and not word.isdecimal())
 
 
-def _longest_prefix(key: str, images: Mapping[str, Path]) -> str | None:
+def _find_image_key(entry: Entry, key: str, images: Mapping[str, Path], folder: Path) -> str:
     """The longest name of an image that consists of the first words of `key`."""
     words = key.split("_")
     for length in range(len(words), 0, -1):
         name = "_".join(words[:length])
         if name in images:
             return name
-    return None
+    raise entry.error(f"there is no image for it in {folder}", "give its name to an image")
 
 
-def _list_files(folder: Path) -> dict[str, Path]:
-    """The image files in a folder and below by their key: path without the words that say the
-    role."""
+def _list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
+    """The image files in a folder and below by their key, the path without the words that say the
+    role; and a note about files that are no images."""
     if not folder.is_dir():
         remedy = "give the folder above it, and its name with a flag"
         raise InputError(f"{folder}: there is no such folder; {remedy}")
     files: dict[str, Path] = {}
+    skipped: list[str] = []
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
+        if path.is_dir():
+            continue
+        # macOS writes a file ._NAME beside NAME to disks of other systems.
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
+            skipped.append(path.name)
             continue
         words = "_".join(path.relative_to(folder).with_suffix("").parts).split("_")
         while len(words) > 1 and words[-1].lower() in ROLES:
@@ -126,12 +155,16 @@ def _list_files(folder: Path) -> dict[str, Path]:
         if key in files:
             raise InputError(f"{path}: it has the same name as {files[key]}; rename one of them")
         files[key] = path
-    return files
+
+    notes = []
+    if skipped:
+        examples = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
+        notes.append(Note(str(folder), f"{len(skipped)} files are no images ({examples})"))
+    return files, notes
 
 
 def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
-    """The mask `[H W]` of a file: what is brighter than half of white, or of its only value besides
-    0."""
+    """The mask `[H W]` of a file. Raises RecordError for one that is not a mask of this size."""
     try:
         values = brightness(decode(path))
     except InputError as error:
@@ -142,8 +175,7 @@ def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
             f"but its image is {size[0]} x {size[1]}"
         )
         raise entry.error(problem, "give masks of the image's size")
-    maximum = int(values.max())
-    if len(np.unique(values)) > 2 and maximum != 255:
-        problem = f"{path.name} holds several values up to {maximum}"
-        raise entry.error(problem, "give each object a mask of its own")
-    return values > maximum // 2
+    try:
+        return masks.from_pixels(values)
+    except ValueError as error:
+        raise entry.error(f"{path.name} is no mask ({error})", "draw it again") from error

@@ -241,6 +241,39 @@ def collect(
     return collector
 
 
+@dataclass
+class MaskComparison:
+    """Compares the visible and the complete masks of all objects of a source, which may have been
+    exchanged or inverted."""
+
+    num_objects: int = 0
+    num_different: int = 0
+    num_larger: int = 0
+    """Objects whose visible mask is clearly larger than the complete one."""
+    num_inverted: int = 0
+    """Objects that have all corners of the image and most of its pixels."""
+
+    def add(self, modal: np.ndarray, amodal: np.ndarray) -> None:
+        self.num_objects += 1
+        self.num_different += not np.array_equal(modal, amodal)
+        # Fringes of annotators reach a few pixels beyond the complete mask.
+        self.num_larger += masks.area(modal) > 1.1 * masks.area(amodal)
+        has_corners = amodal[[0, 0, -1, -1], [0, -1, 0, -1]].all()
+        self.num_inverted += bool(has_corners) and amodal.mean() > 0.5
+
+    def check(self, source: str, remedy: str) -> None:
+        """Raises InputError if most masks contradict what they are meant to be."""
+        if self.num_larger > max(1, self.num_different / 2):
+            problem = f"the visible masks of {self.num_larger} of {self.num_objects} objects"
+            raise InputError(f"{source}: {problem} are larger than the complete ones; {remedy}")
+        if self.num_inverted > max(1, self.num_objects / 2):
+            problem = f"the masks of {self.num_inverted} of {self.num_objects} objects"
+            raise InputError(
+                f"{source}: {problem} are white in all corners of the image; if they are inverted, "
+                "exchange black and white"
+            )
+
+
 # Parts of records
 
 

@@ -141,7 +141,7 @@ def read_reasonseg(
             answers[question] = entry.require("outputs", str)
 
     for file in read_json_files(sources, "a ReasonSeg annotation"):
-        if isinstance(file, BadRecord):
+        if isinstance(file, Note):
             yield file
             continue
         try:
