@@ -1,6 +1,7 @@
 """`predict` for one image: files, JSON, flags and refusals. A stub stands for the model."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from stub_predictor import StubPredictor
 from r2sm_jax import predict
 from r2sm_jax.data import masks
 from r2sm_jax.data.sources import open_source
+from r2sm_jax.inference import run
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
 
@@ -190,3 +192,17 @@ def test_the_example_of_the_readme_runs(tiny_run, photo, tmp_path, monkeypatch, 
     exec(compile(program, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line.split()[0] in ("modal", "amodal") for line in lines)
+
+
+def test_compiled_programs_are_pruned_least_recently_used_first(tmp_path, monkeypatch):
+    folder = tmp_path / "compiled"
+    folder.mkdir()
+    for age in range(6):
+        (folder / f"{age}-cache").write_bytes(b"x" * 100)
+        os.utime(folder / f"{age}-cache", (1e9 - age, 1e8))  # read, written
+    monkeypatch.setattr(run, "MAX_CACHE_BYTES", 350)
+    monkeypatch.setattr(run, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(type(run.jax.config), "jax_compilation_cache_dir", None, raising=False)
+    monkeypatch.setattr(run.jax.config, "update", lambda name, value: None)
+    run.enable_compilation_cache()
+    assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "1-cache", "2-cache"]
