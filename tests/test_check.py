@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from annotation_files import lisa, mmr
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
@@ -207,6 +208,44 @@ def test_leaks(tmp_path, command):
     end = command(main, "check", file, "--against", tmp_path / "c" / "data.json")
     assert end.code == 2 and by_pixels[0] in end.err and "2 images shared" in end.err
     assert command(main, "check", file, "--against", tmp_path / "b" / "data.json").code == 0
+
+
+MASK = box_rle(1, 1, 6, 6)
+UNKNOWN = {
+    "picture": "a.jpg",
+    "sentence": "the whole cup",
+    "kind": "amodal",
+    "objects": [3],
+    "shown": {"3": MASK},
+    "amodal_shapes": {"3": MASK},
+}
+FLAGS = (
+    '--fields.image "picture" --fields.text "sentence" --fields.mask-type "kind" '
+    '--fields.instances "objects" --fields.visible "shown" --fields.complete "amodal_shapes"'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("coco.json", json.dumps(good()), ["visible_mask: RLE (in 2 of 4)", "dataset file"]),
+        ("mmr.json", json.dumps(mmr()), ["questions: list", "data convert mmr"]),
+        ("lisa.json", json.dumps([lisa()]), ["img_path: string", "data convert lisa++"]),
+        ("q.json", "\n".join([json.dumps(UNKNOWN)] * 2), ["list of 2", f"convert r2sm {FLAGS}"]),
+        ("odd.json", "[1, [2]]", ["list of 2 (integer, list)", "no field is known"]),
+    ],
+)
+def test_describe(name, content, words, tmp_path, command):
+    path = tmp_path / name
+    path.write_text(content)
+    end = command(main, "check", "--describe", path)
+    assert end.code == 0 and all(word in end.out for word in words), end.out
+
+
+def test_describe_refuses_what_is_no_json(tmp_path, refused):
+    path = tmp_path / "a.json"
+    path.write_text("{'a': 1}")
+    assert "neither JSON nor" in refused(main, "check", "--describe", path)
 
 
 JSON = st.recursive(

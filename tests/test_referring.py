@@ -172,6 +172,23 @@ def test_lisa_ids_without_points(tmp_path):
     assert "[201].points: its '99' is missing" in str(collector.bad_records[0])
 
 
+@pytest.mark.parametrize("image_field", ["img_path", "image_path", "img_pth"])
+@pytest.mark.parametrize("shape", [masks.encode(FRONT), [square(2, 2, 12, 12)]])
+def test_lisa_with_info(image_field, shape, tmp_path):
+    photo(tmp_path / "1.jpg")
+    record = {
+        "English Question": "Which?",
+        "English Answer": "instance id is 7, label name is red cup; instance id is 9",
+        "info": {"7": shape, "9": masks.encode(BACK)},
+        "is_rle": isinstance(shape, dict),
+        image_field: "1.jpg",
+    }
+    collector = collect(read_lisa_plus_plus([write(tmp_path / "d.json", [record])]), 0)
+    assert list(collector.categories) == ["red cup", "object"] and targets(collector) == [[1, 2]]
+    visible = [masks.decode(annotation["visible_mask"]) for annotation in collector.annotations]
+    assert (visible[0] == FRONT).all() and (visible[1] == BACK).all()
+
+
 # RefCOCO
 
 
@@ -248,6 +265,45 @@ def test_r2sm_images_of_one_name_in_two_folders(tmp_path):
     collector = collect(read_r2sm([write(tmp_path / "q.json", lines)], records), 1, records)
     assert [query["image_id"] for query in collector.queries] == [2, 1]
     assert "or several have this name" in str(collector.bad_records[0])
+
+
+def own_masks(**changes: Any) -> dict[str, Any]:
+    """A query that carries the masks of its instances."""
+    line = {"image_id": "a.jpg", "text": "all of it", "mask_type": "amodal", "instance_ids": [3]}
+    line["visible_masks"] = {"3": masks.encode(BACK & ~FRONT)}
+    line["amodal_masks"] = [masks.encode(BACK)]
+    return line | changes
+
+
+def test_r2sm_queries_with_masks_of_their_own(tmp_path):
+    photo(tmp_path / "a.jpg")
+    answer = "instance id is [3], class name is [box]; instance id is [4], class name is [mug]"
+    two = own_masks(mask_type="modal", instance_ids=None, answer=answer, amodal_masks=None)
+    two["visible_masks"] = [[square(8, 12, 24, 18)], masks.encode(FRONT)]
+    path = write(tmp_path / "q.json", [own_masks(), own_masks(text="again"), two])
+    collector = collect(read_r2sm([path], None), 0)
+    assert targets(collector) == [[1], [1], [2, 3]] and len(collector.images) == 1
+    assert list(collector.categories) == ["object", "box", "mug"]
+    known, unknown, _ = dataset_of(collector, tmp_path)[0].instances
+    assert (known.modal == BACK & ~FRONT).all() and (known.amodal == BACK).all()
+    assert unknown.amodal is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image_id": 7}, "--over"),
+        ({"visible_masks": {}}, "mask of instance 3 in visible_masks cannot be used"),
+        ({"visible_masks": None}, "'visible_masks' is missing"),
+        ({"amodal_masks": []}, "0 masks for 1 instances"),
+        ({"instance_ids": [[3]]}, "is no id"),
+    ],
+)
+def test_bad_masks_of_r2sm_queries(changes, reason, tmp_path):
+    photo(tmp_path / "a.jpg")
+    path = write(tmp_path / "q.json", [own_masks(**changes)])
+    (bad_record,) = collect(read_r2sm([path], None)).bad_records
+    assert reason in str(bad_record)
 
 
 BAD_LINES = [

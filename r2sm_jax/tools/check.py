@@ -27,6 +27,7 @@ from r2sm_jax.data.dataset import (
 )
 from r2sm_jax.data.images import open_image
 from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.tools.describe import describe as describe_file
 
 CROWD_REMEDY = (
     "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
@@ -40,15 +41,21 @@ def check(
     images: Path | None = None,
     against: Path | None = None,
     against_images: Path | None = None,
+    describe: bool = False,
 ) -> None:
     """Reports all problems of a dataset file; exit code 2 if there are any.
 
     Args:
-        file: The dataset file.
+        file: The dataset file; with --describe any JSON file.
         images: Folder of its images, if they are not beside it.
         against: Another dataset file, such as the training split: images in both are reported too.
         against_images: Folder of that file's images.
+        describe: Print the keys, the types and one record of any JSON file, and the reader that
+            fits it best, in place of the problems.
     """
+    if describe:
+        print("\n".join(describe_file(file)))
+        return
     records = load_json(file, "a dataset file")
     problems = list(find_all_problems(records, image_folders(file, images)))
     for problem in problems:

@@ -401,8 +401,8 @@ def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Optio
     """The object of an annotation, with masks of `size`; `original_size` is that before padding."""
     preset = how.preset
     notes: list[Note] = []
-    amodal_key = _first_present(annotation, preset.amodal)
-    modal_key = _first_present(annotation, preset.modal)
+    amodal_key = annotation.first_present(preset.amodal)
+    modal_key = annotation.first_present(preset.modal)
     if amodal_key is None:
         problem = f"it has no {' or '.join(preset.amodal)}"
         raise annotation.error(problem, "check the format or the field names")
@@ -452,10 +452,6 @@ def _flag_that_ignores(annotation: Entry, crowds: str) -> str:
     if flags["ignore"]:
         return "ignore"
     return "iscrowd" if flags["iscrowd"] and crowds == "ignore" else ""
-
-
-def _first_present(annotation: Entry, keys: Sequence[str]) -> str | None:
-    return next((key for key in keys if annotation.get(key) is not None), None)
 
 
 def _fit_mask(

@@ -127,23 +127,28 @@ def refcoco(files: Files, instances: Path, split: str = "train") -> None:
 
 def r2sm(
     files: Files,
-    over: Path,
     fields: R2SMFields,
+    over: Path | None = None,
     mask_type: MaskType | None = None,
 ) -> None:
     """R2SM's text queries, joined to the dataset file that was converted from their images'
-    annotations.
+    annotations, or with masks of their own.
 
     PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). Instances are given
     as ids or named in the answer; ids are the annotations' `source_id`, or their `id`. `--images`
-    changes nothing here.
+    changes nothing with --over.
 
     Args:
-        over: The dataset file with the images and annotations; its own queries are left out.
         fields: Names of the fields.
+        over: The dataset file with the images and annotations; its own queries are left out.
+            Without it each query names its image file and holds its masks.
         mask_type: For files that hold one mask type only.
     """
     check_arguments(files)
+    if over is None:
+        items = read_r2sm(files.sources, None, fields, mask_type, files.images)
+        convert(files, "r2sm", items)
+        return
     records = read_records(over)
     info = records.get("info")
     names = ", ".join(path.name for path in files.sources)

@@ -77,6 +77,10 @@ class Entry:
         """The value of a field; None if it is missing."""
         return self.value.get(key) if isinstance(self.value, Mapping) else None
 
+    def first_present(self, keys: Sequence[str]) -> str | None:
+        """The first of the fields that is there."""
+        return next((key for key in keys if self.get(key) is not None), None)
+
     def require(self, key: str, *types: type) -> Any:
         """The value of a field. Raises RecordError if it has none of the `types` (of
         JSON_TYPES)."""

@@ -208,9 +208,14 @@ def _draw_shapes(file: Entry, size: Size) -> tuple[Mask, Mask, list[Note]]:
 # LISA++
 
 
-def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None) -> Iterator[Item]:
-    """LISA++ instance annotations (ReasonSeg-Inst): questions with polygons for each instance id.
+LISA_IMAGE_FIELDS = ("img_path", "image_path", "img_pth")
 
+
+def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None) -> Iterator[Item]:
+    """LISA++ instance annotations (ReasonSeg-Inst): questions with a mask for each instance id.
+
+    Masks are polygons in `points`, as {id: {"label name", "points"}}, or polygons or RLEs in
+    `info`, as {id: mask}, in the layout that QuentinFitteRey/VLMSAM utils/cot_dataset.py reads.
     Instances of one image that several questions share, by id, become one annotation.
     """
     for entry in read_list_files(sources, "a LISA++ file"):
@@ -229,37 +234,52 @@ def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None)
 def _read_lisa_question(entry: Entry, images_dir: Path | None) -> tuple[Record, list[Note]]:
     question = entry.text("English Question")
     answer = entry.get("English Answer")
-    image = make_image(entry, [entry.text("img_path").strip()], images_dir)
-    points = entry.child("points")
-    ids = [str(instance_id) for instance_id in entry.require("ID", list)]
-    answer_ids = named_ids(answer) if isinstance(answer, str) else []
+    image_field = entry.first_present(LISA_IMAGE_FIELDS) or LISA_IMAGE_FIELDS[0]
+    image = make_image(entry, [entry.text(image_field).strip()], images_dir)
+    names = named_objects(answer) if isinstance(answer, str) else {}
+
+    has_info = entry.get("info") is not None
+    shapes = entry.child("info" if has_info else "points")
+    if has_info and entry.get("ID") is None:
+        ids = list(names or shapes.value)
+    else:
+        ids = [str(instance_id) for instance_id in entry.require("ID", list)]
 
     notes = []
-    if answer_ids:
-        stray_ids = [i for i in ids if points.get(i) is None and i not in answer_ids]
+    if names:
+        stray_ids = [i for i in ids if shapes.get(i) is None and i not in names]
         if stray_ids:
             what = (
                 f"ID {', '.join(stray_ids)} was left out, it has no points and is not in the answer"
             )
             notes.append(entry.note(what))
             ids = [i for i in ids if i not in stray_ids]
-        if set(answer_ids) != set(ids):
-            what = f"the answer names {', '.join(answer_ids)}, ID {', '.join(ids)} (used)"
+        if set(names) != set(ids):
+            what = f"the answer names {', '.join(names)}, ID {', '.join(ids)} (used)"
             notes.append(entry.note(what))
 
     objects = []
     for instance_id in ids:
-        shape = points.child(instance_id)
-        category = str(shape.get("label name") or "object")
-        objects.append(make_visible_object(shape, "points", image.size, category, instance_id))
+        if has_info:
+            category = names.get(instance_id) or "object"
+            target = make_visible_object(shapes, instance_id, image.size, category, instance_id)
+        else:
+            shape = shapes.child(instance_id)
+            category = str(shape.get("label name") or "object")
+            target = make_visible_object(shape, "points", image.size, category, instance_id)
+        objects.append(target)
     query = QueryRecord(question, "modal", ids, {"task": "reasoning"}, answer)
     return Record(image, objects, [query]), notes
 
 
-def named_ids(answer: str) -> list[str]:
-    """The ids in an answer such as "instance id is 3, class name is cup; ..."; brackets are
-    optional."""
-    return re.findall(r"instance id is\s*\[?\s*(\w+)", answer, re.IGNORECASE)
+def named_objects(answer: str) -> dict[str, str]:
+    """Ids and class names in an answer such as "instance id is 3, class name is cup; ...", in its
+    order; brackets are optional, a name that is missing is empty."""
+    pattern = (
+        r"instance id is\s*\[?\s*(\w+)(?:\s*\]?\s*,?\s*(?:class|label) name is\s*\[?([^];,.\n]+))?"
+    )
+    pairs = re.findall(pattern, answer, re.IGNORECASE)
+    return {number: name.strip() for number, name in pairs}
 
 
 # MMR
