@@ -2,9 +2,10 @@
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
     getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")
     try:
         main()
+        sys.stdout.flush()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -39,18 +41,27 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()
+        _discard_output()
         sys.exit(0)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)[:40]
+            problem = f"{name}...: this is too long for the name of a file; check the arguments"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = error.filename or "the output"
+            problem = f"{where}: cannot be written ({error.strerror}); free disk space"
+        else:
             raise
-        name = str(error.filename)[:40]
-        print(
-            f"error: {name}...: this is too long for the name of a file; check the arguments",
-            file=sys.stderr,
-        )
+        _discard_output()
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
+
+
+def _discard_output() -> None:
+    """Lets Python's own flush at its end succeed, which would add lines to the message."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
@@ -83,6 +94,8 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
             f"{path}: cannot be written, since a text in it holds half of a character; {error}"
         ) from error
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         reason = error.strerror or error
         raise InputError(
             f"{path}: cannot write there ({reason}); free disk space or give another path"

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +208,14 @@ def test_compiled_programs_are_pruned_least_recently_used_first(tmp_path, monkey
     monkeypatch.setattr(run.jax.config, "update", lambda name, value: None)
     run.enable_compilation_cache()
     assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "1-cache", "2-cache"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_behind_stdout_is_one_line():
+    program = "from r2sm_jax.errors import cli_main; cli_main(lambda: print('masks'))"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
+    assert ended.returncode == 2 and ended.stderr.startswith(
+        b"error: the output: cannot be written"
+    )
+    assert len(ended.stderr.splitlines()) == 1
