@@ -5,40 +5,25 @@ Masks have the image's own resolution. For every instance `modal ⊆ amodal`.
 """
 
 import hashlib
-import re
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from os import PathLike
-from os.path import isfile
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.cache import fingerprint
-from r2sm_jax.data.images import open_annotated
+from r2sm_jax.data.images import find_image, image_folders, open_annotated
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.query import Query
 
 M = TypeVar("M")
 N = TypeVar("N")
-LISTS = {
-    "images": "image",
-    "annotations": "annotation",
-    "categories": "category",
-    "queries": "query",
-}
-"""The lists of a dataset file, and what one of their records is called."""
-MASKS = ("segmentation", "visible_mask")
-
-Record = Mapping[str, Any]
-ById = Mapping[str, Mapping[int, Record]]
-"""The records of each list by their id."""
-
 
 @dataclass(frozen=True)
 class Instance(Generic[M]):
@@ -186,208 +171,12 @@ class SourceSubset:
         return None if fingerprint is None else f"{fingerprint} {self.indices}"
 
 
-class Problem(NamedTuple):
-    """One thing that is wrong with a dataset file.
-
-    `records` is the list that the record is in, "" for the file itself, and `index` its place
-    there, -1 for the list or the file. `where` names the record for the user, such as "annotation
-    7".
-    """
-
-    records: str
-    index: int
-    where: str
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.where}: {self.what}; {self.remedy}"
-            if self.where
-            else f"{self.what}; {self.remedy}"
-        )
-
-
-def is_id(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number (True and False are not) of 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not
-    text."""
-    return (
-        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-    )
-
-
-def parse_flag(value: Any) -> bool | None:
-    """Yes or no in the spellings of annotation tools: true, 1, "1", "true"; None: neither."""
-    if value is None:
-        return False
-    spelling = str(value).strip().lower()
-    if spelling in ("1", "1.0", "true", "yes"):
-        return True
-    if spelling in ("0", "0.0", "false", "no", ""):
-        return False
-    return None
-
-
-def is_ignored(annotation: Mapping[str, Any]) -> bool:
-    """Whether an annotation is a region that loss, queries and metrics leave out: its `ignore` or
-    its `iscrowd` says so."""
-    return bool(parse_flag(annotation.get("ignore")) or parse_flag(annotation.get("iscrowd")))
-
-
-def leads_outside(name: str) -> bool:
-    """Whether a file name, on any system, points out of the folder that it is meant to lie in."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    outside = posix.is_absolute() or ".." in posix.parts or ".." in windows.parts
-    return bool(outside or windows.drive or windows.root or "\0" in name)
-
-
 def read_records(path: Path) -> dict[str, Any]:
     """The content of a dataset file, checked. Raises InputError as `check_records`, and where there
     is no such file."""
     records = load_json(path, "a dataset file")
     check_records(path, records)
     return records
-
-
-def check_records(path: Path, records: Any) -> None:
-    """Checks keys, types, ids and mask sizes of a whole dataset file. Decodes no mask and opens no
-    image.
-
-    Raises InputError for the first problem, with `path`, the record, the field and the remedy.
-    """
-    for problem in find_problems(records):
-        raise InputError(f"{path}: {problem}")
-
-
-def find_problems(records: Any) -> Iterator[Problem]:
-    """All problems with keys, types, ids and mask sizes, record by record."""
-    if not isinstance(records, dict):
-        yield Problem(
-            "",
-            -1,
-            "",
-            f"this is JSON, but not one object with {', '.join(LISTS)}",
-            "give a dataset file",
-        )
-        return
-    missing = [key for key in LISTS if not isinstance(records.get(key), list)]
-    for key in missing:
-        yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none")
-    if missing:
-        return
-    by_id: dict[str, dict[int, Record]] = {key: {} for key in LISTS}
-    for key in LISTS:
-        for index, record in enumerate(records[key]):
-            if not isinstance(record, dict) or not is_id(record.get("id")):
-                what = "it is not an object with a whole number as id"
-                yield Problem(key, index, f"{key}[{index}]", what, "give it one")
-            elif by_id[key].setdefault(record["id"], record) is not record:
-                yield Problem(
-                    key,
-                    index,
-                    f"{key} id {record['id']}",
-                    "it occurs twice",
-                    "give every record its own id",
-                )
-    for key, name in LISTS.items():
-        for index, record in enumerate(records[key]):
-            if isinstance(record, dict) and is_id(record.get("id")):
-                for field, (valid, wanted) in _check_fields(key, record, by_id).items():
-                    if not valid:
-                        what = (
-                            f"is {reprlib.repr(record[field])}" if field in record else "is missing"
-                        )
-                        yield Problem(
-                            key,
-                            index,
-                            f"{name} {record['id']}",
-                            f"{field} {what}",
-                            f"give {wanted}",
-                        )
-
-
-def _check_fields(key: str, record: Record, by_id: ById) -> dict[str, tuple[bool, str]]:
-    """Whether each field of a record of the list `key` is valid, and what it must hold, in words
-    for the user."""
-
-    def refers(field: str, to: str) -> bool:
-        return is_id(record.get(field)) and record[field] in by_id[to]
-
-    if key == "images":
-        name, height, width = (record.get(field) for field in ("file_name", "height", "width"))
-        fits = (
-            is_id(width) and width > 0 and (not is_id(height) or height * width <= masks.MAX_PIXELS)
-        )
-        return {
-            "file_name": (
-                is_text(name) and not leads_outside(name),
-                "a path inside the image folder",
-            ),
-            "height": (is_id(height) and height > 0, "the image's height in pixels"),
-            "width": (fits, f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all"),
-        }
-    if key == "categories":
-        return {"name": (is_text(record.get("name")), "a name")}
-    of_image = refers("image_id", "images")
-    fields = {"image_id": (of_image, "the id of an image in this file")}
-    if key == "annotations":
-        image = by_id["images"][record["image_id"]] if of_image else None
-        whole, visible, words = (record.get(field) for field in (*MASKS, "attributes"))
-        stated = any(mask is not None for mask in (whole, visible))
-        strings = isinstance(words or {}, dict) and all(
-            isinstance(word, str) for word in (words or {}).values()
-        )
-        return fields | {
-            "category_id": (
-                refers("category_id", "categories"),
-                "the id of a category in this file",
-            ),
-            "segmentation": (
-                stated and _is_mask(whole, image),
-                "an RLE of the image's size or a list of polygons, or null where there is a "
-                "visible_mask",
-            ),
-            "visible_mask": (
-                _is_mask(visible, image),
-                "an RLE of the image's size, a list of polygons, or null",
-            ),
-            "attributes": (strings, "an object of strings, or leave it out"),
-            "ignore": (parse_flag(record.get("ignore")) is not None, "true or false"),
-            "iscrowd": (parse_flag(record.get("iscrowd")) is not None, "0 or 1"),
-        }
-    ids, text, mask_type = record.get("instance_ids"), record.get("text"), record.get("mask_type")
-    targets = (
-        [by_id["annotations"].get(i, {}) if is_id(i) else {} for i in ids]
-        if isinstance(ids, list)
-        else [{}]
-    )
-    same = all(
-        "id" in target and target.get("image_id") == record.get("image_id") for target in targets
-    )
-    return fields | {
-        "text": (is_text(text), "a sentence"),
-        "mask_type": (mask_type in ("modal", "amodal"), '"modal" or "amodal"'),
-        "instance_ids": (
-            same,
-            "the ids of annotations of the same image, [] where nothing is meant",
-        ),
-        "kind": (isinstance(record.get("kind") or {}, dict), "an object, or leave it out"),
-    }
-
-
-def _is_mask(mask: Any, image: Record | None) -> bool:
-    if not isinstance(mask, dict):
-        return mask is None or (isinstance(mask, list) and bool(mask))
-    try:
-        size = masks.rle_size(mask)
-    except ValueError:
-        return False
-    return image is None or size == (image.get("height"), image.get("width"))
 
 
 class Dataset:
@@ -563,22 +352,3 @@ def read_json(
             0
         )  # finds a wrong folder now, not only when training reaches the first image
     return dataset
-
-
-def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
-    """The folders in which to look for the images of a dataset file. Raises InputError for one that
-    does not exist."""
-    if images_dir is None:
-        return path.parent, path.parent / "images"
-    folder = Path(images_dir)
-    if not folder.is_dir():
-        raise InputError(
-            f"{images_dir}: there is no such image folder; give the one with the images of {path}"
-        )
-    return (folder,)
-
-
-def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
-    """The first file of that name in the folders; None where there is none, or a file cannot have
-    that name."""
-    return next((folder / file_name for folder in folders if isfile(folder / file_name)), None)

@@ -1,24 +1,21 @@
-"""From image files to the square frame that the model sees, and from its masks back to the
-image."""
+"""Finds image files and opens them, whatever way they are stored."""
 
 import base64
+import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from math import ceil
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from os.path import isfile
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
-from scipy.sparse import csr_array
 
-from r2sm_jax.data.masks import box
 from r2sm_jax.errors import InputError
 
 MAX_MEGAPIXELS = 50
@@ -29,10 +26,6 @@ ORIENTATION = 0x0112
 """EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's
 `exif_transpose`, which refuses images with other tags that are wrong."""
 UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
-PAD_COLOUR = (124, 116, 104)
-"""Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly)
-zero."""
-
 ImageFile = str | PathLike[str] | bytes
 """The path of an image file, or its content."""
 ImageLike = ImageFile | Image.Image | np.ndarray
@@ -120,6 +113,82 @@ def frames(image: ImageFile, name: str = "the image") -> int:
             return 1
 
 
+def leads_outside(name: str) -> bool:
+    """Whether a file name, on any system, points out of the folder that it is meant to lie in."""
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    outside = posix.is_absolute() or ".." in posix.parts or ".." in windows.parts
+    return bool(outside or windows.drive or windows.root or "\0" in name)
+
+
+def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
+    """The folders in which to look for the images of a dataset file. Raises InputError for one that
+    does not exist."""
+    if images_dir is None:
+        return path.parent, path.parent / "images"
+    folder = Path(images_dir)
+    if not folder.is_dir():
+        raise InputError(
+            f"{images_dir}: there is no such image folder; give the one with the images of {path}"
+        )
+    return (folder,)
+
+
+def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
+    """The first file of that name in the folders; None where there is none.
+
+    A file also has that name if it differs in what tools and systems change on the way: backslashes
+    for slashes, percent-encoding, the Unicode form of accents, and upper and lower case. The exact
+    name goes first, and of several similar names none is taken.
+    """
+    folders = list(folders)
+    for folder in folders:
+        if isfile(folder / file_name):
+            return folder / file_name
+
+    if leads_outside(_plain_name(file_name)):
+        return None
+    for folder in folders:
+        path = _find_similar(folder, file_name)
+        if path is not None:
+            return path
+    return None
+
+
+def _find_similar(folder: Path, file_name: str) -> Path | None:
+    """The one file in the folder whose name is `file_name` but for its spelling."""
+    *parents, name = _plain_name(file_name).split("/")
+    path = folder
+    for part in [*parents, name]:
+        try:
+            names = _names_by_key(path, path.stat().st_mtime_ns).get(_name_key(part), [])
+        except (OSError, ValueError):
+            return None
+        if len(names) != 1:
+            return None
+        path = path / names[0]
+    return path if isfile(path) else None
+
+
+def _plain_name(file_name: str) -> str:
+    """A name with slashes and without percent-encoding."""
+    return unquote(file_name).replace("\\", "/")
+
+
+def _name_key(name: str) -> str:
+    """What names that differ only in spelling have in common."""
+    return unicodedata.normalize("NFC", unquote(name)).casefold()
+
+
+@lru_cache(maxsize=64)
+def _names_by_key(folder: Path, modified: int) -> dict[str, list[str]]:
+    """The names in a folder by their key. `modified` makes the cache forget a folder that has
+    changed: without it, every missing image of a large file would list the folder again."""
+    names: dict[str, list[str]] = {}
+    for path in folder.iterdir():
+        names.setdefault(_name_key(path.name), []).append(path.name)
+    return names
+
+
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
     """The image files of a folder, by name, without hidden ones, such as the `._a.jpg` of macOS.
     Raises InputError where there is no folder or no image."""
@@ -142,130 +211,6 @@ def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, form, quality=quality)
     return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-@dataclass(frozen=True)
-class Letterbox:
-    """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to
-    it, the aspect kept, the rest padded at the right and at the bottom.
-
-    Images, masks and logits share one geometry: pixel centres at half-integers
-    (`align_corners=False`), scaled by `resized / original` along each axis, top left corners on
-    each other.
-    """
-
-    height: int
-    width: int
-    size: int
-
-    def __post_init__(self) -> None:
-        if min(self.height, self.width, self.size) < 1:
-            raise ValueError(
-                f"a letterbox needs positive sides, not {self.height} x {self.width} in {self.size}"
-            )
-
-    @property
-    def resized(self) -> tuple[int, int]:
-        """Height and width of the image inside the frame."""
-        scale = self.size / max(self.height, self.width)
-        return max(1, int(self.height * scale + 0.5)), max(1, int(self.width * scale + 0.5))
-
-    def image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S 3"]:
-        """The image in its frame; antialiased where it shrinks, `PAD_COLOUR` around it."""
-        self._check(image.shape[:2])
-        height, width = self.resized
-        frame = np.full((self.size, self.size, 3), PAD_COLOUR, np.uint8)
-        resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
-        frame[:height, :width] = np.asarray(resized)
-        return frame
-
-    def coverage(self, mask: Bool[np.ndarray, "H W"], cells: int) -> UInt8[np.ndarray, "s s"]:
-        """How much of each cell of the frame, cut into `cells` x `cells`, the mask covers: 0..255.
-
-        The exact area of the overlap, so area and outline stay true and sit on the image's at any
-        scale. It is monotone: modal ⊆ amodal before means modal <= amodal after. More than 127 is
-        at least half of the cell.
-        """
-        self._check(mask.shape)
-        x0, y0, x1, y1 = box(mask)  # most masks are small, so only their boxes are multiplied
-        rows, down = _overlaps_of(
-            y0, y1, self.height, self.height * self.size / self.resized[0], cells
-        )
-        columns, across = _overlaps_of(
-            x0, x1, self.width, self.width * self.size / self.resized[1], cells
-        )
-        covered = np.zeros((cells, cells), np.uint8)
-        shares = (across @ (down @ mask[y0:y1, x0:x1].astype(np.float64)).T).T
-        # A little more than half, so that rounding errors do not decide on exact halves.
-        covered[rows, columns] = 255 * shares + 0.500001
-        return covered
-
-    def valid(self) -> Bool[np.ndarray, "S S"]:
-        """Which pixels of the frame are image and not padding."""
-        height, width = self.resized
-        frame = np.zeros((self.size, self.size), bool)
-        frame[:height, :width] = True
-        return frame
-
-    def undo(self, logits: Float[np.ndarray, "... s s"]) -> Float[np.ndarray, "... H W"]:
-        """Logits at any square resolution of the frame (stride 4, say), back at the image's own
-        resolution.
-
-        In this order: bilinear to the whole frame, crop to the resized image, bilinear to the
-        original size, without antialiasing: what SAM does. Raises ValueError for logits whose side
-        does not divide the frame's.
-        """
-        logits = np.asarray(logits, np.float32)
-        side = logits.shape[-1]
-        if logits.ndim < 2 or logits.shape[-2] != side or self.size % side:
-            raise ValueError(
-                f"logits {logits.shape} are not a square that divides the frame of {self.size}"
-            )
-        rows = _undo_axis(side, self.size, self.resized[0], self.height)
-        columns = _undo_axis(side, self.size, self.resized[1], self.width)
-        drawn = np.empty((*logits.shape[:-2], self.height, self.width), np.float32)
-        for place in np.ndindex(logits.shape[:-2]):
-            drawn[place] = rows @ np.ascontiguousarray(
-                (columns @ np.ascontiguousarray(logits[place].T)).T
-            )
-        return drawn
-
-    def _check(self, shape: tuple[int, ...]) -> None:
-        if shape != (self.height, self.width):
-            raise ValueError(f"this letterbox is for {self.height} x {self.width}, not for {shape}")
-
-
-@lru_cache(maxsize=2048)
-def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
-    """The cells that the pixels from `start` to before `stop` reach, and the share of each that
-    each pixel takes."""
-    reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
-    return reached, _overlaps(side, frame, cells)[reached, start:stop]
-
-
-@lru_cache(maxsize=256)
-def _overlaps(pixels: int, frame: float, cells: int) -> Any:
-    """The share of each cell that each pixel takes along one axis, sparse; the `cells` fill `frame`
-    >= `pixels`."""
-    edges, pixel = np.linspace(0, frame, cells + 1), np.arange(pixels)
-    overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
-    return csr_array(overlap.clip(0) * cells / frame)
-
-
-@lru_cache(maxsize=256)
-def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
-    """The matrix of both resizes and the crop along one axis. It is sparse: threads of BLAS, which
-    multiplies dense ones, wait long for each other where other programs use the cores."""
-    up = csr_array(_bilinear(side, frame)[:resized])
-    whole: Any = csr_array(_bilinear(resized, original)) @ up
-    return whole.astype(np.float32)
-
-
-def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
-    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no
-    antialiasing."""
-    centres = (np.arange(target) + 0.5) * (source / target) - 0.5
-    return np.stack([np.interp(centres, np.arange(source), row) for row in np.eye(source)], axis=1)
 
 
 @contextmanager

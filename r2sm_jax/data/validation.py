@@ -1,0 +1,428 @@
+"""Checks of the records of a dataset file: keys, types, ids, and facts that contradict each other.
+
+`find_problems` reads every record and decodes no mask. `find_contradictions` compares what records
+state twice, such as `bbox` and the mask's own box, and names the likely cause.
+"""
+
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.images import leads_outside
+from r2sm_jax.errors import InputError
+
+LISTS = {
+    "images": "image",
+    "annotations": "annotation",
+    "categories": "category",
+    "queries": "query",
+}
+"""The lists of a dataset file, and what one of their records is called."""
+MASKS = ("segmentation", "visible_mask")
+"""The fields of an annotation that hold the complete and the visible mask."""
+
+Record = Mapping[str, Any]
+ById = Mapping[str, Mapping[int, Record]]
+"""The records of each list by their id."""
+
+# Annotation tools round outwards and trace outlines between pixels.
+BOX_TOLERANCE_PIXELS = 3
+BOX_TOLERANCE = 0.1
+"""Of the longer side of the box."""
+MAX_AREA_RATIO = 2.0
+NUM_COMPARED_ON_READING = 200
+"""Reading a dataset compares so many annotations; `data check` and `data convert` compare all."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a dataset file.
+
+    `records` is the list that the record is in, "" for the file itself, and `index` its position
+    there, -1 for the list or the file. `where` names the record for the user, such as "annotation
+    7".
+    """
+
+    records: str
+    index: int
+    where: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        sentence = f"{self.what}; {self.remedy}"
+        return f"{self.where}: {sentence}" if self.where else sentence
+
+
+class Contradiction(NamedTuple):
+    """A fact that records state twice, and differently."""
+
+    count: int
+    compared: int
+    what: str
+
+    @property
+    def is_systematic(self) -> bool:
+        """Whether most records contradict themselves, so that the file cannot be trusted."""
+        return self.count * 2 > self.compared
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.compared} {self.what}"
+
+
+def is_id(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number (True and False are not) of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not
+    text."""
+    return (
+        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
+    )
+
+
+def parse_flag(value: Any) -> bool | None:
+    """Yes or no in the spellings of annotation tools: true, 1, "1", "true"; None: neither."""
+    if value is None:
+        return False
+    spelling = str(value).strip().lower()
+    if spelling in ("1", "1.0", "true", "yes"):
+        return True
+    if spelling in ("0", "0.0", "false", "no", ""):
+        return False
+    return None
+
+
+def is_ignored(annotation: Record) -> bool:
+    """Whether an annotation is a region that loss, queries and metrics leave out: its `ignore` or
+    its `iscrowd` says so."""
+    return bool(parse_flag(annotation.get("ignore")) or parse_flag(annotation.get("iscrowd")))
+
+
+def check_records(path: Path, records: Any) -> None:
+    """Checks keys, types, ids and mask sizes of a whole dataset file. Decodes no mask and opens no
+    image.
+
+    Raises InputError for the first problem, with `path`, the record, the field and the remedy.
+    """
+    for problem in find_problems(records):
+        raise InputError(f"{path}: {problem}")
+
+
+def find_problems(records: Any) -> Iterator[Problem]:
+    """All problems with keys, types, ids and mask sizes, record by record."""
+    if not isinstance(records, dict):
+        what = f"this is JSON, but not one object with {', '.join(LISTS)}"
+        yield Problem("", -1, "", what, "give a dataset file")
+        return
+
+    missing = [key for key in LISTS if not isinstance(records.get(key), list)]
+    for key in missing:
+        yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none")
+    if missing:
+        return
+
+    # Ids first: the checks of fields look up the records that a field refers to.
+    by_id: dict[str, dict[int, Record]] = {key: {} for key in LISTS}
+    for key in LISTS:
+        for index, record in enumerate(records[key]):
+            if not _has_id(record):
+                what = "it is not an object with a whole number as id"
+                yield Problem(key, index, f"{key}[{index}]", what, "give it one")
+            elif record["id"] in by_id[key]:
+                where = f"{key} id {record['id']}"
+                yield Problem(key, index, where, "it occurs twice", "give every record its own id")
+            else:
+                by_id[key][record["id"]] = record
+
+    find_faults = {
+        "images": _image_faults,
+        "annotations": _annotation_faults,
+        "categories": _category_faults,
+        "queries": _query_faults,
+    }
+    for key, name in LISTS.items():
+        for index, record in enumerate(records[key]):
+            if not _has_id(record):
+                continue
+            for field, expected in find_faults[key](record, by_id):
+                state = "is missing"
+                if field in record:
+                    state = f"is {reprlib.repr(record[field])}"
+                where = f"{name} {record['id']}"
+                yield Problem(key, index, where, f"{field} {state}", f"give {expected}")
+
+
+def _has_id(record: Any) -> bool:
+    return isinstance(record, dict) and is_id(record.get("id"))
+
+
+def _refers(record: Record, field: str, targets: Mapping[int, Record]) -> bool:
+    """Whether a field holds the id of one of the targets."""
+    return is_id(record.get(field)) and record[field] in targets
+
+
+# The four functions below yield the fields of a record that are wrong, and what they must hold.
+
+
+def _image_faults(image: Record, by_id: ById) -> Iterator[tuple[str, str]]:
+    name, height, width = (image.get(field) for field in ("file_name", "height", "width"))
+    has_height = is_id(height) and height > 0
+    has_width = is_id(width) and width > 0
+
+    if not is_text(name) or leads_outside(name):
+        yield "file_name", "a path inside the image folder"
+    if not has_height:
+        yield "height", "the image's height in pixels"
+    if not has_width or (is_id(height) and height * width > masks.MAX_PIXELS):
+        yield "width", f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all"
+
+
+def _category_faults(category: Record, by_id: ById) -> Iterator[tuple[str, str]]:
+    if not is_text(category.get("name")):
+        yield "name", "a name"
+
+
+def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, str]]:
+    image = None
+    if _refers(annotation, "image_id", by_id["images"]):
+        image = by_id["images"][annotation["image_id"]]
+    else:
+        yield "image_id", "the id of an image in this file"
+
+    if not _refers(annotation, "category_id", by_id["categories"]):
+        yield "category_id", "the id of a category in this file"
+
+    complete = annotation.get("segmentation")
+    visible = annotation.get("visible_mask")
+    has_mask = complete is not None or visible is not None
+    if not has_mask or not _is_mask(complete, image):
+        yield (
+            "segmentation",
+            "an RLE of the image's size or a list of polygons, or null where there is a "
+            "visible_mask",
+        )
+    if not _is_mask(visible, image):
+        yield "visible_mask", "an RLE of the image's size, a list of polygons, or null"
+
+    attributes = annotation.get("attributes") or {}
+    is_object = isinstance(attributes, dict)
+    if not is_object or not all(isinstance(word, str) for word in attributes.values()):
+        yield "attributes", "an object of strings, or leave it out"
+
+    if parse_flag(annotation.get("ignore")) is None:
+        yield "ignore", "true or false"
+    if parse_flag(annotation.get("iscrowd")) is None:
+        yield "iscrowd", "0 or 1"
+
+
+def _query_faults(query: Record, by_id: ById) -> Iterator[tuple[str, str]]:
+    if not _refers(query, "image_id", by_id["images"]):
+        yield "image_id", "the id of an image in this file"
+    if not is_text(query.get("text")):
+        yield "text", "a sentence"
+    if query.get("mask_type") not in ("modal", "amodal"):
+        yield "mask_type", '"modal" or "amodal"'
+
+    ids = query.get("instance_ids")
+    image_id = query.get("image_id")
+    if not isinstance(ids, list) or not all(_is_of_image(i, image_id, by_id) for i in ids):
+        yield "instance_ids", "the ids of annotations of the same image, [] where nothing is meant"
+    if not isinstance(query.get("kind") or {}, dict):
+        yield "kind", "an object, or leave it out"
+
+
+def _is_of_image(annotation_id: Any, image_id: Any, by_id: ById) -> bool:
+    """Whether an id is that of an annotation of the image."""
+    annotations = by_id["annotations"]
+    if not is_id(annotation_id) or annotation_id not in annotations:
+        return False
+    return annotations[annotation_id].get("image_id") == image_id
+
+
+def _is_mask(mask: Any, image: Record | None) -> bool:
+    """Whether a field may hold this mask: null, polygons, or an RLE of the image's size."""
+    if not isinstance(mask, dict):
+        return mask is None or (isinstance(mask, list) and bool(mask))
+    try:
+        size = masks.rle_size(mask)
+    except ValueError:
+        return False
+    return image is None or size == (image.get("height"), image.get("width"))
+
+
+def check_contradictions(path: Path, records: Record) -> None:
+    """Refuses a dataset file most of whose records contradict themselves.
+
+    Compares a sample of the annotations, evenly spread over the file, so that a large file opens as
+    fast as before. Raises InputError with the count and the likely cause.
+    """
+    annotations = records["annotations"]
+    stride = -(-len(annotations) // NUM_COMPARED_ON_READING) or 1
+    sample = {**records, "annotations": annotations[::stride]}
+    for contradiction in find_contradictions(sample):
+        if contradiction.is_systematic:
+            raise InputError(f"{path}: {contradiction}")
+
+
+def find_contradictions(records: Record) -> Iterator[Contradiction]:
+    """What the records of a checked dataset file state twice and differently.
+
+    Masks that cannot be decoded are left to whoever reads them.
+    """
+    yield from find_shared_files([image["file_name"] for image in records["images"]])
+
+    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+    boxes = BoxComparison()
+    num_exchanged = 0
+    num_pairs = 0
+    for annotation in records["annotations"]:
+        size = sizes[annotation["image_id"]]
+        try:
+            rles = [
+                masks.compressed(annotation[key], *size)
+                for key in MASKS
+                if annotation.get(key) is not None
+            ]
+        except ValueError:
+            continue
+        boxes.add(annotation, rles)
+
+        if len(rles) == len(MASKS):
+            complete_area, visible_area = masks.areas(rles)
+            num_pairs += 1
+            # A fringe of the visible mask may lie outside, so a little more is no contradiction.
+            num_exchanged += visible_area > 1.1 * complete_area
+
+    yield from boxes.contradictions()
+    if num_exchanged:
+        what = "visible masks are larger than their complete masks; segmentation and visible_mask "
+        yield Contradiction(num_exchanged, num_pairs, what + "may be exchanged")
+
+
+def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
+    """The images whose file is also that of another image."""
+    counts = Counter(file_names)
+    shared = [name for name in file_names if counts[name] > 1]
+    if shared:
+        what = (
+            f"images share their file with another image ({shared[0]}), so that masks may lie on "
+            "the wrong picture and one picture may be in two splits; give every image its own "
+            "file_name, such as a path with its folder"
+        )
+        yield Contradiction(len(shared), len(file_names), what)
+
+
+class BoxComparison:
+    """Compares stated `bbox` and `area` with the masks, annotation by annotation."""
+
+    def __init__(self) -> None:
+        self._num_boxes = 0
+        self._num_areas = 0
+        self._wrong_areas: list[str] = []
+        self._wrong_boxes: list[str] = []
+        self._causes: Counter[str] = Counter()
+
+    def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
+        """Compares one annotation with its masks, the complete or the visible one: tools state the
+        box of either."""
+        rles = [rle for rle in rles if masks.areas([rle])[0]]
+        if not rles:
+            return
+
+        stated = _parse_box(annotation.get("bbox"))
+        mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in rles]
+        if stated is not None:
+            self._num_boxes += 1
+            if not any(_box_matches(stated, mask_box) for mask_box in mask_boxes):
+                numbers = [int(number) for number in mask_boxes[0]]
+                self._wrong_boxes.append(
+                    f"annotation {annotation.get('id')}: bbox {annotation['bbox']}, mask {numbers}"
+                )
+                self._causes[find_cause(stated, annotation, rles[0])] += 1
+
+        # Tools that do not compute an area write 0, 1 or the box's.
+        area = annotation.get("area")
+        if not isinstance(area, int | float) or area <= 1:
+            return
+        if stated is not None and np.isclose(area, stated[2] * stated[3], rtol=0.1):
+            return
+        self._num_areas += 1
+        ratios = [area / mask_area for mask_area in masks.areas(rles)]
+        if not any(1 / MAX_AREA_RATIO <= ratio <= MAX_AREA_RATIO for ratio in ratios):
+            mask_area = masks.areas(rles)[0]
+            self._wrong_areas.append(
+                f"annotation {annotation.get('id')}: area {area}, mask {mask_area}"
+            )
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """What the comparison of all annotations gave."""
+        if self._wrong_boxes:
+            cause = self._causes.most_common(1)[0][0]
+            what = (
+                f"bboxes contradict their masks ({self._wrong_boxes[0]}); {cause}; correct the "
+                "masks, or leave bbox out where it is wrong"
+            )
+            yield Contradiction(len(self._wrong_boxes), self._num_boxes, what)
+        elif self._wrong_areas:
+            what = (
+                f"areas contradict their masks ({self._wrong_areas[0]}); correct the masks, or "
+                "leave area out where it is wrong"
+            )
+            yield Contradiction(len(self._wrong_areas), self._num_areas, what)
+
+
+def find_cause(stated: np.ndarray, annotation: Record, rle: masks.RLE) -> str:
+    """The likely reason why a mask's box is not the stated one `[x y width height]`."""
+    height, width = rle["size"]
+    mask_box = np.array(masks.coco.toBbox(rle), float)
+    if _box_matches(stated, mask_box[[1, 0, 3, 2]]):
+        return "the masks seem to be written y, x"
+    if stated.max() <= 1:
+        return "the bboxes seem to be shares of the image's size"
+    if _box_matches(stated, mask_box * [width, height, width, height]):
+        return "the polygons seem to be shares of the image's size"
+
+    mask = masks.expand(rle)
+    transposed = np.asarray(mask).T.reshape(height, width)
+    if transposed.any() and _box_matches(stated, np.array(masks.coco_box(transposed), float)):
+        return "the RLEs seem to be counted row by row, and COCO counts column by column"
+    if not mask.all() and _box_matches(stated, np.array(masks.coco_box(~mask), float)):
+        return "the masks seem to be inverted"
+
+    scale = stated[2] / mask_box[2]
+    if not 0.9 < scale < 1.1 and _box_matches(stated, mask_box * scale):
+        return f"the masks seem to be of another scale (x {scale:.3g})"
+    return "they may belong to other objects or other images"
+
+
+def _parse_box(bbox: Any) -> np.ndarray | None:
+    """A stated `bbox` as `[x y width height]`; None where there is none, or an empty one."""
+    if not isinstance(bbox, list | tuple) or len(bbox) != 4:
+        return None
+    if not all(isinstance(number, int | float) and np.isfinite(number) for number in bbox):
+        return None
+    box = np.array(bbox, float)
+    return box if min(box[2:]) > 0 else None
+
+
+def _box_matches(stated: np.ndarray, mask_box: np.ndarray) -> bool:
+    """Whether two boxes are the same within the tolerance. Corners `[x0 y0 x1 y1]` in the place of
+    `[x y width height]`, as Pascal VOC has them, are understood."""
+    corners = np.concatenate([stated[:2], stated[2:] - stated[:2]])
+    tolerance = max(BOX_TOLERANCE_PIXELS, BOX_TOLERANCE * max(*stated[2:], *mask_box[2:]))
+    return any(_edges_agree(box, mask_box, tolerance) for box in (stated, corners))
+
+
+def _edges_agree(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    """Whether all four edges of two boxes `[x y width height]` are within the tolerance."""
+    edges = [np.concatenate([box[:2], box[:2] + box[2:]]) for box in (one, other)]
+    return bool(np.abs(edges[0] - edges[1]).max() <= tolerance)
+
