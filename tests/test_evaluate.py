@@ -15,7 +15,7 @@ from r2sm_jax import evaluate
 from r2sm_jax.config import DataConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source
-from r2sm_jax.data.images import Letterbox
+from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.evaluate import main
 from r2sm_jax.evaluation.evaluator import evaluate_sentences

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image, ImageOps
 
-from r2sm_jax.data.images import PAD_COLOUR, Letterbox, brightness, image_size, open_image
+from r2sm_jax.data.images import brightness, image_size, open_image
+from r2sm_jax.data.letterbox import PAD_COLOUR, Letterbox
 from r2sm_jax.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from fake_inputs import fake_inputs
 from flax import nnx
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
-from r2sm_jax.data.images import Letterbox
+from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.models.keys_sam import match_sam
 from r2sm_jax.models.mask_decoder import predict_mask_logits
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes

@@ -2,7 +2,8 @@
 
 import pytest
 
-from r2sm_jax.data.dataset import find_image, is_text
+from r2sm_jax.data.images import find_image
+from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.inference.predictor import check_query
 

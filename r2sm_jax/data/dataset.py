@@ -25,6 +25,7 @@ from r2sm_jax.query import Query
 M = TypeVar("M")
 N = TypeVar("N")
 
+
 @dataclass(frozen=True)
 class Instance(Generic[M]):
     """One annotated object of an image. Its masks are arrays `bool [H W]`, or compressed RLEs
@@ -197,28 +198,35 @@ class Dataset:
         images_dir: str | PathLike[str] | None = None,
         sha256: str = "",
     ) -> None:
-        self.path, self.sha256, self._image_dirs = path, sha256, image_folders(path, images_dir)
+        self.path = path
+        self.sha256 = sha256
+        self.images: Sequence[Mapping[str, Any]] = records["images"]
+        self._image_dirs = image_folders(path, images_dir)
         self._names = category_names(records)
+        self._annotations = group_by_image(records, "annotations")
+        self._queries = group_by_image(records, "queries")
+
         words: dict[str, set[str]] = {}
         for annotation in records["annotations"]:
             for name, word in (annotation.get("attributes") or {}).items():
                 words.setdefault(name, set()).add(word)
-        sorted_words = {name: tuple(sorted(words[name])) for name in sorted(words)}
-        self.vocabulary: dict[str, tuple[str, ...]] = {
-            "category": tuple(self._names.values())
-        } | sorted_words
-        self.images: Sequence[Mapping[str, Any]] = records["images"]
-        self._annotations = group_by_image(records, "annotations")
-        self._queries = group_by_image(records, "queries")
+        self.vocabulary = {"category": tuple(self._names.values())}
+        for name in sorted(words):
+            self.vocabulary[name] = tuple(sorted(words[name]))
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`. Raises InputError for a missing or damaged image or mask."""
-        record, image = self.images[index], self.image_at(index)
-        instances = tuple(instance.convert(masks.expand) for instance in self.rles_at(index))
-        return Sample(record["id"], record["file_name"], image, instances, self.queries_at(index))
+        record = self.images[index]
+        return Sample(
+            image_id=record["id"],
+            file_name=record["file_name"],
+            image=self.image_at(index),
+            instances=tuple(instance.convert(masks.expand) for instance in self.rles_at(index)),
+            queries=self.queries_at(index),
+        )
 
     def image_at(self, index: int) -> np.ndarray:
         """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the
@@ -227,13 +235,14 @@ class Dataset:
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; no image is opened."""
-        found = []
-        for q in self._queries[self.images[index]["id"]]:
-            kind = dict(q.get("kind") or {}) | (
-                {} if q.get("answer") is None else {"answer": q["answer"]}
-            )
-            found.append(Query(q["id"], q["text"], q["mask_type"], tuple(q["instance_ids"]), kind))
-        return tuple(found)
+        queries = []
+        for record in self._queries[self.images[index]["id"]]:
+            kind = dict(record.get("kind") or {})
+            if record.get("answer") is not None:
+                kind["answer"] = record["answer"]
+            targets = tuple(record["instance_ids"])
+            queries.append(Query(record["id"], record["text"], record["mask_type"], targets, kind))
+        return tuple(queries)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
         """The instances of image `index` with RLEs; no image is opened. Raises InputError for a
@@ -274,10 +283,11 @@ class Dataset:
     def image_path(self, index: int) -> Path:
         """The file of image `index`. Raises InputError where it is in none of the folders."""
         name = self.images[index]["file_name"]
-        if (path := find_image(self._image_dirs, name)) is None:
-            places = " or ".join(map(str, self._image_dirs))
+        path = find_image(self._image_dirs, name)
+        if path is None:
+            folders = " or ".join(map(str, self._image_dirs))
             remedy = "give its folder with --images DIR, in training with --data.images DIR"
-            raise InputError(f"{self.path}: image {name} is not in {places}; {remedy}")
+            raise InputError(f"{self.path}: image {name} is not in {folders}; {remedy}")
         return path
 
     @property
@@ -294,10 +304,10 @@ class Dataset:
 
 def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:
     """The "annotations" or "queries" of every image of a dataset file, by image id."""
-    found: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in records["images"]}
+    groups: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in records["images"]}
     for record in records[key]:
-        found[record["image_id"]].append(record)
-    return found
+        groups[record["image_id"]].append(record)
+    return groups
 
 
 def category_names(records: Mapping[str, Any]) -> dict[int, str]:
@@ -314,19 +324,28 @@ def read_instance(
     Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask
     is the union of both. Raises InputError for a mask that cannot be read.
     """
-    size, found = (image["height"], image["width"]), dict[str, RLE]()
+    height, width = image["height"], image["width"]
+    rles: dict[str, RLE] = {}
     for key in MASKS:
-        if annotation.get(key) is not None:
-            try:
-                found[key] = masks.compressed(annotation[key], *size)
-            except ValueError as error:
-                what = f"annotation {annotation['id']}: its {key} cannot be read ({error})"
-                raise InputError(f"{path}: {what}; write the mask again") from error
-    modal = found[MASKS[-1]] if MASKS[-1] in found else found[MASKS[0]]
-    amodal = masks.merge(list(found.values()), *size) if MASKS[0] in found else None
-    attributes, ignore = annotation.get("attributes") or {}, is_ignored(annotation)
+        if annotation.get(key) is None:
+            continue
+        try:
+            rles[key] = masks.compressed(annotation[key], height, width)
+        except ValueError as error:
+            what = f"annotation {annotation['id']}: its {key} cannot be read ({error})"
+            raise InputError(f"{path}: {what}; write the mask again") from error
+
+    # An object without a visible mask of its own is fully visible.
+    amodal = None
+    if "segmentation" in rles:
+        amodal = masks.merge(list(rles.values()), height, width)
     return Instance(
-        annotation["id"], names[annotation["category_id"]], modal, amodal, attributes, ignore
+        id=annotation["id"],
+        category=names[annotation["category_id"]],
+        modal=rles.get("visible_mask", rles.get("segmentation", {})),
+        amodal=amodal,
+        attributes=annotation.get("attributes") or {},
+        ignore=is_ignored(annotation),
     )
 
 
@@ -344,11 +363,14 @@ def read_json(
     record and remedy, for anything that is not right; for a missing first image only if images are
     needed.
     """
-    content = read_bytes(path := Path(path))
-    check_records(path, records := parse_json(content, str(path), "a dataset file"))
+    path = Path(path)
+    content = read_bytes(path)
+    records = parse_json(content, str(path), "a dataset file")
+    check_records(path, records)
+    check_contradictions(path, records)
+
     dataset = Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
     if need_images and len(dataset):
-        dataset.image_path(
-            0
-        )  # finds a wrong folder now, not only when training reaches the first image
+        # A wrong folder is reported now, not when training reaches the first image.
+        dataset.image_path(0)
     return dataset

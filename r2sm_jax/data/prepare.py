@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from r2sm_jax.data import masks
 from r2sm_jax.data.cache import FeatureCache, digest
 from r2sm_jax.data.dataset import Sample, Source
-from r2sm_jax.data.images import Letterbox
+from r2sm_jax.data.letterbox import Letterbox
 
 Prepared = dict[str, Any]
 """One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,

@@ -174,14 +174,12 @@ def _refers(record: Record, field: str, targets: Mapping[int, Record]) -> bool:
 
 def _image_faults(image: Record, by_id: ById) -> Iterator[tuple[str, str]]:
     name, height, width = (image.get(field) for field in ("file_name", "height", "width"))
-    has_height = is_id(height) and height > 0
-    has_width = is_id(width) and width > 0
 
     if not is_text(name) or leads_outside(name):
         yield "file_name", "a path inside the image folder"
-    if not has_height:
+    if not is_id(height) or height < 1:
         yield "height", "the image's height in pixels"
-    if not has_width or (is_id(height) and height * width > masks.MAX_PIXELS):
+    if not is_id(width) or width < 1 or (is_id(height) and height * width > masks.MAX_PIXELS):
         yield "width", f"the image's width in pixels, of at most {masks.MAX_PIXELS} in all"
 
 
@@ -333,11 +331,16 @@ class BoxComparison:
     def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
         """Compares one annotation with its masks, the complete or the visible one: tools state the
         box of either."""
+        stated = _parse_box(annotation.get("bbox"))
         rles = [rle for rle in rles if masks.areas([rle])[0]]
+        if not rles and stated is not None:
+            self._num_boxes += 1
+            self._wrong_boxes.append(
+                f"annotation {annotation.get('id')}: bbox {annotation['bbox']}, mask empty"
+            )
         if not rles:
             return
 
-        stated = _parse_box(annotation.get("bbox"))
         mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in rles]
         if stated is not None:
             self._num_boxes += 1
@@ -346,7 +349,7 @@ class BoxComparison:
                 self._wrong_boxes.append(
                     f"annotation {annotation.get('id')}: bbox {annotation['bbox']}, mask {numbers}"
                 )
-                self._causes[find_cause(stated, annotation, rles[0])] += 1
+                self._causes[find_cause(stated, rles[0])] += 1
 
         # Tools that do not compute an area write 0, 1 or the box's.
         area = annotation.get("area")
@@ -365,7 +368,8 @@ class BoxComparison:
     def contradictions(self) -> Iterator[Contradiction]:
         """What the comparison of all annotations gave."""
         if self._wrong_boxes:
-            cause = self._causes.most_common(1)[0][0]
+            causes = self._causes.most_common(1)
+            cause = causes[0][0] if causes else "the masks may lie outside of the image"
             what = (
                 f"bboxes contradict their masks ({self._wrong_boxes[0]}); {cause}; correct the "
                 "masks, or leave bbox out where it is wrong"
@@ -379,14 +383,15 @@ class BoxComparison:
             yield Contradiction(len(self._wrong_areas), self._num_areas, what)
 
 
-def find_cause(stated: np.ndarray, annotation: Record, rle: masks.RLE) -> str:
+def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
     """The likely reason why a mask's box is not the stated one `[x y width height]`."""
     height, width = rle["size"]
     mask_box = np.array(masks.coco.toBbox(rle), float)
-    if _box_matches(stated, mask_box[[1, 0, 3, 2]]):
+    # The part of a mask that lies outside of the image is lost.
+    exchanged = stated[[1, 0, 3, 2]]
+    exchanged[2:] = np.minimum(exchanged[:2] + exchanged[2:], [width, height]) - exchanged[:2]
+    if _box_matches(exchanged, mask_box):
         return "the masks seem to be written y, x"
-    if stated.max() <= 1:
-        return "the bboxes seem to be shares of the image's size"
     if _box_matches(stated, mask_box * [width, height, width, height]):
         return "the polygons seem to be shares of the image's size"
 
@@ -404,13 +409,15 @@ def find_cause(stated: np.ndarray, annotation: Record, rle: masks.RLE) -> str:
 
 
 def _parse_box(bbox: Any) -> np.ndarray | None:
-    """A stated `bbox` as `[x y width height]`; None where there is none, or an empty one."""
+    """A stated `bbox` as `[x y width height]`; None where there is none that can be compared."""
     if not isinstance(bbox, list | tuple) or len(bbox) != 4:
         return None
     if not all(isinstance(number, int | float) and np.isfinite(number) for number in bbox):
         return None
     box = np.array(bbox, float)
-    return box if min(box[2:]) > 0 else None
+    # Some tools state shares of the image's size, or [0, 0, 1, 1] for each object.
+    is_usable = min(box[2:]) > 0 and box.max() > 1
+    return box if is_usable else None
 
 
 def _box_matches(stated: np.ndarray, mask_box: np.ndarray) -> bool:
@@ -425,4 +432,3 @@ def _edges_agree(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
     """Whether all four edges of two boxes `[x y width height]` are within the tolerance."""
     edges = [np.concatenate([box[:2], box[:2] + box[2:]]) for box in (one, other)]
     return bool(np.abs(edges[0] - edges[1]).max() <= tolerance)
-

@@ -17,9 +17,10 @@ from typing import Any
 from PIL import Image
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Source, is_id
+from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import brightness, find_images
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.validation import is_id
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, query_truths, score
 from r2sm_jax.inference.prediction import Candidate, Prediction

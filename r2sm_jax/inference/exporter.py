@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import r2sm_jax
 from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config
-from r2sm_jax.data.images import PAD_COLOUR
+from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
 from r2sm_jax.inference.export_folder import (

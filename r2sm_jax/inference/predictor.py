@@ -26,10 +26,11 @@ from scipy.special import expit
 
 from r2sm_jax.config import NO_HEAD, MatmulPrecision, ModelConfig
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import is_text
-from r2sm_jax.data.images import ImageLike, Letterbox, open_image
+from r2sm_jax.data.images import ImageLike, open_image
+from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.mask_type_heads import REFERENCES

@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from r2sm_jax.data.dataset import find_image, leads_outside, read_json
-from r2sm_jax.data.images import find_images
+from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.images import find_image, find_images, leads_outside
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import check_query
 

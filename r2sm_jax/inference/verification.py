@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit
 
-from r2sm_jax.data.images import Letterbox
+from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor

@@ -15,8 +15,8 @@ from typing import Any
 
 from PIL import Image
 
-from r2sm_jax.data.dataset import is_text, leads_outside
-from r2sm_jax.data.images import decode, find_images
+from r2sm_jax.data.images import decode, find_images, leads_outside
+from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.synthetic.pictures import ImageCache, crop_to_object, filled_share
 from r2sm_jax.synthetic.queries.nouns import clean_name

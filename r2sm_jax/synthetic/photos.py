@@ -17,8 +17,9 @@ from PIL import Image, ImageFilter
 from scipy import ndimage
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, Instance, check_records
+from r2sm_jax.data.dataset import Dataset, Instance
 from r2sm_jax.data.splits import split_by_hash
+from r2sm_jax.data.validation import check_records
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name

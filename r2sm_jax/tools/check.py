@@ -13,19 +13,17 @@ from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import (
+from r2sm_jax.data.dataset import Dataset, read_json
+from r2sm_jax.data.images import find_image, image_folders, open_image
+from r2sm_jax.data.validation import (
     LISTS,
     MASKS,
-    Dataset,
     Problem,
-    find_image,
+    find_contradictions,
     find_problems,
-    image_folders,
     is_ignored,
     parse_flag,
-    read_json,
 )
-from r2sm_jax.data.images import open_image
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.describe import describe as describe_file
 
@@ -73,6 +71,10 @@ def check(
                 f"{file}: {len(leaks)} images shared with {against}; remove them from one of the "
                 "two"
             )
+    for contradiction in find_contradictions(records):
+        if contradiction.is_systematic:
+            raise InputError(f"{file}: {contradiction}")
+        print(f"warning: {file}: {contradiction}", file=sys.stderr)
     for warning in find_warnings(records):
         print(f"warning: {file}: {warning}", file=sys.stderr)
     missing = find_missing(records)

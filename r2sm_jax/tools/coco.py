@@ -24,9 +24,9 @@ from PIL import Image
 from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import is_id, is_text, parse_flag
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.validation import MASKS, BoxComparison, is_id, is_text, parse_flag
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import (
     BadRecord,
@@ -138,6 +138,8 @@ class _Options:
     padded_dir: Path
     comparison: MaskComparison = field(default_factory=MaskComparison)
     """Of all objects that were read."""
+    boxes: BoxComparison = field(default_factory=BoxComparison)
+    """Of the `bbox` and `area` that they state."""
 
 
 def read_coco_like(
@@ -163,8 +165,13 @@ def read_coco_like(
     read = _read_cocoa if preset.has_regions else _read_coco
 
     yield from read(sources, how)
+    source_names = ", ".join(map(str, sources))
+    for contradiction in how.boxes.contradictions():
+        if contradiction.is_systematic:
+            raise InputError(f"{source_names}: {contradiction}")
+        yield Note(source_names, str(contradiction))
     remedy = "exchange --amodal-field and --visible-field, if the file has them so"
-    how.comparison.check(", ".join(map(str, sources)), remedy)
+    how.comparison.check(source_names, remedy)
 
 
 def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
@@ -429,6 +436,9 @@ def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Optio
     if isinstance(stored_rate, int | float) and abs(stored_rate - rate) > RATE_TOLERANCE:
         what = f"occlude_rate {stored_rate:.3f} is stored, but the masks give {rate:.3f} (used)"
         notes.append(annotation.note(what))
+
+    stated_masks = [fields[key] for key in MASKS if key in fields]
+    how.boxes.add(annotation.value, stated_masks)
 
     if is_id(annotation.get("id")):
         fields["source_id"] = annotation.get("id")

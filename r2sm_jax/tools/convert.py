@@ -22,6 +22,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data.dataset import read_records
+from r2sm_jax.data.validation import find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.check import CROWD_REMEDY, counts_of
@@ -188,6 +189,10 @@ def convert(
     collector = collect(items, files.max_bad, dataset)
     images_flag = collector.name_images(files.out)
     sources = ", ".join(path.name for path in files.sources)
+    for contradiction in find_shared_files([i["file_name"] for i in collector.images.values()]):
+        if contradiction.is_systematic:
+            raise InputError(f"{sources}: {contradiction}")
+        collector.notes.append(Note(sources, str(contradiction)))
     records = collector.to_records(f"converted from {name}: {sources}")
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)

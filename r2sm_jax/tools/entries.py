@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import is_id, is_text
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.validation import is_id, is_text
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 
 T = TypeVar("T")

@@ -23,11 +23,11 @@ from r2sm_jax.data.dataset import (
     Instance,
     category_names,
     group_by_image,
-    is_ignored,
     read_json,
     read_records,
 )
 from r2sm_jax.data.images import data_url
+from r2sm_jax.data.validation import is_ignored
 from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2sm_jax.data.dataset import is_id
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.validation import is_id
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, RecordError, Size, read_list_files
 from r2sm_jax.tools.records import (

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import check_records, find_image, leads_outside
-from r2sm_jax.data.images import image_size
+from r2sm_jax.data.images import find_image, image_size, leads_outside
+from r2sm_jax.data.validation import check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
 

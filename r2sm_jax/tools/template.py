@@ -9,7 +9,8 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, group_by_image, is_ignored, read_records
+from r2sm_jax.data.dataset import Dataset, group_by_image, read_records
+from r2sm_jax.data.validation import is_ignored
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
 from r2sm_jax.synthetic.scenes.scene import describe_objects, forbidden_targets

@@ -230,8 +230,11 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 def numbered(path: Path, count: int, first: int = 1) -> None:
-    image = {"file_name": "1.png", "height": HEIGHT, "width": WIDTH}
-    images = [{"id": number, **image} for number in range(first, first + count)]
+    images = []
+    for number in range(first, first + count):
+        name = f"{number}.png"
+        (path.parent / name).write_bytes((path.parent / "1.png").read_bytes())
+        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
     path.write_text(
         json.dumps({"images": images, "annotations": [], "categories": [], "queries": []})
     )

@@ -1,0 +1,159 @@
+"""What records state twice and differently: the count and the likely cause."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import read_json
+from r2sm_jax.data.images import find_image
+from r2sm_jax.data.validation import find_contradictions
+from r2sm_jax.errors import InputError
+
+HEIGHT, WIDTH = 60, 100
+BOXES = [(50, 5, 20, 10), (70, 30, 12, 24), (5, 20, 8, 30), (40, 40, 25, 9)]
+"""x, y, width, height of four objects."""
+
+
+def box_mask(x: int, y: int, width: int, height: int) -> np.ndarray:
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[y : y + height, x : x + width] = True
+    return mask
+
+
+def make_records(segmentations: list, boxes: list | None = None, **fields) -> dict:
+    """One image with four objects, whose true boxes are stated unless others are given."""
+    annotations = []
+    for number, segmentation in enumerate(segmentations):
+        box = list((boxes or BOXES)[number])
+        annotation = {"id": number + 1, "image_id": 1, "category_id": 1, "bbox": box}
+        annotations.append(annotation | {"segmentation": segmentation} | fields)
+    return {
+        "images": [{"id": 1, "file_name": "a.png", "height": HEIGHT, "width": WIDTH}],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "box"}],
+        "queries": [],
+    }
+
+
+def polygon(x: float, y: float, width: float, height: float) -> list:
+    return [[x, y, x + width, y, x + width, y + height, x, y + height]]
+
+
+def swapped(box: tuple) -> list:
+    x, y, width, height = box
+    return polygon(y, x, height, width)
+
+
+def row_by_row(box: tuple) -> dict:
+    runs = np.flatnonzero(np.diff(box_mask(*box).ravel().astype(int), prepend=0))
+    counts = np.diff([0, *runs, HEIGHT * WIDTH]).tolist()
+    return {"size": [HEIGHT, WIDTH], "counts": counts}
+
+
+def inverted(box: tuple) -> dict:
+    return masks.encode(~box_mask(*box))
+
+
+def halved(box: tuple) -> list:
+    return polygon(*(side / 2 for side in box))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (swapped, "written y, x"),
+        (row_by_row, "row by row"),
+        (inverted, "inverted"),
+        (halved, "another scale (x 2)"),
+    ],
+)
+def test_masks_that_contradict_their_boxes(wrong, cause):
+    (contradiction,) = find_contradictions(make_records([wrong(box) for box in BOXES]))
+    assert contradiction.count == contradiction.compared == 4
+    assert contradiction.is_systematic
+    assert cause in str(contradiction)
+
+
+def test_one_wrong_object_of_four_is_counted_but_not_systematic():
+    segmentations = [swapped(BOXES[0]), *(polygon(*box) for box in BOXES[1:])]
+    (contradiction,) = find_contradictions(make_records(segmentations))
+    assert str(contradiction).startswith("1 of 4 bboxes")
+    assert not contradiction.is_systematic
+
+
+def as_corners(box: tuple) -> tuple:
+    x, y, width, height = box
+    return x, y, x + width, y + height
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        make_records([polygon(*box) for box in BOXES]),
+        make_records([masks.encode(box_mask(*box)) for box in BOXES]),
+        make_records([polygon(*box) for box in BOXES], [as_corners(box) for box in BOXES]),
+        make_records([polygon(*box) for box in BOXES], [(0, 0, 0, 0)] * 4),
+        make_records([polygon(*box) for box in BOXES], [(0, 0, 1, 1)] * 4),
+        make_records([polygon(*box) for box in BOXES], area=1),
+        # The stated box is that of the visible half.
+        make_records(
+            [polygon(0, 0, WIDTH, HEIGHT)], visible_mask=masks.encode(box_mask(*BOXES[0]))
+        ),
+    ],
+)
+def test_no_false_alarm(records):
+    assert not list(find_contradictions(records))
+
+
+def test_areas_are_compared_where_boxes_agree():
+    records = make_records([polygon(*box) for box in BOXES], area=9000)
+    (contradiction,) = find_contradictions(records)
+    assert "4 of 4 areas" in str(contradiction)
+
+
+def test_exchanged_masks():
+    small = masks.encode(box_mask(*BOXES[0]))
+    large = masks.encode(np.ones((HEIGHT, WIDTH), bool))
+    records = make_records([small] * 4, [BOXES[0]] * 4, visible_mask=large)
+    (contradiction,) = find_contradictions(records)
+    assert "exchanged" in str(contradiction) and contradiction.is_systematic
+
+
+def test_images_that_share_a_file():
+    records = make_records([polygon(*box) for box in BOXES])
+    records["images"].append(records["images"][0] | {"id": 2})
+    (contradiction,) = find_contradictions(records)
+    assert "a.png" in str(contradiction) and contradiction.count == 2
+
+
+def test_reading_refuses_a_file_that_contradicts_itself(tmp_path: Path):
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "a.png")
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(make_records([polygon(*box) for box in BOXES])))
+    assert len(read_json(path)) == 1
+    path.write_text(json.dumps(make_records([swapped(box) for box in BOXES])))
+    with pytest.raises(InputError, match=r"data\.json: 4 of 4 bboxes .*written y, x"):
+        read_json(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["sub\\café.PNG", "sub/caf%C3%A9.png", "sub/cafe\u0301.png", "SUB/café.png"]
+)
+def test_names_that_differ_in_spelling_are_the_same_file(tmp_path, name):
+    file = tmp_path / "sub" / "café.png"
+    file.parent.mkdir()
+    file.write_bytes(b"")
+    path = find_image([tmp_path / "elsewhere", tmp_path], name)
+    assert path is not None and path.samefile(file)
+
+
+def test_of_several_similar_names_none_is_taken(tmp_path):
+    for name in ("A.png", "a.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert find_image([tmp_path], "a.png") == tmp_path / "a.png"
+    assert find_image([tmp_path], "a.PNG") is None
+    assert find_image([tmp_path], "%2e%2e/a.png") is None
