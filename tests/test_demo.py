@@ -102,6 +102,14 @@ def test_what_cannot_be_used_is_said_on_the_page(file, query, word, page, photo,
     assert page.segment(str(photo), QUERY)  # the page goes on
 
 
+def test_a_full_disk_is_said_on_the_page(page, photo, tmp_path):
+    page.folder = tmp_path / "file"
+    page.folder.write_text("no folder")
+    with pytest.raises(gr.Error, match="cannot be stored") as error:
+        page.segment(str(photo), QUERY)
+    assert str(tmp_path) not in str(error.value)
+
+
 def test_requests_without_values_change_nothing(page, photo):
     answer = page.segment(str(photo), QUERY)[0]
     assert page.show(None, "modal") == page.show(answer, None) == gr.skip()

@@ -1,5 +1,6 @@
 """Trained segmenters: loads a run folder or an export, with its language model, for inference."""
 
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,9 @@ def enable_compilation_cache() -> None:
     folder = cache_dir() / "compiled"
     _prune(folder, MAX_CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    # A full disk or a half-written program costs time and not the answer: no line of JAX for each.
+    message = "Error (reading|writing) persistent compilation cache"
+    warnings.filterwarnings("ignore", message)
     # A start has a hundred small programs.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

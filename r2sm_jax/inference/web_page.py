@@ -124,7 +124,12 @@ class Page:
 
         answer = make_answer(image, prediction)
         view = prediction.mask_type or "modal"
-        archive = write_zip(prediction, image, self.folder)
+        try:
+            archive = write_zip(prediction, image, self.folder)
+        except (InputError, OSError):
+            # The disk is full; both messages name a path of the server.
+            message = "The masks cannot be stored now; try again later."
+            raise gr.Error(message, print_exception=False) from None
         radio = gr.update(value=view, visible=True)
         return answer, describe(prediction), radio, answer.draw(view), archive
 
