@@ -69,16 +69,13 @@ def test_views_are_painted_in_blue_and_orange():
     assert colour("occluded", 20) == 0 and colour("occluded", 50) < -10
 
 
-def test_words_of_visitors_are_escaped_and_what_is_not_read_is_said(page, photo):
+def test_the_decision_escapes_words_and_names_what_is_missing(page, photo):
     long = "the red mug " * 8 + "<b>unread</b> words"
     decision = page.segment(str(photo), long)[1]
     assert "not read" in decision and "&lt;b&gt;" in decision and "<b>" not in decision
-
-
-def test_nothing_is_said_where_nothing_is_seen(page, photo):
     (prediction,) = page.predictor.predict([QUERY], image=photo)
-    empty = np.zeros_like(prediction.modal)
-    absent = replace(prediction, modal=empty, amodal=empty, instances=(), presence=0.1)
+    nothing = np.zeros_like(prediction.modal)
+    absent = replace(prediction, modal=nothing, amodal=nothing)
     assert "nothing of the kind" in web_page.describe(absent)
 
 

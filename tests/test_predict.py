@@ -71,14 +71,6 @@ def test_json_prints_one_object_and_writes_nothing(photo, tmp_path, command, mon
     assert answer["mask_type"] == "amodal" and answer["amodal_probability"] > 0.5
     (instance,) = answer["instances"]
     assert list(instance) == ["score", "mask", "modal", "amodal"] and instance["score"] > 0.5
-    end = command(main, "RUN", photo, QUERY, "--json", "--out", tmp_path / "both")
-    assert json.loads((tmp_path / "both" / "prediction.json").read_text()) == json.loads(end.out)
-
-
-def test_the_default_folder_has_the_name_of_the_image(photo, tmp_path, command, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert command(main, "RUN", photo, QUERY).code == 0
-    assert (tmp_path / "predictions" / "photo" / "mask.png").exists()
 
 
 @pytest.mark.parametrize("mask_type", ["modal", "amodal"])
@@ -97,25 +89,6 @@ def test_a_probability_within_the_margin_is_undecided(photo, tmp_path, command):
     assert "undecided, rather amodal" in end.out
     flags = "--json", "--abstain", "0.5", "--mask-type", "modal"
     assert "undecided" not in json.loads(command(main, "RUN", photo, QUERY, *flags).out)
-
-
-def test_images_of_all_kinds_are_read(photo, tmp_path, command):
-    image = Image.open(photo).convert("RGB")
-    turned = Image.Exif()
-    turned[0x0112] = 6  # the camera was held upright
-    image.rotate(90, expand=True).save(tmp_path / "exif.png", exif=turned)
-    image.save(tmp_path / "a.jpg")
-    image.save(tmp_path / "a.webp", lossless=True)
-    image.convert("L").save(tmp_path / "grey.png")
-    image.convert("RGBA").save(tmp_path / "alpha.png")
-    answers = {}
-    for path in (photo, *sorted(tmp_path.iterdir())):
-        end = command(main, "RUN", path, QUERY, "--json")
-        assert end.code == 0, (path, end.err)
-        answers[path.name] = json.loads(end.out)
-        assert answers[path.name]["size"] == [HEIGHT, WIDTH], path
-    for name in ("exif.png", "a.webp", "alpha.png"):
-        assert answers[name] == answers["photo.png"], name
 
 
 def test_of_an_animation_the_first_frame_is_used_with_a_warning(tmp_path, command):
@@ -178,11 +151,6 @@ def bad_files(photo, tmp_path_factory) -> Path:
 def test_refusals(arguments, word, photo, bad_files, refused):
     words = [a.replace("PHOTO", str(photo)).replace("BAD", str(bad_files)) for a in arguments]
     assert word in refused(main, "RUN", *words)
-
-
-def test_an_unknown_mask_type_is_refused(photo, command):
-    end = command(main, "RUN", photo, QUERY, "--mask-type", "both")
-    assert end.code == 2 and "both" in end.err + end.out and "Traceback" not in end.err
 
 
 def test_the_example_of_the_readme_runs(tiny_run, photo, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -161,14 +160,6 @@ def test_files_hold_present_instances_only(stub, photos, tmp_path, command):
     assert len(entries(tmp_path / "absent")) == COUNT
 
 
-def test_a_pattern_takes_what_matches(stub, photos, tmp_path, command):
-    pattern = photos / "val_00000[0-3].png"
-    flags = "--out", tmp_path / "p", "--mask-type", "modal"
-    end = command(main, "RUN", pattern, QUERY, *flags)
-    assert end.code == 0 and "4 images answered" in end.out
-    assert {entry["mask_type"] for entry in fused(tmp_path / "p")} == {"modal"}
-
-
 def test_images_of_a_pattern_are_named_below_its_fixed_folders(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b"):
@@ -178,6 +169,7 @@ def test_images_of_a_pattern_are_named_below_its_fixed_folders(photos, tmp_path,
     file.write_text(f"a/1.png\t{QUERY}\nb/1.png\tthe mug\n")
     tasks = find_tasks("photos/**/1.png", None, str(file)).images
     assert [task.name for task in tasks] == ["a/1.png", "b/1.png"]
+    assert len(find_tasks("photos/val_00000[0-3].png", QUERY, None).images) == 4
 
 
 def test_a_text_file_asks_about_every_image_or_about_single_ones(photos, tmp_path):
@@ -339,30 +331,6 @@ def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, content):
     with pytest.raises(InputError, match=JOURNAL):
         read_journal(tmp_path / JOURNAL, HEADER)
     assert (tmp_path / JOURNAL).read_bytes() == content
-
-
-def test_processes_divide_the_images_and_share_their_journals(stub, photos, tmp_path, monkeypatch):
-    tasks = find_tasks(str(photos), QUERY, None)
-    predict_images(stub, tasks, tmp_path / "one")
-    names = []
-    monkeypatch.setattr(batch, "allgather", lambda failed: [failed])
-    monkeypatch.setattr(batch, "_write_predictions", lambda *_: None)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for process in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                batch, "run_on_main", lambda start: {}
-            )  # neither sees the other's answers
-            (tmp_path / "two").mkdir(exist_ok=True)
-            predict_images(stub, tasks, tmp_path / "two")
-        lines = (tmp_path / "two" / f"answers-{process}.jsonl").read_text().splitlines()
-        names.append([json.loads(line)["image"] for line in lines[1:]])
-    assert sorted(names[0] + names[1]) == [task.name for task in tasks.images]
-    assert abs(len(names[0]) - len(names[1])) <= 1
-    monkeypatch.undo()
-    assert predict_images(stub, tasks, tmp_path / "two").num_predicted == 0
-    assert entries(tmp_path / "two") == entries(tmp_path / "one")
 
 
 @pytest.fixture(scope="module")
