@@ -197,6 +197,7 @@ def test_masks_larger_than_the_image(tmp_path):
     big = mask(10, 10, 34, 24, 24, 34)
     content = coco()
     content["annotations"][0] |= {"segmentation": masks.encode(big), "visible_mask": None}
+    content["annotations"][0]["bbox"] = masks.coco_box(big)
     path = write(tmp_path / "c.json", content)
     with pytest.raises(InputError, match=r"24 x 34 but it is 20 x 30; choose --oversize"):
         read_coco(path)

@@ -109,6 +109,18 @@ def test_every_format_gives_a_file_without_problems(tmp_path, command):
     assert info == {"description": "converted from cocoa-cls: coco.json", "queries": "q.json"}
 
 
+def test_queries_about_ignored_objects_are_noted(tmp_path, command):
+    content = coco()
+    content["annotations"][0]["iscrowd"] = 1
+    over, out = tmp_path / "over.json", tmp_path / "out.json"
+    path = write(tmp_path / "c.json", content)
+    assert command(main, "convert", "muva", path, "--out", over, "--queries", 0).code == 0
+    query = {"image_id": 7, "text": "it", "mask_type": "modal", "instance_ids": [31]}
+    queries = write(tmp_path / "q.json", [query])
+    end = command(main, "convert", "r2sm", queries, "--over", over, "--out", out)
+    assert end.code == 0 and "1 of 1 queries mean ignored objects only" in end.err
+
+
 def test_template_queries_and_counts_of_a_file(tmp_path, command):
     path = save_cocoa(tmp_path)
     first, second = tmp_path / "a.json", tmp_path / "b.json"

@@ -175,7 +175,7 @@ def find_missing(records: Mapping[str, Any]) -> str:
         return f"since all annotations are ignored; {CROWD_REMEDY}"
     if not records["queries"]:
         return "since it has no queries; write some with `data queries template` or `requests`"
-    if len(_queries_of_ignored(records)) == len(records["queries"]):
+    if len(queries_of_ignored(records)) == len(records["queries"]):
         return f"since all queries mean ignored annotations only; {CROWD_REMEDY}"
     return ""
 
@@ -191,7 +191,7 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
         is_half = num_crowds >= len(annotations) / 2
         yield f"{sentence}; {CROWD_REMEDY}" if is_half else sentence
 
-    num_queries = len(_queries_of_ignored(records))
+    num_queries = len(queries_of_ignored(records))
     if num_queries:
         yield f"{num_queries} of {len(records['queries'])} queries mean ignored annotations only"
 
@@ -213,7 +213,7 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
         yield "no object is hidden anywhere, so that modal and amodal masks are the same"
 
 
-def _queries_of_ignored(records: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def queries_of_ignored(records: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The queries that have targets, all of them ignored."""
     ignored = {a["id"] for a in records["annotations"] if is_ignored(a)}
     queries = []

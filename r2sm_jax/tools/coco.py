@@ -26,7 +26,7 @@ from tyro.conf import OmitArgPrefixes
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.validation import MASKS, BoxComparison, is_id, is_text, parse_flag
+from r2sm_jax.data.validation import MASKS, BoxComparison, is_id, is_text
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import (
     BadRecord,
@@ -437,31 +437,17 @@ def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Optio
         what = f"occlude_rate {stored_rate:.3f} is stored, but the masks give {rate:.3f} (used)"
         notes.append(annotation.note(what))
 
-    stated_masks = [fields[key] for key in MASKS if key in fields]
-    how.boxes.add(annotation.value, stated_masks)
+    # A box of D2SA that reaches out of the image is not that of the cropped mask.
+    if how.oversize != "crop":
+        how.boxes.add(annotation.value, [fields[key] for key in MASKS if key in fields])
 
     if is_id(annotation.get("id")):
         fields["source_id"] = annotation.get("id")
     for key in preset.copied:
         if is_id(annotation.get(key)):
             fields[key] = annotation.get(key)
-    ignored_by = _flag_that_ignores(annotation, how.crowds)
+    ignored_by = annotation.flag_that_ignores(crowds_are_objects=how.crowds == "objects")
     return ObjectRecord(annotation.get("name"), fields, None, tuple(notes), ignored_by)
-
-
-def _flag_that_ignores(annotation: Entry, crowds: str) -> str:
-    """The flag that leaves an annotation out of training and metrics, "" if none does.
-
-    Raises RecordError for a flag that is neither yes nor no.
-    """
-    flags = {}
-    for name in ("ignore", "iscrowd"):
-        flags[name] = parse_flag(annotation.get(name))
-        if flags[name] is None:
-            raise annotation.error(f"its {name} is {annotation.get(name)!r}", "write 0 or 1")
-    if flags["ignore"]:
-        return "ignore"
-    return "iscrowd" if flags["iscrowd"] and crowds == "ignore" else ""
 
 
 def _fit_mask(

@@ -25,7 +25,7 @@ from r2sm_jax.data.dataset import read_records
 from r2sm_jax.data.validation import find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.check import CROWD_REMEDY, counts_of
+from r2sm_jax.tools.check import CROWD_REMEDY, counts_of, queries_of_ignored
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.entries import Note, group_by_reason
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
@@ -197,6 +197,11 @@ def convert(
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)
     write_json(files.out, records, files.overwrite)
+
+    num_useless = len(queries_of_ignored(records))
+    if num_useless:
+        what = f"{num_useless} of {len(records['queries'])} queries mean ignored objects only"
+        collector.notes.append(Note(sources, f"{what}, so that nothing is learnt or scored there"))
 
     num_bad = len(collector.bad_records)
     if num_bad:

@@ -13,7 +13,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.validation import is_id, is_text
+from r2sm_jax.data.validation import is_id, is_text, parse_flag
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 
 T = TypeVar("T")
@@ -138,6 +138,20 @@ class Entry:
             problem = f"its size is not possible ({error})"
             raise self.error(problem, "give the image's own size") from error
         return height, width
+
+    def flag_that_ignores(self, crowds_are_objects: bool = False) -> str:
+        """The flag that leaves an annotation out of loss, queries and metrics, "" if none does.
+
+        Raises RecordError for a flag that is neither yes nor no.
+        """
+        flags = {}
+        for name in ("ignore", "iscrowd"):
+            flags[name] = parse_flag(self.get(name))
+            if flags[name] is None:
+                raise self.error(f"its {name} is {self.get(name)!r}", "write 0 or 1")
+        if flags["ignore"]:
+            return "ignore"
+        return "iscrowd" if flags["iscrowd"] and not crowds_are_objects else ""
 
     def mask(self, key: str, size: Size) -> tuple[Mask, list[Note]]:
         """The mask `[H W]` in a field, as `read_mask`, and a note if rings were left out.

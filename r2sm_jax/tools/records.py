@@ -340,6 +340,7 @@ def make_visible_object(
     mask, notes = entry.mask(field, size)
     if not mask.any():
         raise entry.error(f"its {field} has no pixel in the image", "correct it")
+    # Its `iscrowd` does not count: RefCOCO refers to crowds too, and scores them.
     return ObjectRecord(category, mask_fields(mask, None), key, tuple(notes))
 
 
