@@ -1,7 +1,5 @@
 """Mask-type heads."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -27,22 +25,8 @@ from r2sm_jax.models.r2sm import R2SM, input_spec
 from r2sm_jax.training.losses import type_loss
 
 
-def test_the_registry_has_the_heads_that_the_configuration_knows():
+def test_the_configuration_names_all_heads():
     assert tuple(heads.LEARNED) == LEARNED_HEADS and tuple(heads.REFERENCES) == REFERENCE_HEADS
-
-
-def test_heads_load_neither_grammar_nor_image_libraries():
-    code = "import sys, r2sm_jax.models.mask_type_heads; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
-    assert not {
-        "PIL",
-        "pycocotools",
-        "transformers",
-        "r2sm_jax.synthetic.queries",
-        "r2sm_jax.synthetic.scenes",
-    } & set(loaded)
 
 
 @pytest.mark.parametrize("name", heads.LEARNED)
@@ -52,27 +36,27 @@ def test_learned_heads_give_one_logit_and_ignore_padding(name):
     text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
     logit = head(text, mask)
     assert logit.shape == (2, 3) and logit.dtype == FLOAT32 and np.unique(logit).size == 6
-    np.testing.assert_allclose(
-        head(jnp.where(mask[..., None, None], text, 50.0), mask), logit, atol=1e-5
-    )
+    other_padding = jnp.where(mask[..., None, None], text, 50.0)
+    np.testing.assert_allclose(head(other_padding, mask), logit, atol=1e-5)
     np.testing.assert_allclose(heads.member_logits(head, text, mask).mean(0), logit, atol=1e-6)
 
 
-def test_the_readers_of_the_attention_head_start_and_learn_apart():
+def test_the_members_of_the_attention_head_start_and_learn_apart():
     head = heads.AttentionHead(20, 2, rngs=nnx.Rngs(0))
     inputs = fake_inputs(CONFIG, 2, 3)
     text, mask = jnp.asarray(inputs["text"], jnp.float32), jnp.asarray(inputs["text_mask"])
-    said = heads.member_logits(head, text, mask)
-    assert said.shape == (len(head.members), 2, 3) and np.unique(said).size == said.size
-    wants = jnp.arange(6).reshape(2, 3) % 2 == 0
+    logits = heads.member_logits(head, text, mask)
+    assert logits.shape == (len(head.members), 2, 3) and np.unique(logits).size == logits.size
+    is_amodal = jnp.arange(6).reshape(2, 3) % 2 == 0
 
     def gradients(head):
         graphdef, params = nnx.split(head, nnx.Param)
-        return jax.grad(
-            lambda p: type_loss(
-                heads.member_logits(nnx.merge(graphdef, p), text, mask), wants, LossConfig()
-            ).mean()
-        )(params)["members"]
+
+        def loss(params):
+            logits = heads.member_logits(nnx.merge(graphdef, params), text, mask)
+            return type_loss(logits, is_amodal, LossConfig()).mean()
+
+        return jax.grad(loss)(params)["members"]
 
     before = gradients(head)
     head.members[1].out.kernel[...] = -9 * head.members[1].out.kernel[...]
@@ -83,9 +67,8 @@ def test_the_readers_of_the_attention_head_start_and_learn_apart():
 
 def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
     model = R2SM(replace(CONFIG, head=DECODER_HEAD), rngs=nnx.Rngs(0))
-    inputs, other = (
-        jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3, seed=seed)) for seed in (0, 1)
-    )
+    inputs = jax.tree.map(jnp.asarray, fake_inputs(CONFIG, 2, 3))
+    other = fake_inputs(CONFIG, 2, 3, seed=1)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
@@ -96,8 +79,8 @@ def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
     assert logit.shape == (2, 3) and np.unique(logit).size == 6
     assert np.abs(logit - answer(params, inputs | {"image": other["image"]})).min() > 0
     assert np.abs(logit - answer(params, inputs | {"text": other["text"]})).min() > 0
-    rubbish = jnp.where(inputs["text_mask"][..., None, None], inputs["text"], jnp.float16(77))
-    np.testing.assert_allclose(answer(params, inputs | {"text": rubbish}), logit, atol=1e-5)
+    padded = jnp.where(inputs["text_mask"][..., None, None], inputs["text"], jnp.float16(77))
+    np.testing.assert_allclose(answer(params, inputs | {"text": padded}), logit, atol=1e-5)
     grads = jax.jit(jax.grad(lambda p: (answer(p, inputs) ** 2).sum()))(params)
     for module in ("decoder_head", "decoder", "vision"):
         assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[module])), module
@@ -123,11 +106,10 @@ def test_references_read_the_sentence_or_the_truth():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [("atention", "'attention'"), ("liner", "'linear'"), ("always-modal", "'always_modal'")],
+    ("name", "hint"), [("atention", "'attention'"), ("always-modal", "'always_modal'")]
 )
 def test_an_unknown_head_offers_the_nearest(name, hint):
-    with pytest.raises(InputError, match=f"{name}.*did you mean {hint}.*Known heads: .*none"):
+    with pytest.raises(InputError, match=f"{name}.*did you mean {hint}"):
         check_head(name)
     with pytest.raises(InputError, match=hint):
         R2SM(replace(CONFIG, head=name), rngs=nnx.Rngs(0))

@@ -80,22 +80,15 @@ def prompts(theirs, kind: str, batch: int):
     """Sparse prompts [b k t d] of SAM's own prompt encoder, or random ones, and the dense
     prompt."""
     rng = np.random.default_rng(0)
-    points = torch.tensor(
-        rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), dtype=torch.float32
-    )
+    points = torch.tensor(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)).astype(np.float32))
     labels = torch.tensor(rng.integers(0, 2, (batch, 3, 2)))
-    boxes = torch.tensor(
-        np.sort(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), axis=2), dtype=torch.float32
-    )
-    given = {
-        "points": (points, labels, None),
-        "boxes": (None, None, boxes.reshape(batch, 3, 4)),
-        "both": (points, labels, boxes.reshape(batch, 3, 4)),
-        "random": (points, labels, None),
-    }[kind]
-    sparse, dense = theirs.prompt_encoder(*given, None)
+    corners = np.sort(rng.uniform(0, published.SAM_IMAGE, (batch, 3, 2, 2)), axis=2)
+    boxes = torch.tensor(corners.astype(np.float32)).reshape(batch, 3, 4)
+    if kind == "boxes":
+        return theirs.prompt_encoder(None, None, boxes, None)
+    sparse, dense = theirs.prompt_encoder(points, labels, boxes if kind == "both" else None, None)
     if kind == "random":
-        sparse = torch.tensor(rng.normal(size=(batch, 4, 7, 16)), dtype=torch.float32)
+        sparse = torch.tensor(rng.normal(size=(batch, 4, 7, 16)).astype(np.float32))
     return sparse, dense
 
 
@@ -106,12 +99,13 @@ def decode(model, image, sparse):
 
 
 def reference(theirs, image, sparse, dense):
+    """SAM's four masks and their IoUs: the single one, then the other three."""
     positions = theirs.get_image_wide_positional_embeddings().repeat(len(image), 1, 1, 1)
-    single, several = (
-        theirs.mask_decoder(published.nchw(image), positions, sparse, dense, multimask_output=m)
-        for m in (False, True)
-    )
-    return [torch.cat([a, b], 2).detach().numpy() for a, b in zip(single, several, strict=True)]
+    inputs = published.nchw(image), positions, sparse, dense
+    masks, iou = theirs.mask_decoder(*inputs, multimask_output=False)
+    more_masks, more_iou = theirs.mask_decoder(*inputs, multimask_output=True)
+    masks, iou = torch.cat([masks, more_masks], 2), torch.cat([iou, more_iou], 2)
+    return masks.detach().numpy(), iou.detach().numpy()
 
 
 @pytest.mark.parametrize("kind", ["points", "boxes", "both", "random"])
@@ -120,15 +114,11 @@ def test_masks_and_ious_are_those_of_sam(sam, kind):
     image = np.random.default_rng(1).normal(size=(2, 5, 5, 16)).astype(np.float32)
     sparse, dense = prompts(theirs, kind, batch=2)
     masks, iou = decode(model, image, sparse.detach().numpy())
-    wanted, wanted_iou = reference(theirs, image, sparse, dense)
-    assert (
-        published.difference(masks, wanted) < 1e-4
-        and published.difference(iou[..., 0], wanted_iou) < 1e-4
-    )
-    assert published.mask_iou(masks, wanted) >= 0.999
-    np.testing.assert_array_equal(
-        iou[..., 0], iou[..., 1]
-    )  # the amodal mask starts as the modal one
+    expected, expected_iou = reference(theirs, image, sparse, dense)
+    assert published.difference(masks, expected) < 1e-4
+    assert published.difference(iou[..., 0], expected_iou) < 1e-4
+    assert published.mask_iou(masks, expected) >= 0.999
+    np.testing.assert_array_equal(iou[..., 0], iou[..., 1])  # amodal masks start as modal ones
 
 
 def test_from_pixels_to_masks(sam):
@@ -136,9 +126,8 @@ def test_from_pixels_to_masks(sam):
     x = np.random.default_rng(2).normal(size=(2, 80, 80, 3)).astype(np.float32)
     sparse, dense = prompts(theirs, "both", batch=2)
     tokens = published.nhwc(theirs.vision_encoder(published.nchw(x))[0])
-    masks, _ = decode(
-        model, nnx.jit(lambda m, x: m(x).tokens)(model.vision, x), sparse.detach().numpy()
-    )
+    our_tokens = nnx.jit(lambda m, x: m(x).tokens)(model.vision, x)
+    masks, _ = decode(model, our_tokens, sparse.detach().numpy())
     assert published.difference(masks, reference(theirs, tokens, sparse, dense)[0]) < 1e-4
 
 
@@ -156,70 +145,50 @@ def test_masks_come_back_to_the_image_as_in_sam(size):
     assert published.mask_iou(ours, torch.stack(theirs)) >= 0.999
 
 
-def test_what_became_of_every_key(sam, tmp_path):
+def test_what_became_of_every_key(sam):
     theirs, _, report = sam
     keys = theirs.state_dict().keys() - {"prompt_encoder.shared_embedding.positional_embedding"}
-    unused = {
-        k for k in keys if k.startswith(("prompt_encoder.mask_embed", "prompt_encoder.point_embed"))
-    }
-    unused |= {"prompt_encoder.not_a_point_embed.weight"}
+    prompts = ("mask_embed", "point_embed", "not_a_point_embed")
+    unused = {k for k in keys if k.startswith(tuple(f"prompt_encoder.{p}" for p in prompts))}
     assert set(report.unused) == unused and set(report.loaded.values()) == keys - unused
-    assert (
-        all(path.startswith("decoder.occluded.") for path in report.copied)
-        and len(report.copied) == 4 * 6
-    )
-    fresh = {".".join(path.split(".")[:2]) for path in report.initialised}
-    assert fresh == {"decoder.text", "decoder.text_norm", "decoder.presence"}
-    assert f"{len(report.loaded)} loaded, 24 copied" in str(report)
+    assert len(report.copied) == 4 * 6
+    assert all(path.startswith("decoder.occluded.") for path in report.copied)
+    new = {".".join(path.split(".")[:2]) for path in report.initialised}
+    assert new == {"decoder.text", "decoder.text_norm", "decoder.presence"}
     assert len(report.lines()) == sum(map(len, report[1:]))
 
 
-def test_more_slots_than_sam_has_masks_start_as_copies(sam, tmp_path):
+def test_slots_start_as_sams_masks_in_turn(sam, tmp_path):
     theirs, _, _ = sam
     theirs.save_pretrained(tmp_path)
     model, report = load(tmp_path, slots=5)
-    tokens, source = (
-        np.asarray(model.decoder.mask_tokens[...]),
-        theirs.mask_decoder.mask_tokens.weight.detach().numpy(),
-    )
-    np.testing.assert_array_equal(tokens, source[[0, 1, 2, 3, 1, 2]])
+    tokens = theirs.mask_decoder.mask_tokens.weight.detach().numpy()
+    np.testing.assert_array_equal(model.decoder.mask_tokens[...], tokens[[0, 1, 2, 3, 1, 2]])
     kernel = theirs.mask_decoder.output_hypernetworks_mlps[2].proj_out.weight.detach().numpy().T
-    for made in (model.decoder.modal[2], model.decoder.modal[5], model.decoder.occluded[5]):
-        np.testing.assert_array_equal(made.layers[2].kernel[...], kernel)
-    assert (
-        report.copied["decoder.modal.5.layers.2.kernel"]
-        == report.loaded["decoder.modal.2.layers.2.kernel"]
-    )
+    for mlp in (model.decoder.modal[2], model.decoder.modal[5], model.decoder.occluded[5]):
+        np.testing.assert_array_equal(mlp.layers[2].kernel[...], kernel)
+    path = "decoder.modal.{}.layers.2.kernel"
+    assert report.copied[path.format(5)] == report.loaded[path.format(2)]
 
-
-def test_spare_masks_of_sam_are_left_out_where_there_are_fewer_slots(sam, tmp_path):
-    sam[0].save_pretrained(tmp_path)
     model, report = load(tmp_path, slots=1)
     assert len(model.decoder.modal) == 2 and model.decoder.mask_tokens.shape == (2, 16)
     assert "mask_decoder.output_hypernetworks_mlps.3.proj_in.bias" in report.unused
 
 
+# Dimension, blocks, heads and blocks with global attention.
 FULL = {
-    "base": {},
-    "large": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "global_attn_indexes": [5, 11, 17, 23],
-    },
-    "huge": {
-        "hidden_size": 1280,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "global_attn_indexes": [7, 15, 23, 31],
-    },
+    "base": (768, 12, 12, [2, 5, 8, 11]),
+    "large": (1024, 24, 16, [5, 11, 17, 23]),
+    "huge": (1280, 32, 16, [7, 15, 23, 31]),
 }
 
 
 @pytest.mark.parametrize("size", FULL)
 def test_every_key_of_the_published_sizes_has_its_place(size, tmp_path):
     """Keys and shapes only: torch makes them without memory, and all values are one zero."""
-    config = published.transformers.SamConfig(vision_config=FULL[size])
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "global_attn_indexes")
+    vision = dict(zip(names, FULL[size], strict=True))
+    config = published.transformers.SamConfig(vision_config=vision)
     with torch.device("meta"):
         theirs = published.transformers.SamModel(config).state_dict()
     tensors = {
