@@ -134,10 +134,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
         trained=run.config,
         selected=is_best,
     )
-    if not any(results.results for _, results in evaluated.values()):
-        raise InputError(
-            f"{data.source}: there are no queries; write some with python -m r2sm_jax.data queries"
-        )
+    check_results(data.source, evaluated)
     if args.verbose:
         print(count_compilations())
 
@@ -163,12 +160,8 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     source = open_dataset(data, splits[0], image_size=96, count=count, need_images=False)
     path = Path(args.predictions)
     results = score_predictions(path, source, args.format)
-    if not results.results:
-        raise InputError(
-            f"{args.data}: no query of the split {splits[0]} can be scored; "
-            "give queries with true masks"
-        )
     evaluated = {splits[0]: (source, results)}
+    check_results(args.data, evaluated)
     report = make_report(
         evaluated,
         source=args.data,
@@ -177,6 +170,28 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
         missing=results.missing,
     )
     return report, evaluated, Path(args.out) if args.out else None
+
+
+def check_results(source: str, evaluated: Evaluated) -> None:
+    """Prints which queries are left out and why. Raises InputError if none is scored."""
+    left_out = []
+    for name, (_, results) in evaluated.items():
+        sentence = results.describe_left_out()
+        if sentence:
+            left_out.append(f"{name}: {sentence}")
+    if any(results.results for _, results in evaluated.values()):
+        for sentence in left_out:
+            print(sentence)
+        return
+
+    if left_out:
+        raise InputError(
+            f"{source}: no query can be scored ({'; '.join(left_out)}); see ignore, iscrowd and "
+            "segmentation of their annotations"
+        )
+    raise InputError(
+        f"{source}: there are no queries; write some with python -m r2sm_jax.data queries"
+    )
 
 
 def compare_reports(args: EvaluateConfig) -> None:

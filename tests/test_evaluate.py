@@ -17,12 +17,13 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.evaluate import main
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluate import check_results, main
 from r2sm_jax.evaluation.evaluator import evaluate_sentences
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
-from r2sm_jax.evaluation.scorer import evaluate_source, query_truths, query_truths_at
+from r2sm_jax.evaluation.scorer import EvalResults, evaluate_source, query_truths, query_truths_at
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import load
 from r2sm_jax.query import Query, Sentence
@@ -236,6 +237,23 @@ def sample(**changes) -> Sample:
 def test_queries_for_an_amodal_mask_that_is_not_annotated_are_left_out():
     truths = query_truths_at(ListedSource([sample()]), 0)
     assert [truth.query.id for truth in truths if truth.is_scored] == [1, 3, 4]
+
+
+def test_queries_whose_targets_are_ignored_are_left_out_and_counted(tmp_path):
+    one = sample()
+    of_region = Query(5, "the crowd", "modal", (3,))
+    with_region = Query(6, "the book and the crowd", "modal", (2, 3))
+    source = ListedSource([replace(one, queries=(of_region, with_region))])
+    truths = query_truths_at(source, 0)
+    assert [truth.query.id for truth in truths if truth.is_scored] == [6]
+    assert masks.decode(truths[1].modal).sum() == 24
+
+    (tmp_path / "none.json").write_text("[]")
+    results = score_predictions(tmp_path / "none.json", source)
+    assert [result.query_id for result in results.results] == [6]
+    assert results.describe_left_out() == ("1 queries are left out: 1 mean only regions to ignore")
+    with pytest.raises(InputError, match="no query can be scored .*regions to ignore"):
+        check_results("json:d", {"all": (source, EvalResults(num_ignored=1))})
 
 
 def test_the_truth_is_the_union_of_the_instances():

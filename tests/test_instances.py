@@ -86,7 +86,8 @@ def ours(queries: list[dict]) -> dict[str, float | None]:
 def detections_of(one: dict) -> QueryDetections:
     detections = [mask for mask, _ in one["found"]]
     scores = [score for _, score in one["found"]]
-    return rank_detections(detections, scores, one["truth"], one["crowd"])
+    present = [True] * len(scores)
+    return rank_detections(detections, scores, present, one["truth"], one["crowd"])
 
 
 def assert_equal(queries: list[dict]) -> dict[str, float | None]:
@@ -186,10 +187,9 @@ def test_more_than_a_hundred_detections():
 
 def test_muse_pairs_instances_and_counts_what_is_left_over():
     left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
-    one = rank_detections(
-        [half, left, box(80, 80, 10, 10)], [0.9, 0.8, 0.1], [left, right]
-    )  # IoU 1, .5, one too many
-    found = muse([one, rank_detections([], [], [left]), rank_detections([], [], [])])
+    too_many = box(80, 80, 10, 10)
+    one = rank_detections([half, left, too_many], [0.9, 0.8, 0.1], [True] * 3, [left, right])
+    found = muse([one, rank_detections([], [], [], [left]), rank_detections([], [], [], [])])
     assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
     assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
     assert muse([]) == {"giou": None, "ciou": None}
@@ -198,14 +198,19 @@ def test_muse_pairs_instances_and_counts_what_is_left_over():
 def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
     left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
     for found in ([left], [left, inside]):
-        assert muse([rank_detections(found, [0.9] * len(found), [left], [region])]) == {
-            "giou": 1.0,
-            "ciou": 1.0,
-        }
-    counts = rank_detections(
-        [inside], [0.9], [inside], [region]
-    )  # an instance within the region still counts
-    assert muse([counts, rank_detections([left], [0.9], [], [region])]) == {
+        scores = [0.9] * len(found)
+        detections = rank_detections(found, scores, [True] * len(found), [left], [region])
+        assert muse([detections]) == {"giou": 1.0, "ciou": 1.0}
+    # An instance within the region still counts.
+    counts = rank_detections([inside], [0.9], [True], [inside], [region])
+    assert muse([counts, rank_detections([left], [0.9], [True], [], [region])]) == {
         "giou": 0.5,
         "ciou": pytest.approx(100 / 500),
     }
+
+
+def test_absent_slots_count_for_average_precision_only():
+    left, right = box(0, 0, 20, 20), box(40, 0, 20, 20)
+    slots = rank_detections([left, right, right], [0.9, 0.2, 0.1], [True, False, False], [left])
+    assert muse([slots]) == {"giou": 1.0, "ciou": 1.0}
+    assert instance_figures([slots])["detections"] == 3

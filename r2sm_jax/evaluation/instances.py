@@ -27,6 +27,8 @@ class QueryDetections(NamedTuple):
     """The detections of one query, best first, and their overlaps with its true instances."""
 
     scores: Float[np.ndarray, " d"]
+    is_present: Bool[np.ndarray, " d"]
+    """Whether the system answers with the detection. Others count for average precision only."""
     areas: Float[np.ndarray, " d"]
     truth_areas: Float[np.ndarray, " g"]
     is_crowd: Bool[np.ndarray, " g"]
@@ -37,6 +39,7 @@ class QueryDetections(NamedTuple):
 def rank_detections(
     detections: Sequence[RLE],
     scores: Sequence[float],
+    is_present: Sequence[bool],
     truth: Sequence[RLE],
     crowd: Sequence[RLE] = (),
 ) -> QueryDetections:
@@ -54,6 +57,7 @@ def rank_detections(
     is_crowd = [False] * len(truth) + [True] * len(crowd)
     return QueryDetections(
         scores=all_scores[order],
+        is_present=np.array(is_present, bool)[order],
         areas=np.array(masks.areas(ranked), float),
         truth_areas=np.array(masks.areas(truth_and_crowd), float),
         is_crowd=np.array(is_crowd, bool),
@@ -127,22 +131,23 @@ def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
     """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
 
     Detections and instances of a query are paired for the greatest sum of IoUs; the rest is paired
-    with empty masks. A query's IoU is the mean over its pairs, and 1 without pairs. Ignored regions
-    are no instances; a detection that has no instance and lies in one of them by more than half is
-    left out.
+    with empty masks. A query's IoU is the mean over its pairs, and 1 without pairs. Only detections
+    that are present count, as in the files that a system writes. Ignored regions are no instances;
+    a detection that has no instance and lies in one of them by more than half is left out.
     """
     means = []
     total_intersection = 0.0
     total_union = 0.0
     for query in queries:
-        iou = query.iou[:, ~query.is_crowd]
+        all_iou = query.iou[query.is_present]
+        iou = all_iou[:, ~query.is_crowd]
         truth_areas = query.truth_areas[~query.is_crowd]
 
-        in_crowd = query.iou[:, query.is_crowd].max(1, initial=0) > 0.5
+        in_crowd = all_iou[:, query.is_crowd].max(1, initial=0) > 0.5
         rows, columns = linear_sum_assignment(-iou)
         in_crowd[rows[iou[rows, columns] > 0]] = False
         iou = iou[~in_crowd]
-        areas = query.areas[~in_crowd]
+        areas = query.areas[query.is_present][~in_crowd]
 
         rows, columns = linear_sum_assignment(-iou)
         paired_iou = iou[rows, columns]

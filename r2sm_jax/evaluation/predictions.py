@@ -5,7 +5,7 @@ Formats, by name:
     coco    JSON list of COCO results with `query_id` in place of `image_id`: `{"query_id",
             "segmentation": RLE, "score", "mask_type"?, "amodal_probability"?, "fused"?}`. Several
             entries of a query are instances; the answer is their union, or the entry marked `fused`
-    png     folder of `<query id>.png`; what is not 0 is mask
+    png     folder of `<query id>.png`; what is brighter than half of white is mask
 """
 
 import re
@@ -80,6 +80,7 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
     results = EvalResults()
     for truth in truths:
         if not truth.is_scored:
+            results.count_left_out(truth)
             continue
         entries = predicted.get(truth.query.id)
         prediction = None if entries is None else entries.to_prediction(truth)
@@ -200,7 +201,7 @@ def _read_pngs(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
                         f"the mask is {image.height} x {image.width}, "
                         f"but its image is {height} x {width}"
                     )
-                mask = brightness(image) > 0
+                mask = masks.from_pixels(brightness(image))
         except Exception as error:  # Pillow raises nearly anything for a damaged file.
             raise InputError(
                 f"{file}: no mask can be read from it ({error}); see docs/metrics.md"

@@ -37,9 +37,11 @@ class QueryTruth(NamedTuple):
     height: int
     width: int
     instances: tuple[Instance, ...]
-    """With RLEs as masks."""
+    """The targets, with RLEs as masks, without those that are regions to ignore."""
     ignored: RLE | None
     """The region of the image that counts nowhere."""
+    is_ignored: bool = False
+    """Whether all targets are regions to ignore. An empty answer would be right otherwise."""
 
     @property
     def has_amodal(self) -> bool:
@@ -48,8 +50,10 @@ class QueryTruth(NamedTuple):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the requested mask is annotated."""
-        return self.query.mask_type == "modal" or self.has_amodal
+        """Whether the query counts: its targets are not ignored, and the requested mask is
+        annotated."""
+        is_annotated = self.query.mask_type == "modal" or self.has_amodal
+        return is_annotated and not self.is_ignored
 
     @property
     def modal(self) -> RLE:
@@ -81,8 +85,19 @@ def query_truths_at(source: Source, index: int, sample: Sample | None = None) ->
     truths = []
     for query in truth.queries:
         instance_ids = dict.fromkeys(query.instance_ids)  # without doubles
-        targets = tuple(by_id[i] for i in instance_ids)
-        truths.append(QueryTruth(query, index, truth.image_id, height, width, targets, ignored))
+        targets = tuple(by_id[i] for i in instance_ids if not by_id[i].ignore)
+        truths.append(
+            QueryTruth(
+                query=query,
+                index=index,
+                image_id=truth.image_id,
+                height=height,
+                width=width,
+                instances=targets,
+                ignored=ignored,
+                is_ignored=bool(instance_ids) and not targets,
+            )
+        )
     return truths
 
 
@@ -227,6 +242,7 @@ def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
         detections=rank_detections(
             [candidate.mask for candidate in prediction.candidates],
             [candidate.score for candidate in prediction.candidates],
+            [candidate.is_present for candidate in prediction.candidates],
             [i.complete if is_amodal else i.modal for i in truth.instances],
             [] if truth.ignored is None else [truth.ignored],
         ),
@@ -263,14 +279,37 @@ class EvalResults:
     """The results of all queries of one split."""
 
     results: list[QueryResult] = field(default_factory=list)
+    num_ignored: int = 0
+    """Queries that are left out, since all of their targets are regions to ignore."""
+    num_not_annotated: int = 0
+    """Amodal queries that are left out, since the complete shape of a target is not annotated."""
 
     def add(self, result: QueryResult) -> None:
         """Adds the result of one query."""
         self.results.append(result)
 
+    def count_left_out(self, truth: QueryTruth) -> None:
+        """Counts a query that is not scored, by its reason."""
+        if truth.is_ignored:
+            self.num_ignored += 1
+        else:
+            self.num_not_annotated += 1
+
     def merge(self, other: "EvalResults") -> None:
         """Adds results that come after these."""
         self.results += other.results
+        self.num_ignored += other.num_ignored
+        self.num_not_annotated += other.num_not_annotated
+
+    def describe_left_out(self) -> str:
+        """How many queries are left out and why, in words; "" if none is."""
+        parts = []
+        if self.num_ignored:
+            parts.append(f"{self.num_ignored} mean only regions to ignore")
+        if self.num_not_annotated:
+            parts.append(f"{self.num_not_annotated} ask for a complete shape that is not annotated")
+        num_left_out = self.num_ignored + self.num_not_annotated
+        return f"{num_left_out} queries are left out: {', '.join(parts)}" if parts else ""
 
     @property
     def missing(self) -> list[int]:
@@ -320,18 +359,23 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
 def _evaluate_images(predictor: Predictor, source: Source, indices: list[int]) -> EvalResults:
     """Evaluates some images of a source."""
     is_oracle = predictor.config.head == "oracle"
+    results = EvalResults()
     # The truth of an image is read when its request is made, and used when its predictions come.
     truths: list[list[QueryTruth]] = []
 
     def make_requests() -> Iterator[Request]:
         for index in indices:
             sample = source[index]
-            scored = [t for t in query_truths_at(source, index, sample) if t.is_scored]
+            scored = []
+            for truth in query_truths_at(source, index, sample):
+                if truth.is_scored:
+                    scored.append(truth)
+                else:
+                    results.count_left_out(truth)
             truths.append(scored)
             mask_types = [truth.query.mask_type for truth in scored] if is_oracle else None
             yield Request(sample.image, [truth.query.text for truth in scored], mask_types)
 
-    results = EvalResults()
     predictions = predictor.predict_batches(make_requests(), with_candidates=True)
     for image, predictions_of_image in enumerate(predictions):
         for prediction, truth in zip(predictions_of_image, truths[image], strict=True):
