@@ -135,6 +135,7 @@ def _in_float16(run: Run, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.
     published = published_weights(run.config.model, run.sizes)
     trained = {}
     for name, value in weights.items():
+        # Compared by value: what is frozen in this run may have been trained in an earlier one.
         if name not in published or not np.array_equal(value, published[name]):
             trained[name] = value.astype(np.float16)
 

@@ -102,20 +102,23 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     steps = checkpoints.steps
     if not steps:
         raise InputError(f"{folder}: the run has no checkpoint yet; train on with --resume")
-    named = {str(step): step for step in steps} | {
-        "latest": steps[-1],
-        "best": checkpoints.best or steps[-1],
-    }
-    if checkpoint not in named:
-        known = f"best, latest or one of the steps {', '.join(map(str, steps))}"
+    if checkpoint == "best":
+        step = checkpoints.best or steps[-1]
+    elif checkpoint == "latest":
+        step = steps[-1]
+    elif checkpoint.isdecimal() and int(checkpoint) in steps:
+        step = int(checkpoint)
+    else:
+        choices = ", ".join(map(str, steps))
         raise InputError(
-            f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give {known}"
+            f"--checkpoint {checkpoint!r}: the run has no such checkpoint; give best, latest or "
+            f"one of the steps {choices}"
         )
+
     sizes = read_sizes(folder)
     graphdef, state, constants = abstract_state(config, sizes)
-    restored = checkpoints.restore(
-        state, constants, step=named[checkpoint], only=checkpoint.isdigit()
-    )
+    # Where a user names a step, no other one stands in for a damaged one.
+    restored = checkpoints.restore(state, constants, step=step, only=checkpoint.isdecimal())
     checkpoints.close()
     return Stored(
         config,
