@@ -192,6 +192,8 @@ def test_a_text_file_asks_about_every_image_or_about_single_ones(photos, tmp_pat
         ("the mug\r\n\r\nthe cat\r\n", ["the mug", "the cat"]),
         ("the mug\rthe cat", ["the mug", "the cat"]),
         ("\ufeffthe mug\n\ufeffthe  cat \n \n", ["the mug", "the cat"]),
+        ("VAL_000001.PNG\tthe mug\n", ["the mug"]),
+        ("val_00001.png\tthe mug\n", "did you mean val_000001.png"),
         ("VAL_1\tthe mug\n", "not among"),
         ("../a.png\tthe mug\n", "not among"),
         ("/a.png\tthe mug\n", "not among"),

@@ -1,5 +1,6 @@
 """Which queries are predicted about which images: from IMAGE, QUERY and --queries of `predict`."""
 
+import difflib
 import glob
 import hashlib
 import re
@@ -122,9 +123,12 @@ def _texts_by_image(
             continue
         path = None if leads_outside(line.image) else find_image([root], line.image)
         if path is None or not (path in texts or Path(image).is_dir()):
+            names = [path.relative_to(root).as_posix() for path in texts or _list_images(image)]
+            near = difflib.get_close_matches(line.image, names, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"give names as below {root}"
             raise InputError(
                 f"{queries}: it asks about {line.image}, which is not among the images of {image}; "
-                f"give names as below {root}"
+                f"{remedy}"
             )
         texts.setdefault(path, []).append(line.text)
     return {path: of_image for path, of_image in texts.items() if of_image}
