@@ -23,7 +23,7 @@ from test_query_template import objects_of
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
-from r2sm_jax.tools.convert import notes_on_all_objects
+from r2sm_jax.tools.convert import notes_on_all_records
 from r2sm_jax.tools.entries import Note, group_by_reason
 
 
@@ -152,7 +152,7 @@ def test_no_occlusion_at_all_is_noted(tmp_path):
     content = coco()
     content["annotations"][1] |= {"visible_mask": None, "occlude_rate": 0}
     collector = read_coco(write(tmp_path / "c.json", content))
-    (note,) = notes_on_all_objects(collector, "c.json")
+    (note,) = notes_on_all_records(collector, collector.to_records(""), "c.json")
     assert "no pixel of the 2 objects is hidden" in str(note)
 
 
@@ -171,7 +171,7 @@ def test_ignore_and_iscrowd(flags, num_ignored, sentence, tmp_path):
     collector = read_coco(path)
     assert [a.get("ignore", False) for a in collector.annotations] == [num_ignored == 1, False]
     assert collector.num_ignored.total() == num_ignored
-    notes = "".join(map(str, notes_on_all_objects(collector, "c.json")))
+    notes = "".join(map(str, notes_on_all_records(collector, collector.to_records(""), "c.json")))
     assert sentence in notes and bool(notes) == bool(num_ignored)
     content["annotations"][0]["iscrowd"] = "maybe"
     collector = read_coco(write(path, content), max_bad=1)

@@ -163,6 +163,14 @@ def test_masks_with_a_palette(tmp_path):
     assert "several values" in str(collector.bad_records[0])
 
 
+def test_masks_that_are_no_images(tmp_path):
+    folder = pix2gestalt(tmp_path, 1)
+    path = folder / "whole_mask" / "0_whole_mask.png"
+    path.rename(path.with_suffix(".npy"))
+    with pytest.raises(InputError, match=r"whole_mask: there are no images; 0_whole_mask.npy"):
+        collect(read_mask_folders([folder]))
+
+
 def test_folders_that_do_not_exist(tmp_path):
     with pytest.raises(InputError, match=r"there is no folder occlusion or images; .*--images"):
         collect(read_mask_folders([tmp_path]))

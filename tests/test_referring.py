@@ -294,7 +294,7 @@ def test_r2sm_queries_with_masks_of_their_own(tmp_path):
     [
         ({"image_id": 7}, "--over"),
         ({"visible_masks": {}}, "mask of instance 3 in visible_masks cannot be used"),
-        ({"visible_masks": None}, "'visible_masks' is missing"),
+        ({"visible_masks": None}, "it has no 'visible_masks'"),
         ({"amodal_masks": []}, "0 masks for 1 instances"),
         ({"instance_ids": [[3]]}, "is no id"),
     ],

@@ -13,7 +13,7 @@ A new format is a reader, a command here that passes its records to `convert`, a
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,29 +187,20 @@ def convert(
         raise InputError("convert: --queries and --seed cannot be negative; give 0 or more")
 
     collector = collect(items, files.max_bad, dataset)
-    images_flag = collector.name_images(files.out)
-    sources = ", ".join(path.name for path in files.sources)
-    for contradiction in find_shared_files([i["file_name"] for i in collector.images.values()]):
-        if contradiction.is_systematic:
-            raise InputError(f"{sources}: {contradiction}")
-        collector.notes.append(Note(sources, str(contradiction)))
-    records = collector.to_records(f"converted from {name}: {sources}")
-    if template.queries:
-        add_template_queries(files.out, records, template.queries, template.seed)
-    write_json(files.out, records, files.overwrite)
-
-    num_useless = len(queries_of_ignored(records))
-    if num_useless:
-        what = f"{num_useless} of {len(records['queries'])} queries mean ignored objects only"
-        collector.notes.append(Note(sources, f"{what}, so that nothing is learnt or scored there"))
-
     num_bad = len(collector.bad_records)
     if num_bad:
         what = f"{num_bad} of {collector.num_records} records cannot be used and were left out"
         print(f"note: {what}", file=sys.stderr)
     print_notes(collector.bad_records)
     print_notes(collector.notes)
-    print_notes(notes_on_all_objects(collector, ", ".join(map(str, files.sources))))
+
+    images_flag = collector.name_images(files.out)
+    sources = ", ".join(path.name for path in files.sources)
+    records = collector.to_records(f"converted from {name}: {sources}")
+    if template.queries:
+        add_template_queries(files.out, records, template.queries, template.seed)
+    print_notes(notes_on_all_records(collector, records, ", ".join(map(str, files.sources))))
+    write_json(files.out, records, files.overwrite)
     types = Counter(query["mask_type"] for query in records["queries"])
     counts = f"{types['modal']} modal, {types['amodal']} amodal"
     print(f"wrote {files.out}: {counts_of(records)} ({counts})")
@@ -218,8 +209,18 @@ def convert(
         print(f"the images are not below {folder}; pass {images_flag} with the dataset")
 
 
-def notes_on_all_objects(collector: Collector, sources: str) -> Iterator[Note]:
-    """What the objects of a conversion have in common and their author may not have meant."""
+def notes_on_all_records(
+    collector: Collector, records: Mapping[str, Any], sources: str
+) -> Iterator[Note]:
+    """What the records of a conversion have in common and their author may not have meant.
+
+    Raises InputError if most images share their file with another one.
+    """
+    for contradiction in find_shared_files([image["file_name"] for image in records["images"]]):
+        if contradiction.is_systematic:
+            raise InputError(f"{sources}: {contradiction}")
+        yield Note(sources, str(contradiction))
+
     num_objects = len(collector.annotations)
     num_ignored = collector.num_ignored.total()
     if num_ignored:
@@ -234,6 +235,11 @@ def notes_on_all_objects(collector: Collector, sources: str) -> Iterator[Note]:
     if rates and not any(rates):
         sentence = f"no pixel of the {len(rates)} objects is hidden; check the names of the fields"
         yield Note(sources, sentence)
+
+    num_useless = len(queries_of_ignored(records))
+    if num_useless:
+        sentence = f"{num_useless} of {len(records['queries'])} queries mean ignored objects only"
+        yield Note(sources, f"{sentence}, so that nothing is learnt or scored there")
 
 
 def check_arguments(files: Files) -> None:

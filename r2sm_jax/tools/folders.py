@@ -157,6 +157,11 @@ def _list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
         files[key] = path
 
     notes = []
+    if skipped and not files:
+        raise InputError(
+            f"{folder}: there are no images; {skipped[0]} is none of "
+            f"{', '.join(sorted(IMAGE_SUFFIXES))}; save the masks as PNG files"
+        )
     if skipped:
         examples = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         notes.append(Note(str(folder), f"{len(skipped)} files are no images ({examples})"))

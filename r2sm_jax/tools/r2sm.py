@@ -140,6 +140,9 @@ def _read_query_with_masks(
     if isinstance(entry.get(fields.image), int):
         problem = f"its {fields.image!r} is a number, which only a dataset file can explain"
         raise entry.error(problem, "give the converted file with --over, or name the image file")
+    if entry.get(fields.visible) is None:
+        problem = f"it has no {fields.visible!r}, the visible masks of its instances"
+        raise entry.error(problem, "name their field, or give the converted file with --over")
     image = make_image(entry, [entry.text(fields.image)], images_dir or entry.path.parent)
     numbers = _instance_ids(entry, fields)
     answer = entry.get(fields.answer)
@@ -197,7 +200,7 @@ def _instance_ids(entry: Entry, fields: R2SMFields) -> list[Any]:
 def _make_query(
     entry: Entry, fields: R2SMFields, mask_type: MaskType | None, targets: Sequence[Hashable]
 ) -> QueryRecord:
-    own_type = mask_type or entry.require(fields.mask_type, str)
+    own_type = mask_type or entry.require(fields.mask_type, str).strip().lower()
     if own_type not in MASK_TYPES:
         raise entry.error(f"its mask type is {own_type!r}", 'write "modal" or "amodal"')
     answer = entry.get(fields.answer)
