@@ -207,6 +207,7 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
             "is not known (segmentation is null)"
         )
 
+    # `any` stops at the first hidden object, so that good files are hardly decoded again.
     has_complete = any(a.get("segmentation") is not None for a in annotations)
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     if has_complete and not any(_is_occluded(a, sizes[a["image_id"]]) for a in annotations):

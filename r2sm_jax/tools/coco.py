@@ -182,6 +182,7 @@ def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
             continue
         images, bad_images = index_by_id(file.children("images", "image"))
         yield from bad_images
+        # D2SA's training files number their images on their own.
         shift = max(used_ids) + 1 - min(images) if used_ids & images.keys() else 0
         if shift:
             yield file.note(f"its image ids collide with those before; {shift} was added to each")
@@ -227,6 +228,7 @@ def _read_coco_file(
             names = [entry.text("file_name")]
             image = make_image(entry, names, how.images_dir, image_id + shift, size)
         except RecordError as error:
+            # An image takes its annotations along, so that --max-bad counts all that is lost.
             yield error.bad_record
             for annotation in by_image[image_id]:
                 yield BadRecord(str(annotation), error.bad_record.sentence)
@@ -259,6 +261,7 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
         for record in records:
             try:
                 image_id = record.require("image_id", int)
+                # COCOA has several annotators an image; they would double every object.
                 if image_id in used_ids:
                     yield record.note(f"left out, image {image_id} has been read before")
                     continue
@@ -355,6 +358,7 @@ def _read_image(
     if mask_size != original_size and how.oversize == "pad":
         image = _pad_image(image, mask_size, how.padded_dir)
 
+    # On its own, since an image without a usable object is kept.
     yield Record(image)
     records: list[tuple[Entry, ObjectRecord]] = []
     for annotation in annotations:

@@ -153,6 +153,7 @@ def _make_request(
     count: int,
     model: str | None,
 ) -> dict[str, Any]:
+    # The order of the paper's requests: rules and example, then the list, then the image.
     user = Template(PROMPTS["user"]).substitute(image, table=table, count=count)
     content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
     messages = [
@@ -353,6 +354,7 @@ def _fault(
         return "class name"
     if COORDINATES.search(written.question):
         return "coordinates"
+    # The share of common words (Jaccard), as a model often asks the same with other small words.
     words = _content_words(written.question)
     if any(len(words & other) >= MAX_SIMILARITY * len(words | other) for other in earlier):
         return "near-duplicate"

@@ -151,6 +151,7 @@ class Collector:
         if record.key is not None and (image_id, record.key) in self._annotation_ids:
             return
         number = len(self.annotations) + 1
+        # COCOA's names are free text with stray blanks; "object" is a class that is never named.
         category = " ".join(record.category.split()) or "object"
         category_id = self.categories.setdefault(category, len(self.categories) + 1)
         ids = {"id": number, "image_id": image_id, "category_id": category_id}
@@ -311,6 +312,7 @@ def make_image(
             return ImageRecord(image_id, names[0], size)
         images_dir = entry.path.parent
 
+    # COCO renamed its photos in 2017, and COCOA's files name those of 2014.
     names_of_2017 = [re.sub(r"COCO_(train|val|test)2014_", "", name) for name in names]
     candidates = (find_image([images_dir], name) for name in [*names, *names_of_2017])
     path = next((path for path in candidates if path is not None), None)
@@ -346,6 +348,7 @@ def make_visible_object(
 
 def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
     """The fields of an annotation that its masks `[H W]` determine; `amodal` None: not known."""
+    # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere.
     complete = modal if amodal is None else modal | amodal
     occluded = complete & ~modal
     fields: dict[str, Any] = {
@@ -354,6 +357,7 @@ def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
         "iscrowd": 0,
         "segmentation": None if amodal is None else masks.encode(complete),
     }
+    # Without a visible mask an object counts as fully visible.
     if amodal is None or occluded.any():
         fields["visible_mask"] = masks.encode(modal)
     if amodal is not None:

@@ -69,6 +69,7 @@ class Counts:
                 self.occlusion_rates.append((amodal_area - modal_area) / max(1, amodal_area))
         for query in truth.queries:
             self.num_words[query.mask_type].append(len(query.text.split()))
+            # A target that is named twice counts once, as in scoring.
             self.num_targets[query.mask_type].append(len(set(query.instance_ids)))
             self.num_against_keywords += keyword_mask_type(query.text) != query.mask_type
 

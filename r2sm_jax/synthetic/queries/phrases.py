@@ -58,6 +58,7 @@ class PhraseWriter:
         self.rng = rng
         self.held_out = held_out
         self.words = read_toml("phrases.toml")
+        # Anchors are asked for often, and finding them draws no random number.
         self._anchors: dict[int, list[str]] = {}
 
     def phrase(self, allowed_ids: Set[int]) -> Phrase | None:
@@ -70,6 +71,8 @@ class PhraseWriter:
         preferred = [facts for facts in allowed if facts.is_partly_hidden == prefer_hidden]
         target = pick(self.rng, preferred or allowed)
 
+        # One draw for the kind and up to MAX_ATTEMPTS of its writer: the order of the draws is what
+        # keeps the sentences of a seed the same.
         shares = (
             (0.45, self._name),
             (0.15, self._position),

@@ -97,6 +97,7 @@ def write_text_only_queries(
     r2sm_sentences = _r2sm_sentences(rng, without)
     by_text: dict[str, Sentence] = {}
 
+    # Texts that come twice are drawn again, so that the number of draws depends on the seed alone.
     while len(by_text) < count:
         draw = rng.random()
         if draw < UNDECIDABLE_SHARE:

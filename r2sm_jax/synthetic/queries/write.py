@@ -87,6 +87,7 @@ def write_queries(
         num_left = {"modal": count if allowed["modal"] else 0, "amodal": 0}
 
     by_text: dict[str, Query] = {}
+    # Images with few objects run out of different sentences; they get fewer.
     for _ in range(60 * count + 60):
         if not any(num_left.values()):
             break
