@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 from r2sm_jax import evaluate, predict
 from r2sm_jax.cli import parse_config
@@ -24,6 +25,8 @@ import published_models as published  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
+SAM = "--model.vision.encoder sam --model.vision.sam"
+
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     _, state, constants = abstract_state(read_config(run), read_sizes(run))
@@ -35,34 +38,19 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
 
 def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp_path, command):
     """Everything at once: frozen SAM, frozen DINOv2 beside it, SAM's decoder trained."""
-    run, given = tmp_path / "run", {name: tmp_path / name for name in published_folders}
-    for name, folder in given.items():
+    run = tmp_path / "run"
+    sources = {name: tmp_path / name for name in published_folders}
+    for name, folder in sources.items():
         shutil.copytree(published_folders[name], folder)
-    end = command(
-        main,
-        *published_flags,
-        "--run",
-        run,
-        "--train.steps",
-        2,
-        "--model.vision.encoder",
-        "sam",
-        "--model.vision.sam",
-        given["sam"],
-        "--model.vision.sam-frozen",
-        "--model.vision.vit",
-        given["dinov2"],
-        "--model.decoder.type",
-        "sam",
-    )
+    flags = "--train.steps 2 --model.vision.encoder sam --model.decoder.type sam".split()
+    flags += ["--model.vision.sam", sources["sam"], "--model.vision.sam-frozen"]
+    flags += ["--model.vision.vit", sources["dinov2"]]
+    end = command(main, *published_flags, "--run", run, *flags)
     assert end.code == 0, end
     assert "frozen: vision" in end.out and "18 copied" in end.out
     report = (run / "published_weights.txt").read_text()
     assert report.count("copied       decoder.occluded.") == 18
-    assert (
-        "loaded       vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv.weight"
-        in report
-    )
+    assert "vision.blocks.0.attention.qkv.kernel <- vision_encoder.layers.0.attn.qkv" in report
     sizes = json.loads((run / "inputs.json").read_text())["image_encoder"]
     assert sizes["sam"]["dim"] == 32 and sizes["sam"]["global_blocks"] == [1]
     assert sizes["sam_decoder"]["dim"] == 16 and sizes["vit"]["family"] == "dinov2"
@@ -78,7 +66,7 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
     assert any("frequencies" in name for name in frozen)
     assert any("occluded" in name for name in moved) and any("join" in name for name in moved)
 
-    for folder in given.values():  # the run stands on its own from here
+    for folder in sources.values():  # the run stands on its own from here
         shutil.rmtree(folder)
     shutil.rmtree(run / "checkpoints" / "2")
     assert command(main, "--resume", "--run", run).code == 0
@@ -86,11 +74,7 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)
     assert command(evaluate.main, run, "--samples", 2, "--out", tmp_path / "scores").code == 0
     image = tmp_path / "image.png"
-    from PIL import Image
-
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 70, 3), dtype=np.uint8)).save(
-        image
-    )
+    Image.fromarray(np.zeros((40, 70, 3), np.uint8)).save(image)
     end = command(predict.main, run, image, "the red mug", "--json")
     assert end.code == 0 and json.loads(end.out)["size"] == [40, 70]
 
@@ -99,17 +83,8 @@ def test_sam_and_dinov2_and_sams_decoder(published_flags, published_folders, tmp
 def test_the_weights_of_sam_are_where_training_starts(published_flags, published_folders, tmp_path):
     """Trained whole, with our decoder: after one step with a rate of zero they are still the
     published ones."""
-    config = parse_config(
-        [
-            *published_flags,
-            "--model.vision.encoder",
-            "sam",
-            "--model.vision.sam",
-            str(published_folders["sam"]),
-            "--optimizer.learning-rate",
-            "0",
-        ]
-    )
+    flags = [*SAM.split(), str(published_folders["sam"]), "--optimizer.learning-rate", "0"]
+    config = parse_config([*published_flags, *flags])
     run = train(replace(config, run=str(tmp_path / "run"), train=replace(config.train, steps=1)))
     weights = load(run).predictor.weights
     theirs = dict(published.load(published_folders["sam"]))
@@ -126,86 +101,56 @@ def test_the_weights_of_sam_are_where_training_starts(published_flags, published
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("flags", "word"),
     [
-        (
-            ["--model.vision.encoder", "sam", "--model.vision.sam", "{dinov2}"],
-            "needs SAM, not model_type 'dinov2'",
-        ),
-        (["--model.vision.vit", "{sam}"], "cannot load it: model_type 'sam'"),
-        (
-            [
-                "--model.vision.encoder",
-                "sam",
-                "--model.vision.sam",
-                "{sam}",
-                "--model.vision.dim",
-                "63",
-            ],
-            "dim 63: the published weights have 32",
-        ),
-        (
-            [
-                "--model.vision.encoder",
-                "sam",
-                "--model.vision.sam",
-                "{sam}",
-                "--model.vision.image-size",
-                "60",
-            ],
-            "--model.vision.image-size 60",
-        ),
-        (
-            ["--model.vision.encoder", "sam", "--model.vision.sam", "no/such/folder/here"],
-            "--model.vision.sam",
-        ),
-        (["--model.vision.sam-frozen"], "--model.vision.sam-frozen"),
-        (["--model.vision.encoder", "vit"], "--model.vision.vit"),
-        (["--model.decoder.type", "sam", "--model.decoder.dim", "24"], "--model.vision.out-dim"),
+        (f"{SAM} {{dinov2}}", "needs SAM, not model_type 'dinov2'"),
+        ("--model.vision.vit {sam}", "cannot load it: model_type 'sam'"),
+        (f"{SAM} {{sam}} --model.vision.dim 63", "dim 63: the published weights have 32"),
+        (f"{SAM} {{sam}} --model.vision.image-size 60", "--model.vision.image-size 60"),
+        (f"{SAM} no/such/folder/here", "--model.vision.sam"),
+        ("--model.vision.sam-frozen", "--model.vision.sam-frozen"),
+        ("--model.vision.encoder vit", "--model.vision.vit"),
+        ("--model.decoder.type sam --model.decoder.dim 24", "--model.vision.out-dim"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_no_run(
-    extra, said, published_folders, tmp_path, refused, bert_folder
-):
-    words = [word.format(**published_folders) for word in extra]
-    words += ["--model.vision.patch-size", "16"]
-    sentence = refused(main, "--run", tmp_path / "run", "--model.text.name", bert_folder, *words)
-    assert said in sentence and not (tmp_path / "run").exists()
+def test_refusals_leave_no_run(flags, word, published_folders, tmp_path, refused, bert_folder):
+    words = flags.format(**published_folders).split()
+    words += ["--model.text.name", bert_folder, "--model.vision.patch-size", "16"]
+    assert word in refused(main, "--run", tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+BLOCK = "vision_encoder.layers"
+
+
+@pytest.mark.parametrize(
+    ("missing", "added", "messages"),
+    [
+        (
+            [f"{BLOCK}.0.attn.qkv.weight", "vision_encoder.neck.conv1.weight"],
+            {},
+            ["missing vision.blocks.0.attention.qkv.kernel", "missing vision.neck1.kernel"],
+        ),
+        (
+            [],
+            {f"{BLOCK}.7.mlp.lin1.bias": 3, "ema": 1},
+            [f"no place for key {BLOCK}.7.mlp.lin1.bias", "unknown key ema"],
+        ),
+        ([], {f"{BLOCK}.0.mlp.lin1.bias": 5}, [".0.mlp.lin1.bias has shape (5,), not (48,)"]),
+    ],
+)
 def test_weights_that_do_not_fit_name_every_key(
-    change, published_flags, published_folders, tmp_path, refused
+    missing, added, messages, published_flags, published_folders, tmp_path, refused
 ):
     folder = tmp_path / "sam"
     shutil.copytree(published_folders["sam"], folder)
     tensors = published.load(folder)
-    if change == "missing":
-        del (
-            tensors["vision_encoder.layers.0.attn.qkv.weight"],
-            tensors["vision_encoder.neck.conv1.weight"],
-        )
-        said = ("missing vision.blocks.0.attention.qkv.kernel", "missing vision.neck1.kernel")
-    elif change == "unknown":
-        tensors |= {
-            "vision_encoder.layers.7.mlp.lin1.bias": np.zeros(3, np.float32),
-            "ema": np.zeros(1, np.float32),
-        }
-        said = ("no place for key vision_encoder.layers.7.mlp.lin1.bias", "unknown key ema")
-    else:
-        tensors["vision_encoder.layers.0.mlp.lin1.bias"] = np.zeros(5, np.float32)
-        said = ("vision_encoder.layers.0.mlp.lin1.bias has shape (5,), not (48,)",)
+    for key in missing:
+        del tensors[key]
+    for key, size in added.items():
+        tensors[key] = np.zeros(size, np.float32)
     published.save(tensors, folder)
-    sentence = refused(
-        main,
-        *published_flags,
-        "--run",
-        tmp_path / "run",
-        "--model.vision.encoder",
-        "sam",
-        "--model.vision.sam",
-        folder,
-    )
-    assert all(part in sentence for part in said) and "model.safetensors" in sentence.replace(
-        str(folder), ""
-    )
+    flags = [*published_flags, "--run", tmp_path / "run", *SAM.split(), folder]
+    sentence = refused(main, *flags)
+    assert all(message in sentence for message in messages)
+    assert "model.safetensors" in sentence.replace(str(folder), "")
