@@ -248,7 +248,7 @@ class DataConfig:
     """Mirror half of the images; their queries that say left or right are left out."""
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
-    cut are left out."""
+    cut are left out, and positions among objects of which one is."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
     name colours."""

@@ -1,11 +1,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 from test_batches import sample, states
 
 from r2sm_jax.data.augment import MIN_SHARE_IN_CROP, jitter_colours, random_crop
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.dataset import Instance
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import open_source
 
@@ -39,6 +41,40 @@ def test_a_crop_cuts_image_and_masks_alike(seed, smallest):
     for query in one.queries:
         whole = all(left.get(number, 0) >= MIN_SHARE_IN_CROP for number in query.instance_ids)
         assert (query in crop.queries) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "stays"),
+    [
+        ("the second mug from the left", "mug", False),
+        ("the Topmost mug", "mug", False),
+        ("the 2nd mug", "mug", False),
+        ("the mug closest to us", "mug", False),
+        ("the second mug from the left", "plate", True),
+        ("the bright mug", "mug", True),
+    ],
+)
+def test_a_position_among_instances_is_not_learnt_once_one_is_cropped(text, category, stays):
+    one = sample()
+    masks = np.zeros((2, 8, 20), bool)
+    masks[0, 2:6, 0:2] = True
+    masks[1, 2:6, 8:12] = True
+    instances = (
+        Instance(1, category, masks[0], masks[0]),
+        Instance(2, "mug", masks[1], masks[1]),
+    )
+    query = replace(one.queries[0], text=text, instance_ids=(2,))
+    image = np.zeros((8, 20, 3), np.uint8)
+    row = replace(one, image=image, instances=instances, queries=(query,))
+
+    outcomes = []
+    for seed in range(100):
+        crop = random_crop(row, 0.5, np.random.default_rng(seed))
+        ids = {instance.id for instance in crop.instances}
+        mug = next((instance for instance in crop.instances if instance.id == 2), None)
+        if 1 not in ids and mug is not None and mug.amodal.sum() == 16:
+            outcomes.append(bool(crop.queries))
+    assert len(outcomes) > 5 and set(outcomes) == {stays}
 
 
 def test_colours_change_and_hues_stay():

@@ -14,13 +14,22 @@ MIN_SHARE_IN_CROP = 0.9
 """A query stays if this share of the complete mask of each of its instances lies in the crop."""
 NAMES_A_SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
 """Sentences that are wrong about a mirrored image."""
+NAMES_A_POSITION = re.compile(
+    r"\b(?:(?:left|right|top|bottom|upper|lower|outer|inner|front|rear|back)(?:most)?|last|end"
+    r"|mid|middle|center|centre|central|between|above|below|under|beside|next|adjacent"
+    r"|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|\d+(?:st|nd|rd|th)"
+    r"|near(?:er|est)?|clos(?:er|est)|far(?:ther|thest)?|further|furthest)\b",
+    re.IGNORECASE,
+)
+"""Sentences that count along a row or compare positions, such as "the second mug from the top"."""
 
 
 def random_crop(sample: Sample, min_share: float, rng: np.random.Generator) -> Sample:
     """A random window of a sample, each side at least `min_share` of the image's side.
 
     Instances without a pixel in the window are left out. So are queries that mean an instance of
-    which less than `MIN_SHARE_IN_CROP` remains.
+    which less than `MIN_SHARE_IN_CROP` remains, and queries that name a position among instances
+    of a category of which one is cropped so.
     """
     height, width = sample.image.shape[:2]
     rows = random_interval(height, min_share, rng)
@@ -38,7 +47,16 @@ def random_crop(sample: Sample, min_share: float, rng: np.random.Generator) -> S
         if area_inside >= MIN_SHARE_IN_CROP * area:
             complete_ids.add(instance.id)
 
-    queries = [q for q in sample.queries if complete_ids.issuperset(q.instance_ids)]
+    categories = {instance.id: instance.category for instance in sample.instances}
+    cropped_categories = {categories[i] for i in categories if i not in complete_ids}
+    queries = []
+    for query in sample.queries:
+        # "The second mug from the left" means another mug once the first one is cropped away.
+        is_recounted = any(categories.get(i) in cropped_categories for i in query.instance_ids)
+        if is_recounted and NAMES_A_POSITION.search(query.text):
+            continue
+        if complete_ids.issuperset(query.instance_ids):
+            queries.append(query)
     return replace(
         sample, image=sample.image[window], instances=tuple(instances), queries=tuple(queries)
     )
