@@ -123,11 +123,18 @@ def test_exchanged_masks():
     assert "exchanged" in str(contradiction) and contradiction.is_systematic
 
 
-def test_images_that_share_a_file():
+@pytest.mark.parametrize("name", ["a.png", "./a.png", ".\\a.png", "%61.png"])
+def test_images_that_share_a_file(name):
     records = make_records([polygon(*box) for box in BOXES])
-    records["images"].append(records["images"][0] | {"id": 2})
+    records["images"].append(records["images"][0] | {"id": 2, "file_name": name})
     (contradiction,) = find_contradictions(records)
     assert "a.png" in str(contradiction) and contradiction.count == 2
+
+
+def test_case_tells_two_files_apart():
+    records = make_records([polygon(*box) for box in BOXES])
+    records["images"].append(records["images"][0] | {"id": 2, "file_name": "A.png"})
+    assert not list(find_contradictions(records))
 
 
 def test_reading_refuses_a_file_that_contradicts_itself(tmp_path: Path):

@@ -174,6 +174,12 @@ def _plain_name(file_name: str) -> str:
     return unquote(file_name).replace("\\", "/")
 
 
+def same_file_key(file_name: str) -> str:
+    """What the spellings of one path have in common. Upper and lower case stay apart: "A.png" and
+    "a.png" can be two files."""
+    return unicodedata.normalize("NFC", str(PurePosixPath(_plain_name(file_name))))
+
+
 def _name_key(name: str) -> str:
     """What names that differ only in spelling have in common."""
     return unicodedata.normalize("NFC", unquote(name)).casefold()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import leads_outside
+from r2sm_jax.data.images import leads_outside, same_file_key
 from r2sm_jax.errors import InputError
 
 LISTS = {
@@ -306,9 +306,9 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
 
 
 def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
-    """The images whose file is also that of another image."""
-    counts = Counter(file_names)
-    shared = [name for name in file_names if counts[name] > 1]
+    """The images whose file is also that of another image, in any spelling."""
+    counts = Counter(map(same_file_key, file_names))
+    shared = [name for name in file_names if counts[same_file_key(name)] > 1]
     if shared:
         what = (
             f"images share their file with another image ({shared[0]}), so that masks may lie on "
