@@ -94,7 +94,6 @@ def figures_of_files(report: dict) -> dict:
     """The figures of a split without those that need the mask of the type that was not decided
     for, or the instances that are absent: average precision and recall rank those as well."""
     figures = {name: report[name] for name in ("mask_type", "variants", "breakdowns")}
-    figures["variants"].pop("muse")
     for name in ("all", "modal", "amodal"):
         figures[name] = {
             k: v
