@@ -7,7 +7,9 @@ import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
-from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap
+from r2sm_jax.evaluation.decide_and_segment import cgf1_figures, leak, pair_figures
+from r2sm_jax.evaluation.instances import rank_detections
+from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap, precision_at
 from r2sm_jax.evaluation.report import mask_type_scores, split_figures
 from r2sm_jax.evaluation.scorer import QueryResult, QueryTruth, score
 from r2sm_jax.inference.prediction import Prediction
@@ -86,7 +88,88 @@ def test_gres_judges_the_decision_that_there_is_no_target():
     assert scores["ciou"] == pytest.approx(130 / 250)
     assert scores["target_accuracy"] == pytest.approx(2 / 3)
     assert scores["no_target_accuracy"] == 0.5
-    assert scores["pr@0.7"] == scores["pr@0.9"] == pytest.approx(1 / 3)
+    assert scores["pr@0.5"] == pytest.approx(2 / 3)
+    assert scores["pr@0.6"] == scores["pr@0.9"] == pytest.approx(1 / 3)
+
+
+def test_precision_counts_targets_only():
+    rows = [(5, 10, 5, 10), (7, 10, 7, 10), (9, 10, 9, 10), (0, 8, 0, 8), (0, 0, 0, 0)]
+    shares = list(precision_at(np.array(rows)).values())
+    assert shares == [3 / 4, 2 / 4, 2 / 4, 1 / 4, 1 / 4]
+    assert set(precision_at(np.array(rows[4:])).values()) == {None}
+
+
+def test_leak_is_the_share_of_the_hidden_part_that_modal_answers_paint():
+    truth = mask("##..", "...."), mask("####", "....")  # two pixels are hidden
+    half = mask("###.", "##..")  # one of them, and two beyond the object
+    results = [
+        score_masks((half, half), truth),
+        score_masks((TOP, TOP), truth),
+        score_masks((LEFT, LEFT), truth),
+        score_masks((TOP, TOP), truth, mask_type="amodal"),  # should be painted
+        score_masks((TOP, TOP), (LEFT, LEFT)),  # nothing is hidden
+    ]
+    assert leak(results) == (1 / 2 + 1 + 0) / 3
+    assert leak(results[3:]) is None
+    figures = split_figures(results)
+    assert figures["all"]["leak"] == figures["modal"]["leak"] == 1 / 2
+    assert figures["amodal"]["leak"] is None
+
+
+def test_pairs_of_sentences_about_one_target():
+    def answers(image_id, modal_probability, amodal_probability):
+        pair = [
+            score_masks((LEFT, LEFT), (LEFT, LEFT), mask_type=mask_type, probability=probability)
+            for mask_type, probability in [
+                ("modal", modal_probability),
+                ("amodal", amodal_probability),
+            ]
+        ]
+        return [replace(result, image_id=image_id) for result in pair]
+
+    results = [
+        *answers(1, 0.1, 0.9),
+        *answers(2, 0.9, 0.1),
+        *answers(3, 0.1, 0.2),
+        *answers(4, 0.8, 0.9),
+        *answers(5, 0.2, 0.9),
+        *answers(6, None, None),
+        answers(7, 0.1, 0.9)[0],  # without its other sentence
+    ]
+    assert pair_figures(results) == {
+        "both_right": 2 / 5,
+        "swapped": 1 / 5,
+        "both_modal": 1 / 5,
+        "both_amodal": 1 / 5,
+        "pairs": 5,
+    }
+    assert pair_figures([]) == {**dict.fromkeys(pair_figures(results)), "pairs": 0}
+
+
+def test_cgf1_is_the_f1_of_instances_times_the_correlation_of_presence():
+    def detect(*predicted, truth=()):
+        rles = [masks.encode(one) for one in predicted]
+        present = [True] * len(rles)
+        return rank_detections(rles, [0.9] * len(rles), present, [masks.encode(t) for t in truth])
+
+    three = mask("##..", "#...")  # IoU 0.75 with LEFT: right at six of ten thresholds
+    queries = [
+        detect(three, TOP, truth=[LEFT]),
+        detect(truth=[LEFT]),
+        detect(LEFT),  # false positive: counts in the correlation only
+        detect(),
+        detect(),
+    ]
+    f1 = 6 / 10 * 2 / (2 + 2)  # one right, two detections, two instances
+    correlation = (1 * 2 - 1 * 1) / np.sqrt(2 * 2 * 3 * 3)  # tp 1, fp 1, fn 1, tn 2
+    figures = cgf1_figures(queries, type_mcc=0.5)
+    assert figures["positive_micro_f1"] == pytest.approx(f1)
+    assert figures["presence_mcc"] == pytest.approx(correlation)
+    assert figures["cgf1"] == pytest.approx(f1 * correlation)
+    assert figures["typed_cgf1"] == pytest.approx(f1 * 0.5)
+    # Without a query about something absent, the correlation is undefined.
+    assert cgf1_figures(queries[:1], type_mcc=None)["cgf1"] is None
+    assert set(cgf1_figures([], type_mcc=None).values()) == {None}
 
 
 def test_the_predicted_type_chooses_the_mask():

@@ -127,6 +127,23 @@ def _mean(values: Float[np.ndarray, "*n"]) -> float | None:
     return float(defined.mean()) if defined.size else None
 
 
+def drop_ignored(
+    query: QueryDetections,
+) -> tuple[Float[np.ndarray, "d g"], Float[np.ndarray, " d"], Float[np.ndarray, " g"]]:
+    """Returns the IoUs, areas and true areas of the detections that are present.
+
+    Ignored regions are no instances; a detection that has no instance and lies in one of them by
+    more than half is left out.
+    """
+    all_iou = query.iou[query.is_present]
+    iou = all_iou[:, ~query.is_crowd]
+    in_crowd = all_iou[:, query.is_crowd].max(1, initial=0) > 0.5
+    rows, columns = linear_sum_assignment(-iou)
+    in_crowd[rows[iou[rows, columns] > 0]] = False
+    areas = query.areas[query.is_present][~in_crowd]
+    return iou[~in_crowd], areas, query.truth_areas[~query.is_crowd]
+
+
 def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
     """PixelLM's instance-aware gIoU and cIoU (its `ar_validate`, for MUSE).
 
@@ -139,16 +156,7 @@ def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
     total_intersection = 0.0
     total_union = 0.0
     for query in queries:
-        all_iou = query.iou[query.is_present]
-        iou = all_iou[:, ~query.is_crowd]
-        truth_areas = query.truth_areas[~query.is_crowd]
-
-        in_crowd = all_iou[:, query.is_crowd].max(1, initial=0) > 0.5
-        rows, columns = linear_sum_assignment(-iou)
-        in_crowd[rows[iou[rows, columns] > 0]] = False
-        iou = iou[~in_crowd]
-        areas = query.areas[query.is_present][~in_crowd]
-
+        iou, areas, truth_areas = drop_ignored(query)
         rows, columns = linear_sum_assignment(-iou)
         paired_iou = iou[rows, columns]
         num_pairs = max(iou.shape)

@@ -19,6 +19,7 @@ from r2sm_jax.data.masks import RLE
 EPSILON = 1e-5
 BOUNDARY_RATIO = 0.02
 """Width of boundaries as a share of the image's diagonal."""
+PRECISION_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 NUM_RESAMPLES = 1000
 CHUNK_RESAMPLES = 100
 """Resamples that are drawn at once, to spare memory."""
@@ -84,25 +85,30 @@ def lisa(counts: Int[np.ndarray, "n 4"]) -> Scores:
     }
 
 
+def precision_at(counts: Int[np.ndarray, "n 4"]) -> Scores:
+    """Pr@0.5 to Pr@0.9 of referring segmentation: the shares of the queries with a target whose IoU
+    is at least that much."""
+    of_targets = counts[counts[:, 3] > 0]
+    iou = of_targets[:, 0] / np.maximum(of_targets[:, 1], 1)
+    return {f"pr@{threshold}": _mean(iou >= threshold) for threshold in PRECISION_THRESHOLDS}
+
+
 def gres(counts: Int[np.ndarray, "n 4"]) -> Scores:
     """ReLA's evaluation of gRefCOCO (refer_evaluation.py), with an empty prediction as its
     no-target decision.
 
-    Beside gIoU and cIoU the share of targets with an IoU of at least .7, .8 and .9, and the
-    accuracies of the decision where there is a target and where there is none.
+    Beside gIoU and cIoU the shares of `precision_at`, and the accuracies of the decision where
+    there is a target and where there is none.
     """
     intersection, union, predicted, truth = counts.T
     no_target = truth == 0
     predicts_none = predicted == 0
     iou = np.where(predicts_none, no_target, intersection / np.maximum(union, 1))
-    iou_of_targets = iou[~no_target]
     total_union = union[~(predicts_none & no_target)].sum()
     return {
         "giou": _mean(iou),
         "ciou": float(intersection.sum() / total_union) if total_union else None,
-        "pr@0.7": _mean(iou_of_targets >= 0.7),
-        "pr@0.8": _mean(iou_of_targets >= 0.8),
-        "pr@0.9": _mean(iou_of_targets >= 0.9),
+        **precision_at(counts),
         "target_accuracy": _mean(~predicts_none[~no_target]),
         "no_target_accuracy": _mean(predicts_none[no_target]),
     }

@@ -8,8 +8,23 @@ from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
 from r2sm_jax.data.dataset import Source
+from r2sm_jax.evaluation.decide_and_segment import (
+    cgf1_figures,
+    leak,
+    matthews_correlation,
+    pair_figures,
+)
 from r2sm_jax.evaluation.instances import instance_figures, muse
-from r2sm_jax.evaluation.iou import VARIANTS, Overlap, Scores, interval, iou_ratios, lisa, lisa_iou
+from r2sm_jax.evaluation.iou import (
+    VARIANTS,
+    Overlap,
+    Scores,
+    interval,
+    iou_ratios,
+    lisa,
+    lisa_iou,
+    precision_at,
+)
 from r2sm_jax.evaluation.published import find_benchmark
 from r2sm_jax.evaluation.scorer import EvalResults, QueryResult
 from r2sm_jax.query import MASK_TYPES, MaskType, Sentence, keyword_mask_type
@@ -48,6 +63,10 @@ def split_figures(results: Sequence[QueryResult], *, with_instances: bool = True
         of_type = [result for result in results if result.mask_type == mask_type]
         figures[mask_type] = mask_figures(of_type, with_instances)
     figures["mask_type"] = decision_figures(results)
+    figures["pairs"] = pair_figures(results)
+    if with_instances:
+        detections = [result.detections for result in results]
+        figures["cgf1"] = cgf1_figures(detections, figures["mask_type"]["mcc"])
     figures["predicted_iou"] = predicted_iou_figures(results)
     figures["references"] = reference_figures(results)
     figures["variants"] = variants
@@ -71,6 +90,8 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
         "complete_ciou": complete_iou["ciou"],
         "boundary_iou": lisa(boundary)["giou"],
         "wrong_type_gap": wrong_type_gap(results),
+        "leak": leak(results),
+        **precision_at(overlaps),
         "queries": len(results),
         "occluded_queries": len(occluded),
     }
@@ -261,7 +282,6 @@ def mask_type_scores(
     if predicted is None:
         predicted = probability > 0.5
     tn, fp, fn, tp = np.bincount(2 * is_amodal + predicted, minlength=4).tolist()
-    mcc_denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
 
     curve = None
     ece = None
@@ -274,7 +294,7 @@ def mask_type_scores(
         "modal": tn / (tn + fp) if tn + fp else None,
         "amodal": tp / (tp + fn) if tp + fn else None,
         "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
-        "mcc": (tp * tn - fp * fn) / mcc_denominator if mcc_denominator else None,
+        "mcc": matthews_correlation(tp, fp, fn, tn),
         "ece": ece,
         "confusion": {
             "amodal_as_amodal": tp,

@@ -1,8 +1,10 @@
 """A report as tables, and these as Markdown."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from r2sm_jax.evaluation.iou import PRECISION_THRESHOLDS
 from r2sm_jax.evaluation.published import TABLE_2, TABLE_3
 
 QUERY_TYPES = ("all", "modal", "amodal")
@@ -15,6 +17,7 @@ MASKS = {
     "complete IoU": "complete_iou",
     "boundary IoU": "boundary_iou",
     "wrong-type gap": "wrong_type_gap",
+    "leak": "leak",
 }
 """Columns and the figures that fill them; so are the next ones."""
 PRECISION = {
@@ -35,6 +38,14 @@ DECISIONS = {
     "MCC": "mcc",
     "ECE": "ece",
     "keyword rule": "keyword",
+}
+PRECISION_AT = {f"Pr@{threshold}": f"pr@{threshold}" for threshold in PRECISION_THRESHOLDS}
+CGF1 = {"cgF1": "cgf1", "typed cgF1": "typed_cgf1", "F1 of instances": "positive_micro_f1"}
+PAIRS = {
+    "both right": "both_right",
+    "swapped": "swapped",
+    "both modal": "both_modal",
+    "both amodal": "both_amodal",
 }
 HASHES = {
     "weights": "weights_sha256",
@@ -80,11 +91,11 @@ def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Tab
     if decided := decision_figures_by_name(report):
         rows = [[name, *cells(figures, DECISIONS)] for name, figures in decided.items()]
         tables.append(Table("Mask type", ["", *DECISIONS], rows))
-    tables += [_presence_table(splits), _reference_table(splits)]
+    tables += [_joint_table(splits), _presence_table(splits), _reference_table(splits)]
     if not brief:
         benchmarks = report["meta"].get("benchmark", {})
         tables += [_paper_table_2(splits, benchmarks), _paper_table_3(splits, benchmarks)]
-        tables += [_variant_table(splits), _breakdown_table(splits)]
+        tables += [_precision_table(splits), _variant_table(splits), _breakdown_table(splits)]
     return tables
 
 
@@ -112,6 +123,24 @@ def _instance_table(splits: Mapping[str, Any]) -> Table:
             num_detections = f"{figures['detections'] or 0:.1f}"
             rows.append([f"{name}, {kind}", num_detections, *cells(figures, INSTANCES)])
     return Table("Instances", ["", "detections a query", *INSTANCES], rows)
+
+
+def _joint_table(splits: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        joint = [percent(split["cgf1"][key]) for key in CGF1.values()]
+        pairs = [percent(split["pairs"][key]) for key in PAIRS.values()]
+        rows.append([name, *joint, f"{split['pairs']['pairs']}", *pairs])
+    return Table("Decision and masks together", ["", *CGF1, "pairs", *PAIRS], rows)
+
+
+def _precision_table(splits: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        for kind in QUERY_TYPES:
+            values = [percent(split[kind][key]) for key in PRECISION_AT.values()]
+            rows.append([f"{name}, {kind}", *values])
+    return Table("Targets with at least this IoU", ["", *PRECISION_AT], rows)
 
 
 def _presence_table(splits: Mapping[str, Any]) -> Table:
@@ -173,7 +202,9 @@ def _published_rows(
         return []
     rows = []
     for system, values in published.get(benchmark, {}).items():
-        rows.append([f"{benchmark}, {system}", *(f"{value:.2f}" for value in values)])
+        # TOML has no null: nan marks a cell that the paper's text does not show.
+        texts = ["–" if math.isnan(value) else f"{value:.2f}" for value in values]
+        rows.append([f"{benchmark}, {system}", *texts])
     return rows
 
 
