@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from rich.table import Table
 from r2sm_jax.cli import parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
-from r2sm_jax.data.dataset import Source
+from r2sm_jax.data.dataset import Source, check_teaches
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
@@ -48,13 +48,14 @@ from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.report import answer_overlaps, split_figures
-from r2sm_jax.evaluation.scorer import evaluate_source
+from r2sm_jax.evaluation.scorer import EvalResults, evaluate_source
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
+from r2sm_jax.query import Sentence
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
@@ -88,9 +89,12 @@ from r2sm_jax.training.sharding import (
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
-FITTING = 0.99
+FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The others are padded to the longest among
-them."""
+them, and attention takes time for padding too."""
+
+Log = Callable[[str], None]
+"""Prints a message with the seconds since the start."""
 
 
 class TrainingData(NamedTuple):
@@ -102,6 +106,8 @@ class TrainingData(NamedTuple):
     names: dict[str, np.ndarray]
     """Embeddings of each attribute's values."""
     sha256: str
+    has_absent_targets: bool
+    """Whether some queries are for something that is not in the picture."""
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
@@ -119,23 +125,65 @@ def open_data(config: Config, split: str, count: int) -> Source:
     return open_dataset(data, split, image_size=size, count=count, queries=data.queries)
 
 
-def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
+def prepare_data(config: Config, log: Log) -> TrainingData:
     """Opens the training split, prepares its images and encodes its sentences, all of it once.
     Raises InputError if the data or the language model cannot be read or do not fit the
     configuration."""
-    model, data, text = config.model, config.data, config.model.text
+    prepared = prepare_images(config, log)
+    source = prepared.source
+    sentences = [text for index in range(len(prepared)) for text in prepared.texts(index)]
+    # Only a head that reads words learns from sentences without an image.
+    has_text_head = config.model.head in LEARNED_HEADS
+    num_text_only = config.data.text_only_queries if has_text_head else 0
+    text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
+
+    texts = encode_sentences(config, sentences + [query.text for query in text_only], log)
+    if source.is_procedural:
+        has_absent_targets = SourceSpec.parse(config.data.source).asks_for_absent_things
+    else:
+        queries = (query for i in range(len(source)) for query in source.queries_at(i))
+        has_absent_targets = any(not query.instance_ids for query in queries)
+    return TrainingData(
+        prepared=prepared,
+        build_example=make_example_builder(config, texts, sentences, text_only, log),
+        texts=texts,
+        names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
+        sha256=prepared.sha256(sentences),
+        has_absent_targets=has_absent_targets,
+    )
+
+
+def prepare_images(config: Config, log: Log) -> PreparedSource:
+    """Opens the training split and prepares its images. Raises InputError if it cannot be read, or
+    teaches nothing."""
+    data = config.data
     source = open_data(config, "train", data.scenes)
     if not len(source):
         raise InputError(f"{data.source}: the training split is empty")
-    prepared = PreparedSource(source, model.vision.image_size, model.mask_size, crop=data.crop)
-    process = (jax.process_index(), jax.process_count())
-    kept = prepared.cache(data.cache_dir, process=process, wait=barrier)
-    say(
-        f"{len(prepared)} training images{' prepared' if kept else ', prepared anew at each visit'}"
-    )
+    if not source.is_procedural:
+        warning = check_teaches(source, data.source)
+        if warning:
+            print(f"warning: {data.source}: {warning}", flush=True)
 
+    image_size = config.model.vision.image_size
+    prepared = PreparedSource(source, image_size, config.model.mask_size, crop=data.crop)
+    process = (jax.process_index(), jax.process_count())
+    is_cached = prepared.cache(data.cache_dir, process=process, wait=barrier)
+    log(
+        f"{len(prepared)} training images prepared"
+        if is_cached
+        else f"{len(prepared)} training images, prepared anew at each visit"
+    )
+    return prepared
+
+
+def encode_sentences(config: Config, sentences: Sequence[str], log: Log) -> TextStates:
+    """Opens the language model and computes the token states of all sentences. Raises InputError if
+    the model cannot be read or has another width than the configuration says."""
+    text = config.model.text
+    cache_dir = config.data.cache_dir
     texts = TextStates(
-        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=data.cache_dir
+        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=cache_dir
     )
     texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
     if text.dim != texts.dim:
@@ -143,40 +191,48 @@ def prepare_data(config: Config, say: Callable[[str], None]) -> TrainingData:
             f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give "
             "that"
         )
-    from_words = model.head in LEARNED_HEADS
-    free = write_text_only_queries(data.text_only_queries if from_words else 0, seed=data.seed)
-    sentences = [t for index in range(len(prepared)) for t in prepared.texts(index)]
-    of_free = [s.text for s in free]
-    texts.encode(
-        sentences + of_free,
-        precision="float32" if data.cache_dir else config.train.matmul_precision,
-    )
+    # States on disk are shared by runs of any precision.
+    precision = "float32" if cache_dir else config.train.matmul_precision
+    texts.encode(sentences, precision=precision)
     trim_memory()
-    say(f"{texts.truncation_summary()}, encoded")
-    tokens = texts.token_quantile(sentences, FITTING)
+    log(f"{texts.truncation_summary()}, encoded")
+    return texts
+
+
+def make_example_builder(
+    config: Config,
+    texts: TextStates,
+    sentences: Sequence[str],
+    text_only: Sequence[Sentence],
+    log: Log,
+) -> ExampleBuilder:
+    """What makes the rows of a batch, with the number of tokens that sentences are padded to.
+
+    `sentences` are those of the images, `text_only` those without an image.
+    """
+    tokens = texts.token_quantile(sentences, FITTING_QUANTILE)
     too_long = frozenset(
         sentence for sentence in sentences if texts.count_tokens(sentence) > tokens
     )
-    type_tokens = max(tokens, texts.token_quantile(of_free, FITTING))
-    free = [s for s in free if texts.count_tokens(s.text) <= type_tokens]
-    say(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
+    log(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
+    text_only_tokens = texts.token_quantile([query.text for query in text_only], FITTING_QUANTILE)
+    type_tokens = max(tokens, text_only_tokens)
 
-    build_example = ExampleBuilder(
+    data = config.data
+    return ExampleBuilder(
         text_states=texts,
         tokens=tokens,
         queries=data.queries,
         instances=data.instances,
-        slots=model.decoder.slots,
+        slots=config.model.decoder.slots,
         mirror=data.mirror,
         token_drop=data.token_drop,
         colour_jitter=data.colour_jitter,
-        has_text_head=from_words,
-        text_only=free,
+        has_text_head=config.model.head in LEARNED_HEADS,
+        text_only=[q for q in text_only if texts.count_tokens(q.text) <= type_tokens],
         type_tokens=type_tokens,
         too_long=too_long,
     )
-    names = {group: texts.embeddings(words) for group, words in source.vocabulary.items()}
-    return TrainingData(prepared, build_example, texts, names, prepared.sha256(sentences))
 
 
 def make_batches(
@@ -346,7 +402,6 @@ def train(config: Config) -> Path:
         predictor = Predictor(
             config.model, graphdef, nnx.merge_state(state.params, constants), data.texts
         )
-        fits_absence = SourceSpec.parse(config.data.source).asks_for_absent_things
         first_step = int(state.step) + 1
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
@@ -356,7 +411,8 @@ def train(config: Config) -> Path:
 
             is_last = step == config.train.steps or stop.requested()
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
-            saves = evaluates or is_last or step % config.train.checkpoint_every == 0
+            is_planned = evaluates or step % config.train.checkpoint_every == 0
+            saves = is_planned or is_last
             not_finite = logs.add(step, values, settle=saves)
             if not_finite is not None:
                 checkpoints.close()
@@ -374,14 +430,17 @@ def train(config: Config) -> Path:
 
             giou = None
             if saves:
-                # Calibration belongs to the weights: it is fitted now and saved with them.
+                # Calibration belongs to the weights: it is fitted now and saved with them. After a
+                # signal there is no time for masks, whose calibration is then that of before.
                 weights = nnx.merge_state(state.params, constants)
                 predictor = predictor.updated(weights=weights)
                 calibration = calibrate_type(predictor, calibration)
-                if evaluates:
-                    giou, calibration = quick_evaluation(
-                        predictor, dev, calibration, step, folder, logs, fit_absence=fits_absence
+                if is_planned:
+                    results, calibration = calibrate_masks(
+                        predictor, dev, calibration, fit_absence=data.has_absent_targets
                     )
+                    if evaluates:
+                        giou = log_evaluation(results, dev, step, folder, logs)
                 checkpoints.save(state, constants, batches, giou, calibration)
             if is_last:
                 break
@@ -420,30 +479,18 @@ def calibrate_type(predictor: Predictor, calibration: Calibration) -> Calibratio
     return calibration._replace(type_temperature=temperature)
 
 
-def quick_evaluation(
-    predictor: Predictor,
-    dev: Source,
-    calibration: Calibration,
-    step: int,
-    folder: Path,
-    logs: Logs,
-    *,
-    fit_absence: bool,
-) -> tuple[float, Calibration]:
-    """Scores the split that selects checkpoints; logs the figures and saves a sheet of samples.
+def calibrate_masks(
+    predictor: Predictor, dev: Source, calibration: Calibration, *, fit_absence: bool
+) -> tuple[EvalResults, Calibration]:
+    """Scores the split that selects checkpoints.
 
-    Returns the gIoU, and `calibration` fitted to the answers: the predicted IoUs, and with
+    Returns the results, and `calibration` fitted to them: the predicted IoUs, and with
     `fit_absence`, for training data with queries that have no target, the presence.
     """
     uncalibrated = Calibration(type_temperature=calibration.type_temperature)
-    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev).results
-    figures = split_figures(results)
-    logs.evaluation(step, figures)
-    if is_main_process():
-        rows = example_rows(dev, sample_queries(results, SHEET_ROWS))
-        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
+    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev)
 
-    present = [result for result in results if result.overlap.truth]
+    present = [result for result in results.results if result.overlap.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
     scale, shift = fit_iou(predicted, lisa_iou(answer_overlaps(present)))
     presence_bias = 0.0
@@ -452,8 +499,17 @@ def quick_evaluation(
         presence_bias = fit_presence(logits, predictor.config.presence_threshold)
     fitted = uncalibrated._replace(iou_scale=scale, iou_shift=shift, presence_bias=presence_bias)
     # Processes may round differently; the first one decides for all.
-    calibration = Calibration(*run_on_main(lambda: fitted))
-    return float(np.float64(figures["all"]["giou"] or 0)), calibration
+    return results, Calibration(*run_on_main(lambda: fitted))
+
+
+def log_evaluation(results: EvalResults, dev: Source, step: int, folder: Path, logs: Logs) -> float:
+    """Logs the figures of a quick evaluation and saves a sheet of samples. Returns the gIoU."""
+    figures = split_figures(results.results)
+    logs.evaluation(step, figures)
+    if is_main_process():
+        rows = example_rows(dev, sample_queries(results.results, SHEET_ROWS))
+        save_sheet(folder / "samples" / f"step_{step:06d}.png", rows, title=f"step {step}")
+    return float(np.float64(figures["all"]["giou"] or 0))
 
 
 def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:

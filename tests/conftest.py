@@ -133,8 +133,9 @@ def steps_alone(monkeypatch):
     from r2sm_jax import train
 
     monkeypatch.setattr(
-        train, "quick_evaluation", lambda predictor, dev, calibration, *_, **__: (0.0, calibration)
+        train, "calibrate_masks", lambda predictor, dev, calibration, **_: (None, calibration)
     )
+    monkeypatch.setattr(train, "log_evaluation", lambda *_: 0.0)
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)
 
 

@@ -1,15 +1,17 @@
 import copy
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from listed_source import ListedSource
 from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample, read_json
+from r2sm_jax.data.dataset import Instance, Sample, check_teaches, read_json
 from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
@@ -283,3 +285,30 @@ def test_records_are_not_changed_by_reading(tmp_path):
     before = copy.deepcopy(records)
     write_json(tmp_path / "d.json", records)
     assert records == before
+
+
+def with_queries(*queries: Query) -> ListedSource:
+    return ListedSource([replace(sample(), queries=queries)])
+
+
+@pytest.mark.parametrize(
+    ("queries", "sentence"),
+    [
+        ((), "no queries"),
+        ((Query(1, "the crowd", "modal", (3,)),), "regions to ignore only"),
+        ((Query(1, "the whole box", "amodal", (9,)),), "the mask that it asks for"),
+    ],
+)
+def test_a_split_that_teaches_nothing_is_refused(queries, sentence):
+    with pytest.raises(InputError, match=f"json:d: .*{sentence}"):
+        check_teaches(with_queries(*queries), "json:d")
+
+
+def test_a_split_without_hidden_objects_gets_a_warning():
+    query = Query(1, "the mug", "modal", (7,))
+    assert check_teaches(with_queries(query), "d") == ""
+    mug, box, _ = sample().instances
+    visible = replace(sample(), instances=(replace(mug, amodal=mug.modal),), queries=(query,))
+    assert "no object is hidden" in check_teaches(ListedSource([visible]), "d")
+    unknown = replace(sample(), instances=(replace(mug, amodal=None), box), queries=(query,))
+    assert "no complete mask" in check_teaches(ListedSource([unknown]), "d")

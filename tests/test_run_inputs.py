@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
-from r2sm_jax.training.run_folder import check_language_model
+from r2sm_jax.training.run_folder import check_language_model, check_unchanged
 
 
 @pytest.fixture
@@ -72,3 +73,12 @@ def test_other_training_data_are_refused(changed, refused):
         f"scenes: not the training data that the run {run} began with" in message
         and "--init" in message
     )
+
+
+def test_a_resumed_run_may_find_its_data_elsewhere(tiny_config, tmp_path):
+    data = tiny_config.data
+    moved = replace(tiny_config, data=replace(data, source="json:new.json", images="elsewhere"))
+    check_unchanged(tmp_path, tiny_config, moved)
+    with pytest.raises(InputError, match=r"data\.seed"):
+        other = replace(tiny_config, data=replace(data, seed=data.seed + 1))
+        check_unchanged(tmp_path, tiny_config, other)

@@ -44,9 +44,14 @@ MAY_CHANGE = {
     "train.devices",
     "train.accumulate",
     "distributed.fsdp",
+    "data.source",
+    "data.images",
+    "data.backgrounds",
+    "data.cutouts",
+    "data.cache_dir",
 }
 """Fields that a resumed run may change: they change no parameter, or only by the order in which
-numbers are added."""
+numbers are added. Data may lie elsewhere, since `check_inputs` compares their hash."""
 
 
 # The configuration.
