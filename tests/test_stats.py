@@ -122,9 +122,9 @@ def test_lists_by_hand(tmp_path):
 
 
 def test_a_visible_fringe_belongs_to_the_amodal_mask(tmp_path):
-    path = dataset(tmp_path / "one.json", annotations=[annotation(1, 1, 10, 30)], queries=[])
+    path = dataset(tmp_path / "one.json", annotations=[annotation(1, 1, 30, 32)], queries=[])
     counts = counts_of(path)
-    assert counts.occlusion_rates == [0] and counts.area_shares["amodal"] == [0.015]
+    assert counts.occlusion_rates == [0] and counts.area_shares["amodal"] == [0.016]
 
 
 def test_scenes(report):
