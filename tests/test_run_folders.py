@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+from collections import namedtuple
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
     restored = Checkpoints(tmp_path).restore(state(0, 0), constants, step=4, only=True)
     batches.set_state(restored.position)
     assert restored.state.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
+
+
+def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_it_writes(tmp_path, monkeypatch):
+    checkpoints, constants = Checkpoints(tmp_path), nnx.State({})
+    first, second = (
+        TrainState(nnx.State({"w": jnp.ones(2000)}), (), jnp.array(step)) for step in (1, 2)
+    )
+    checkpoints.save(first, constants, iterator(1), None)
+    assert checkpoints.steps == [1]  # `save` returns when all is on disk
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9000, 2000, 7000))
+    with pytest.raises(InputError, match=r"disk has .* left.*free disk space.*up to step 1 are"):
+        checkpoints.save(second, constants, iterator(2), None)
+    checkpoints.close()
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    restored = Checkpoints(tmp_path).restore(second, constants, step=1, only=True)
+    assert int(restored.state.step) == 1
 
 
 def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):

@@ -1,5 +1,4 @@
-"""Checkpoints of a run: saved in the background, as a whole or not at all, and verified when they
-are read.
+"""Checkpoints of a run: saved as a whole or not at all, and verified when they are read.
 
 A checkpoint holds the parameters, the optimizer state, the step, the model's constants, its
 calibration, and the position in the data. The latest two are kept, and the one with the highest
@@ -8,6 +7,7 @@ gIoU. Arrays are stored by path, without library classes. A digest tells whether
 
 import hashlib
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, Calibration
-from r2sm_jax.training.sharding import is_sharded_across_processes, to_host
+from r2sm_jax.training.sharding import is_sharded_across_processes, run_on_main, to_host
 from r2sm_jax.training.step import TrainState
 
 Arrays = dict[str, Any]
@@ -59,7 +59,9 @@ class Checkpoints:
 
     def __init__(self, run: Path):
         self.folder = run / "checkpoints"
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # orbax logs the traceback of each thread that fails; `_guard` says it in one sentence.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         best = policies.BestN(
             get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False
         )
@@ -87,9 +89,12 @@ class Checkpoints:
         giou: float | None,
         calibration: Calibration = NOT_CALIBRATED,
     ) -> None:
-        """Waits for an earlier save and starts a new one. Raises InputError if the disk is full or
-        cannot be written. One of the same step, from which the run did not go on, is replaced;
-        others are not touched. A step is saved once in a process."""
+        """Saves, and returns when all is on disk: training does not go on from a failed save.
+
+        Raises InputError if the disk is full or cannot be written. A checkpoint of the same step,
+        from which the run did not go on, is replaced; others are not touched. A step is saved once
+        in a process.
+        """
         arrays = flatten({"state": state, "constants": constants})
         metadata = {
             "digest": digest(arrays),
@@ -102,9 +107,11 @@ class Checkpoints:
         for name, leaf in arrays.items():
             if not is_sharded_across_processes(leaf):
                 arrays[name] = np.asarray(leaf)
+        num_bytes = sum(leaf.nbytes for leaf in arrays.values())
+        run_on_main(lambda: self._check_room(num_bytes))
 
         def save() -> None:
-            self._orbax.save_checkpointables_async(
+            self._orbax.save_checkpointables(
                 int(state.step),
                 {"arrays": arrays},
                 metrics=None if giou is None else {"giou": giou},
@@ -115,8 +122,24 @@ class Checkpoints:
 
         self._guard(save)
 
+    def _check_room(self, num_bytes: int) -> None:
+        """Raises InputError before anything is written where the disk has no room for a checkpoint:
+        threads that fail while they write print tracebacks of their own."""
+        free = shutil.disk_usage(self.folder).free
+        if free < num_bytes:
+            raise InputError(
+                f"{self.folder}: a checkpoint could not be saved (it takes {num_bytes / 1e6:,.1f} "
+                f"MB and the disk has {free / 1e6:,.1f} MB left); free disk space, then --resume "
+                f"({self._saved_before()})"
+            )
+
+    def _saved_before(self) -> str:
+        if not self.steps:
+            return "nothing was saved before"
+        return f"checkpoints up to step {self.steps[-1]} are kept"
+
     def close(self) -> None:
-        """Waits for the last save."""
+        """Ends the threads that save."""
         self._guard(self._orbax.close)
 
     def _guard(self, action: Callable[[], Any]) -> None:
@@ -124,15 +147,9 @@ class Checkpoints:
             action()
         except Exception as error:  # orbax wraps the operating system's errors in many ways
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-            kept = (
-                f"checkpoints up to step {self.steps[-1]} are kept"
-                if self.steps
-                else "nothing was saved before"
-            )
             raise InputError(
                 f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or "
-                "permit writing, then "
-                f"--resume ({kept})"
+                f"permit writing, then --resume ({self._saved_before()})"
             ) from error
 
     def restore(
