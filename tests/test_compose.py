@@ -248,6 +248,26 @@ def test_photos_and_cutouts_are_split(file):
     assert hard and all(query.kind["hard"] for query in hard)
 
 
+def test_photos_and_cutouts_are_of_the_whole_file(file, source, monkeypatch):
+    in_order = source.photos.photos_of_split("train")
+    assert ComposeSource(file, "train", len(in_order), seed=3, size=SIZE).photo_indices == in_order
+    with pytest.warns(UserWarning, match=f"10 of the {len(in_order)} photos.*--data.scenes"):
+        few = ComposeSource(file, "train", 10, seed=3, size=SIZE)
+    with pytest.warns(UserWarning, match="20 of the"):
+        more = ComposeSource(file, "train", 20, seed=3, size=SIZE)
+    assert few.photo_indices == more.photo_indices != in_order
+    assert sorted(few.photo_indices) == in_order
+    assert few.fingerprint() == more.fingerprint()
+    assert max(few.photo_indices[:10]) > in_order[len(in_order) // 2]
+
+    everything = source.photos.find_cutouts(in_order)
+    monkeypatch.setattr("r2sm_jax.synthetic.photos.MAX_CUTOUTS", 10)
+    cutouts = source.photos.find_cutouts(in_order)
+    assert 10 <= len(cutouts) < len(everything)
+    assert set(cutouts) <= set(everything)
+    assert max(cutout.photo for cutout in cutouts) > in_order[len(in_order) // 2]
+
+
 def test_nothing_in_val_absent_is_there(file):
     source = ComposeSource(file, "val_absent", 12, size=SIZE)
     assert source.photo_indices == ComposeSource(file, "val", 1, size=SIZE).photo_indices

@@ -6,6 +6,7 @@ they are there. In training some can be of a folder of cut-outs (cutout_folder.p
 the photos do not have.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +74,8 @@ NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 class ComposeSource(ProceduralSource):
     """Composed photographs, rebuilt from (seed, split, index) and the content of file and photos.
 
-    The photo below is number `index` modulo their number. Train, dev and the other splits share
+    The photo below is number `index` modulo their number. A training split with more photos than
+    pictures draws its photos by seed, from the whole file. Train, dev and the other splits share
     neither photos nor cut-outs. In training half of the pictures are mirrored, and half show only a
     part of the photo.
     """
@@ -101,7 +103,7 @@ class ComposeSource(ProceduralSource):
         super().__init__(split, count, **options)
         self.is_training = split == "train"
         self.photos = Photos(path, images)
-        self.photo_indices = self.photos.photos_of_split(split)
+        self.photo_indices = self._choose_photos()
         self.photo_classes = [display_name(c) for c in self.photos.dataset.vocabulary["category"]]
 
         self.cutouts = self._find_cutouts()
@@ -141,6 +143,22 @@ class ComposeSource(ProceduralSource):
             min_hidden_share=MIN_OCCLUSION,
             max_loss_of_free=0.3,
         )
+
+    def _choose_photos(self) -> list[int]:
+        """The photos of the split: in the order of the file, or at random if not all are used."""
+        photos = self.photos.photos_of_split(self.split)
+        # Held-out splits keep their order, so that more pictures begin with the same ones.
+        if not self.is_training or self.count >= len(photos):
+            return photos
+
+        warnings.warn(
+            f"{self.photos.path}: {self.count:,} of the {len(photos):,} photos of the split "
+            f"{self.split!r} are used, chosen by seed; compose more pictures to use all "
+            "(--data.scenes)",
+            stacklevel=3,
+        )
+        # The order of `files` follows this one, so that the fingerprint tells the two orders apart.
+        return np.random.default_rng(self.seed).permutation(photos).tolist()
 
     def _find_cutouts(self) -> list[PhotoCutout]:
         """What can be pasted, by size.

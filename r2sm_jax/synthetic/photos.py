@@ -6,6 +6,7 @@ drawn right through it is allowed, as a table may be drawn through a cup: then n
 annotated can hide a part of it.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -128,9 +129,13 @@ class Photos:
         return instances, self._is_complete[index]
 
     def find_cutouts(self, photos: Sequence[int]) -> list[PhotoCutout]:
-        """The objects of some photos that are large enough to be pasted; at most `MAX_CUTOUTS`."""
+        """The objects of some photos that are large enough to be pasted, in the order of the file.
+
+        Photos are read until there are `MAX_CUTOUTS` of them.
+        """
         cutouts: list[PhotoCutout] = []
-        for index in photos:
+        # By a hash of the name: where not all photos are read, they are of the whole file.
+        for index in sorted(photos, key=self._hash_of_name):
             height, width = self.dataset.size_at(index)
             instances, complete = self.read_masks(index)
             for annotation, instance in enumerate(instances):
@@ -146,7 +151,10 @@ class Photos:
                     )
             if len(cutouts) >= MAX_CUTOUTS:
                 break
-        return cutouts
+        return sorted(cutouts, key=lambda cutout: (cutout.photo, cutout.annotation))
+
+    def _hash_of_name(self, index: int) -> bytes:
+        return hashlib.sha256(self.dataset.images[index]["file_name"].encode()).digest()
 
     def read_photo(self, index: int, side: int) -> Photo:
         """A photo, its longer side `side`.
