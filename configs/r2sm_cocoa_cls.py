@@ -13,13 +13,14 @@ Data: 2,276 images to train, 1,223 to validate, up to ten queries each. Convert 
     python -m r2sm_jax.train configs/r2sm_cocoa_cls.py --data.images IMAGES
 
 Ten epochs, checkpoint selected by gIoU, as in the paper. But the selection uses `dev`, a tenth of
-the *training* images that is held out, so that val is only reported. `--train.select-on val` selects
-on val, as the paper does: the run then trains on all training images, and its report says so.
+the *training* images that is held out, so that val is only reported. `--train.select-on val`
+selects on val, as the paper does: the run then trains on all training images, and its report says
+so.
 
 The image encoder starts from SAM (`--model.vision.sam FOLDER`: a local copy);
-`--model.decoder.type sam` takes SAM's decoder, too. Everything except the language model is trained,
-by AdamW with a peak rate of 1e-4 that falls linearly to zero. A batch is 8 images with ten queries
-each, in 4 parts of 2 images.
+`--model.decoder.type sam` takes SAM's decoder, too. Everything except the language model is
+trained, by AdamW with a peak rate of 1e-4 that falls linearly to zero. A batch is 8 images with ten
+queries each, in 4 parts of 2 images.
 
 Memory, by `python scripts/estimate.py configs/r2sm_cocoa_cls.py`: 9.1 GB a device for a part of 2
 images. Cost: 3.7e12 FLOPs an image, 7.6e16 in all, 4.2 hours at 5e12 a second, a third of a V100's

@@ -141,6 +141,30 @@ def test_an_answer_that_cannot_be_scored_is_left_out(tmp_path):
     assert [result.query_id for result in results.results] == SCORED and not results.missing
 
 
+def ignore_mug(folder: Path, region: np.ndarray | None = None) -> Dataset:
+    """The data with the mug ignored, or with an ignored region."""
+    make_dataset(folder)
+    records = json.loads((folder / "data.json").read_text())
+    mug = records["annotations"][0]
+    if region is None:
+        mug["iscrowd"] = 1
+    else:
+        more = {"id": 99, "iscrowd": 1, "segmentation": masks.encode(region)}
+        records["annotations"].append({**mug, **more, "visible_mask": None})
+    (folder / "data.json").write_text(json.dumps(records))
+    return load_json_split(folder / "data.json", "all")
+
+
+@pytest.mark.parametrize("region", [None, block(2, 4, 18, 14)])
+def test_a_query_about_what_is_ignored_is_not_scored(tmp_path, region):
+    """An empty answer to it would be right."""
+    dataset = ignore_mug(tmp_path, region)
+    entries = [entry(1, block(0, 0, 0, 0)), entry(2, block(0, 0, 0, 0))]
+    results = score_predictions(save(tmp_path / "p.json", entries), dataset)
+    assert {1, 2}.isdisjoint(result.query_id for result in results.results)
+    assert results.num_ignored == 2 and results.num_not_annotated == 1
+
+
 def test_a_fused_mask_is_the_one_detection_of_a_system_without_instances(tmp_path):
     dataset = make_dataset(tmp_path)
     mask = block(2, 4, 10, 14)
@@ -192,7 +216,8 @@ def test_the_hash_of_the_data_does_not_depend_on_their_order(tmp_path):
 
 
 def test_queries_without_a_target_have_no_size(tmp_path):
-    results = score_predictions(save(tmp_path / "p.json", []), make_dataset(tmp_path))
+    entries = [entry(1, block(0, 0, 0, 0))]
+    results = score_predictions(save(tmp_path / "p.json", entries), make_dataset(tmp_path))
     sizes = split_figures(results.results)["breakdowns"]["size"]
     assert sum(figures["queries"] for figures in sizes.values()) == len(SCORED) - 1
 
@@ -242,6 +267,8 @@ BOX = block(0, 0, 1, 1)
     [
         ({}, "list of predictions"),
         ([3], "entry 0"),
+        ([], "no predictions"),
+        ([{"image_id": 1, "segmentation": None}], "image_id in place of query_id"),
         ([{"query_id": "1"}], "query_id '1'"),
         ([entry(99, BOX)], "query 99"),
         ([entry(1, np.ones((3, 4), bool))], "3 x 4"),

@@ -104,7 +104,10 @@ def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, 
         raise InputError(f"{path}: coco predictions are a file; choose another --format")
     if form == "png" and not path.is_dir():
         raise InputError(f"{path}: png predictions are a folder; choose another --format")
-    return _read_coco(path, sizes) if form == "coco" else _read_pngs(path, sizes)
+    predicted = _read_coco(path, sizes) if form == "coco" else _read_pngs(path, sizes)
+    if not predicted:
+        raise InputError(f"{path}: there are no predictions in the file; give one for each query")
+    return predicted
 
 
 def _find_size(where: str, sizes: Sizes, query_id: Any) -> tuple[int, int]:
@@ -130,6 +133,11 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
         where = f"{path}: entry {number}"
         if not isinstance(entry, dict):
             raise InputError(f"{where}: it is not an object; give query_id and segmentation")
+        if "query_id" not in entry and "image_id" in entry:
+            raise InputError(
+                f"{where}: it has image_id in place of query_id; give the id of the query that it "
+                "answers"
+            )
         size = _find_size(where, sizes, entry.get("query_id"))
         of_query = predicted.setdefault(entry["query_id"], PredictedMasks())
         try:

@@ -41,7 +41,8 @@ class QueryTruth(NamedTuple):
     ignored: RLE | None
     """The region of the image that counts nowhere."""
     is_ignored: bool = False
-    """Whether all targets are regions to ignore. An empty answer would be right otherwise."""
+    """Whether all that it means lies in regions to ignore. An empty answer would be right
+    otherwise."""
 
     @property
     def has_amodal(self) -> bool:
@@ -98,7 +99,18 @@ def query_truths_at(source: Source, index: int, sample: Sample | None = None) ->
                 is_ignored=bool(instance_ids) and not targets,
             )
         )
+        if _is_covered(truths[-1]):
+            truths[-1] = truths[-1]._replace(is_ignored=True)
     return truths
+
+
+def _is_covered(truth: QueryTruth) -> bool:
+    """Whether regions to ignore cover the whole requested mask."""
+    if truth.ignored is None or not truth.instances:
+        return False
+    requested = truth.amodal if truth.query.mask_type == "amodal" else truth.modal
+    area, ignored_area = masks.areas([requested, masks.intersect(requested, truth.ignored)])
+    return 0 < area == ignored_area
 
 
 # The result of one query

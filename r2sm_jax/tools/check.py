@@ -168,7 +168,8 @@ def _annotation_problems(
 
 
 def find_missing(records: Mapping[str, Any]) -> str:
-    """What a file without problems lacks to be trained or scored, with the remedy; "" if nothing."""
+    """Names what a file without problems lacks to be trained or scored, with the remedy; "" if
+    nothing."""
     if not records["annotations"]:
         return "since it has no annotations; add them"
     if all(map(is_ignored, records["annotations"])):
