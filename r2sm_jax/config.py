@@ -425,8 +425,8 @@ def check_config(config: Config) -> Config:
         )
     if config.model.decoder.refine_exponent <= 0:
         raise InputError(
-            f"--model.decoder.refine-exponent {config.model.decoder.refine_exponent}: give a number "
-            "above 0, such as 1 or 2"
+            f"--model.decoder.refine-exponent {config.model.decoder.refine_exponent}: give a "
+            "number above 0, such as 1 or 2"
         )
     if config.train.select_on == "test":
         raise InputError(

@@ -252,7 +252,7 @@ def test_queries_whose_targets_are_ignored_are_left_out_and_counted(tmp_path):
     results = score_predictions(tmp_path / "none.json", source)
     assert [result.query_id for result in results.results] == [6]
     assert results.describe_left_out() == ("1 queries are left out: 1 mean only regions to ignore")
-    with pytest.raises(InputError, match="no query can be scored .*regions to ignore"):
+    with pytest.raises(InputError, match=r"no query can be scored .*regions to ignore"):
         check_results("json:d", {"all": (source, EvalResults(num_ignored=1))})
 
 

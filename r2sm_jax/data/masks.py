@@ -128,8 +128,8 @@ def from_pixels(values: np.ndarray) -> Mask:
     between = levels[(levels > 0) & (levels < highest)]
     if len(between) and between.max() <= 80 and (values == highest).sum() < (values > 0).sum() / 2:
         raise ValueError(
-            f"it holds labels up to {between.max()} and a border of {highest}; give each object its "
-            "own mask"
+            f"it holds labels up to {between.max()} and a border of {highest}; give each object "
+            "its own mask"
         )
     if len(levels) > 1 and lowest > threshold:
         raise ValueError(f"its values never fall to 0, the lowest is {lowest}; draw black as 0")

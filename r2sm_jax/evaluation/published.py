@@ -17,7 +17,8 @@ PUBLISHED: dict[str, dict[str, list[int]]] = _PAPER["table_1"]
 TABLE_2: dict[str, dict[str, list[float]]] = _PAPER["table_2"]
 """By dataset and system: gIoU and cIoU of all queries, then of the amodal ones, in percent."""
 TABLE_3: dict[str, dict[str, list[float]]] = _PAPER["table_3"]
-"""By dataset and row: AP, AP50, AP75, APs, APm, APl and AR in percent; NaN where a cell could not be read."""
+"""By dataset and row: AP, AP50, AP75, APs, APm, APl and AR in percent; NaN where a cell could not
+be read."""
 
 
 def find_benchmark(*, images: int, modal: int, amodal: int) -> str | None:

@@ -272,7 +272,7 @@ class R2SM(nnx.Module):
         """
         modal, _ = predict_masks(kernels, image_features.fine)
         num_masks = modal.shape[2]
-        # Training makes these kernels from true masks, which end sharply; predicted ones have tails.
+        # Training makes them from true masks, which end sharply; predicted ones have tails.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
         regions = rearrange(probability, "b k q h w -> b (k q) h w")
         from_pixels = self.instance_kernels(image_features, regions)

@@ -176,8 +176,8 @@ def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry
     """The content of JSON files, and of the *.json files in folders; `description` names the
     format.
 
-    A file in a folder that is not JSON is a bad record, one that macOS made a note. Raises InputError for one that is given by
-    name, and for a path that does not exist.
+    A file in a folder that is not JSON is a bad record; a `._*.json` file of macOS is left out with
+    a note. Raises InputError for one that is given by name, and for a path that does not exist.
     """
     for source in sources:
         if not source.exists():
