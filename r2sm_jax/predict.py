@@ -57,7 +57,7 @@ class PredictConfig:
     """Replace the files of an earlier prediction; several images: start anew instead of going
     on."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: round what dense layers and convolutions multiply; faster on CPUs with AMX or
+    """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
     AVX512-BF16."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -123,6 +123,24 @@ def open_data(config: Config, split: str, count: int) -> Source:
     if config.train.select_on != "dev" and not is_procedural:
         split = WHOLE_TRAIN
     return open_dataset(data, split, image_size=size, count=count, queries=data.queries)
+
+
+def open_reported(config: Config) -> dict[str, Source]:
+    """The splits of the final report. They are opened before training, so that a fault in one of
+    them does not end a run at its report. Raises InputError for one without queries."""
+    data = config.data
+    size = config.model.vision.image_size
+    count = config.train.report_samples
+    sources: dict[str, Source] = {}
+    for name in split_names(data.source, REPORTED):
+        source = open_dataset(data, name, image_size=size, count=count)
+        if not any(source.queries_at(index) for index in range(len(source))):
+            raise InputError(
+                f"{data.source}: the split {name}, which the run would report, has no queries; "
+                "write some with python -m r2sm_jax.data queries, or take its file away"
+            )
+        sources[name] = source
+    return sources
 
 
 def prepare_data(config: Config, log: Log) -> TrainingData:
@@ -358,7 +376,7 @@ def train(config: Config) -> Path:
         data = prepare_data(config, log)
         run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
         dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
-        split_names(config.data.source, REPORTED)
+        reported = open_reported(config)
 
         # Model and optimizer: from a checkpoint, from published weights, from another run, or
         # random.
@@ -413,7 +431,7 @@ def train(config: Config) -> Path:
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
             is_planned = evaluates or step % config.train.checkpoint_every == 0
             saves = is_planned or is_last
-            not_finite = logs.add(step, values, settle=saves)
+            not_finite = logs.add(step, values, wait=saves)
             if not_finite is not None:
                 checkpoints.close()
                 save_not_finite(
@@ -456,7 +474,7 @@ def train(config: Config) -> Path:
                 flush=True,
             )
         else:
-            report_on_best(config, folder, predictor, started)
+            report_on_best(config, folder, predictor, reported, started)
     return folder
 
 
@@ -512,20 +530,20 @@ def log_evaluation(results: EvalResults, dev: Source, step: int, folder: Path, l
     return float(np.float64(figures["all"]["giou"] or 0))
 
 
-def report_on_best(config: Config, folder: Path, predictor: Predictor, started: float) -> None:
+def report_on_best(
+    config: Config,
+    folder: Path,
+    predictor: Predictor,
+    sources: Mapping[str, Source],
+    started: float,
+) -> None:
     """Evaluates the best checkpoint on every validation split and writes the report."""
     best = restore_weights(folder)
     weights = nnx.merge_state(best.params, best.constants)
     predictor = predictor.updated(weights=weights, calibration=best.calibration)
 
-    data = config.data
-    size = config.model.vision.image_size
-    sources = {
-        name: open_dataset(data, name, image_size=size, count=config.train.report_samples)
-        for name in split_names(data.source, REPORTED)
-    }
     report, evaluated = evaluate(
-        predictor, sources, spec=data.source, step=best.step, trained=config
+        predictor, sources, spec=config.data.source, step=best.step, trained=config
     )
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     if is_main_process():

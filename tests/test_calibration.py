@@ -12,9 +12,10 @@ from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.train import calibrate_type
 from r2sm_jax.training.calibration import (
-    FEWEST,
-    MISSED,
-    TEMPERATURES,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    MIN_VALUES,
+    MISSED_SHARE,
     fit_iou,
     fit_presence,
     fit_temperature,
@@ -35,8 +36,8 @@ def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
 
 def test_a_perfect_head_gets_the_smallest_temperature_and_a_wrong_one_the_largest():
     logits, amodal = np.array([-3.0, 2.0, 5.0]), np.array([False, True, True])
-    assert fit_temperature(logits, amodal) == pytest.approx(TEMPERATURES[0], rel=0.01)
-    assert fit_temperature(logits, ~amodal) == pytest.approx(TEMPERATURES[1], rel=0.01)
+    assert fit_temperature(logits, amodal) == pytest.approx(MIN_TEMPERATURE, rel=0.01)
+    assert fit_temperature(logits, ~amodal) == pytest.approx(MAX_TEMPERATURE, rel=0.01)
 
 
 def test_the_scale_and_shift_that_predicted_ious_are_wrong_by_are_found():
@@ -45,14 +46,14 @@ def test_the_scale_and_shift_that_predicted_ious_are_wrong_by_are_found():
     logits = np.log(true / (1 - true))
     scale, shift = fit_iou(1 / (1 + np.exp(-(logits + 1.2) / 0.7)), true)
     assert (scale, shift) == (pytest.approx(0.7, abs=0.02), pytest.approx(-1.2, abs=0.02))
-    assert fit_iou(true[: FEWEST - 1], true[: FEWEST - 1]) == (1, 0)
+    assert fit_iou(true[: MIN_VALUES - 1], true[: MIN_VALUES - 1]) == (1, 0)
 
 
 def test_so_many_of_what_is_there_are_missed_as_is_allowed():
     logits = np.random.default_rng(0).normal(4, 3, 2000)
     missed = logits + fit_presence(logits, -1.0) < -1
-    assert missed.mean() == pytest.approx(MISSED, abs=0.001)
-    assert fit_presence(logits[: FEWEST - 1], -1.0) == 0
+    assert missed.mean() == pytest.approx(MISSED_SHARE, abs=0.001)
+    assert fit_presence(logits[: MIN_VALUES - 1], -1.0) == 0
 
 
 def make_predictor(config: Config) -> Predictor:
@@ -89,7 +90,7 @@ def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
     fitted = calibrate_type(predictor, before)
     temperature = fitted.type_temperature
     assert fitted == before._replace(type_temperature=temperature)
-    assert TEMPERATURES[0] <= temperature <= TEMPERATURES[1] and temperature != 1
+    assert MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE and temperature != 1
     logits = predictor.updated(calibration=fitted).amodal_logits(sentences)
     np.testing.assert_allclose(logits, raw / temperature, rtol=1e-5)
     assert calibrate_type(predictor, fitted) == fitted

@@ -86,7 +86,8 @@ class ExampleBuilder:
         if self.colour_jitter:
             image = jitter_colours(image, self.colour_jitter, rng)
 
-        # Instances that a query means come first, the others as far as there is room.
+        # Instances that a query means come first, the others as far as there is room. The sort is
+        # stable and False goes before True, so that both keep their order.
         is_target = prepared["query_instances"][rows].any(0)
         columns = np.argsort(~is_target, kind="stable")[: self.instances]
 
@@ -125,13 +126,14 @@ class ExampleBuilder:
         image that is mirrored.
         """
         texts = [prepared["texts"][i] for i in rows]
-        of_all = prepared["query_instances"][rows]
-        query_instances = of_all[:, columns]
-        is_complete = query_instances.sum(1) == of_all.sum(1)
+        all_instances = prepared["query_instances"][rows]
+        query_instances = all_instances[:, columns]
+        is_complete = query_instances.sum(1) == all_instances.sum(1)
         names_a_side = np.array([bool(NAMES_A_SIDE.search(text)) for text in texts], bool)
         query_mask = is_complete & ~names_a_side if is_mirrored else is_complete
 
-        # The instances of a query in order, then -1.
+        # The instances of a query in order, then -1. Of more instances than slots the first ones:
+        # the fused mask still means all.
         order = np.argsort(~query_instances, kind="stable")[:, : self.slots]
         is_instance = np.take_along_axis(query_instances, order, axis=1)
         slot_targets = np.where(is_instance, order, -1).astype(np.int32)

@@ -68,6 +68,7 @@ class Letterbox:
             x0, x1, self.width, self.width * self.size / self.resized[1], cells
         )
         covered = np.zeros((cells, cells), np.uint8)
+        # Sparse matrices multiply from the left only, so columns are reached by transposing.
         shares = (across @ (down @ mask[y0:y1, x0:x1].astype(np.float64)).T).T
         # A little more than half, so that rounding errors do not decide on exact halves.
         covered[rows, columns] = 255 * shares + 0.500001
@@ -137,5 +138,6 @@ def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
     """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no
     antialiasing."""
+    # Interpolating a row of the identity gives what its one pixel contributes to each target.
     centres = (np.arange(target) + 0.5) * (source / target) - 0.5
     return np.stack([np.interp(centres, np.arange(source), row) for row in np.eye(source)], axis=1)

@@ -41,11 +41,14 @@ def divide(
     order. No name is in two splits, except that too few (fewer than there are splits) are shown
     again by the splits that come last.
     """
-    left, parts = set(names), dict[str, set[Key]]()
+    rest = set(names)
+    parts: dict[str, set[Key]] = {}
     for split, share in held_out.items():
-        parts[split] = split_by_hash(left, share, key)
-        left = (left - parts[split]) or left
-    return parts | {"train": left}
+        # Shares count from 0, and the names below the share before are taken already.
+        parts[split] = split_by_hash(rest, share, key)
+        # With too few names the last split would leave nothing; then it shares them.
+        rest = (rest - parts[split]) or rest
+    return parts | {"train": rest}
 
 
 def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
@@ -56,11 +59,12 @@ def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str
     which are those of a single file; one image each where there are fewer than ten. Raises
     InputError for any other split; `path` names the images.
     """
+    # The share 0 takes one image.
     tenth = 0.0 if len(image_ids) < FEW else 0.1
-    parts = divide(
-        image_ids,
-        {name: tenth * place for place, name in enumerate(held_out or ("val", "dev"), start=1)},
-    )
+    shares = {}
+    for number, name in enumerate(held_out or ("val", "dev"), start=1):
+        shares[name] = tenth * number
+    parts = divide(image_ids, shares)
     parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
     if split not in parts:
         raise InputError(

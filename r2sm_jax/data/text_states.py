@@ -405,6 +405,7 @@ class TextStates:
                 states = self.encoder(ids, rows=rows, length=length)
                 self.cache.add_request(dict(zip(batch, states, strict=True)))
 
+            # All states are in the cache now, where the oldest requests make room for new ones.
             result = self(sentences, self.max_tokens)
             self._requested += names
             for oldest in self._requested[:-MAX_REQUEST_SENTENCES]:

@@ -6,6 +6,7 @@ state twice, such as `bbox` and the mask's own box, and names the likely cause.
 
 import re
 import reprlib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ BOX_TOLERANCE = 0.1
 """Of the longer side of the box."""
 MAX_AREA_RATIO = 2.0
 NUM_COMPARED_ON_READING = 200
-"""Reading a dataset compares so many annotations; `data check` and `data convert` compare all."""
+"""Reading a dataset compares so many annotations; `data check` and the readers of `data convert`
+compare all."""
 
 
 class Problem(NamedTuple):
@@ -81,11 +83,12 @@ def is_id(value: Any) -> TypeGuard[int]:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is a string that is not blank. Half a character, as JSON's "\\ud800", is not
-    text."""
-    return (
-        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-    )
+    """Whether a value is a string with a visible character. Half a character, as JSON's "\\ud800",
+    is not text."""
+    if not isinstance(value, str) or re.search("[\ud800-\udfff]", value):
+        return False
+    # Separators, control characters and zero-width ones do not show.
+    return any(unicodedata.category(character)[0] not in "ZC" for character in value)
 
 
 def parse_flag(value: Any) -> bool | None:
@@ -336,7 +339,7 @@ class BoxComparison:
         if not rles and stated is not None:
             self._num_boxes += 1
             self._wrong_boxes.append(
-                f"annotation {annotation.get('id')}: bbox {annotation['bbox']}, mask empty"
+                f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask empty"
             )
         if not rles:
             return
@@ -347,7 +350,7 @@ class BoxComparison:
             if not any(_box_matches(stated, mask_box) for mask_box in mask_boxes):
                 numbers = [int(number) for number in mask_boxes[0]]
                 self._wrong_boxes.append(
-                    f"annotation {annotation.get('id')}: bbox {annotation['bbox']}, mask {numbers}"
+                    f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask {numbers}"
                 )
                 self._causes[find_cause(stated, rles[0])] += 1
 
@@ -361,9 +364,7 @@ class BoxComparison:
         ratios = [area / mask_area for mask_area in masks.areas(rles)]
         if not any(1 / MAX_AREA_RATIO <= ratio <= MAX_AREA_RATIO for ratio in ratios):
             mask_area = masks.areas(rles)[0]
-            self._wrong_areas.append(
-                f"annotation {annotation.get('id')}: area {area}, mask {mask_area}"
-            )
+            self._wrong_areas.append(f"{_name_of(annotation)}: area {area}, mask {mask_area}")
 
     def contradictions(self) -> Iterator[Contradiction]:
         """What the comparison of all annotations gave."""
@@ -406,6 +407,12 @@ def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
     if not 0.9 < scale < 1.1 and _box_matches(stated, mask_box * scale):
         return f"the masks seem to be of another scale (x {scale:.3g})"
     return "they may belong to other objects or other images"
+
+
+def _name_of(annotation: Record) -> str:
+    """Names an annotation for the user. COCOA's regions have no id."""
+    number = annotation.get("id")
+    return "a region" if number is None else f"annotation {number}"
 
 
 def _parse_box(bbox: Any) -> np.ndarray | None:

@@ -349,6 +349,7 @@ class Predictor:
         encode_text: EncodeText,
     ) -> list[list[R2SMOutput]]:
         """Decodes the queries of each row; images beyond these rows are padding."""
+        # Images and queries are padded to a few sizes, each of which compiles once.
         num_rows = len(image_features.tokens)
         longest = max(len(row) for row in queries)
         num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
@@ -365,6 +366,7 @@ class Predictor:
         outputs = jax.device_get(outputs)
         decoded = []
         for b, row in enumerate(queries):
+            # Every field of the output has the axes [b k ...].
             decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
         return decoded
 
@@ -378,7 +380,10 @@ class Predictor:
         abstain: float = 0.0,
         with_candidates: bool = False,
     ) -> Prediction:
-        """Brings the masks of one query to the image's own resolution and decides."""
+        """Brings the masks of one query to the image's own resolution and decides.
+
+        `mask_type` "auto" leaves the decision to the head; "modal" and "amodal" force it.
+        """
         probability = self._amodal_probability(query, output, mask_type)
         is_amodal = mask_type == "amodal" or (mask_type == "auto" and probability > 0.5)
         decision: MaskType = "amodal" if is_amodal else "modal"

@@ -37,8 +37,8 @@ PIXEL_SHUFFLE = "b h w (y x c) -> b (h y) (w x) c"
 class MaskKernels(NamedTuple):
     """Weights over the channels of pixel features: for each token a modal and a completing mask.
 
-    Token 0 is the fused one, for all instances of a query together. The others are slots for one
-    instance each.
+    q counts output tokens, 1 + slots. Token 0 is the fused one, for all instances of a query
+    together. The others are slots for one instance each.
     """
 
     weights: Float[Array, "b k q 2 c"]
@@ -99,13 +99,14 @@ def predict_mask_logits(
         features = pixel_features.astype(jnp.float32)
         return jnp.einsum("bkqtc,bkhwc->bkqthw", kernels.weights, features) + biases
 
+    # All kernels of an image meet the same features, so that this is one product.
     weights = rearrange(kernels.weights, "b k q two c -> b (k q two) c")
     features = pixel_features.astype(weights.dtype)
     coordinates = coordinate_features(features.shape[1])
     # Two products instead of one over concatenated channels: the coordinates need not be repeated
     # for every image.
-    logits = jnp.einsum("bqc,bhwc->bqhw", weights[..., :-NUM_COORDINATES], features)
-    logits += jnp.einsum("bqc,hwc->bqhw", weights[..., -NUM_COORDINATES:], coordinates)
+    logits = jnp.einsum("bnc,bhwc->bnhw", weights[..., :-NUM_COORDINATES], features)
+    logits += jnp.einsum("bnc,hwc->bnhw", weights[..., -NUM_COORDINATES:], coordinates)
     logits = rearrange(logits, "b (k q two) h w -> b k q two h w", b=b, k=k, q=q)
     return logits + biases
 
@@ -290,7 +291,7 @@ class MaskDecoder(nnx.Module):
         return DecoderOutput(
             kernels=kernels_of_blocks[-1],
             aux_kernels=tuple(kernels_of_blocks[:-1]),
-            refined_kernels=kernels_of_blocks[-1],
+            refined_kernels=kernels_of_blocks[-1],  # until `R2SM.decode_kernels` refines them
             presence=scores[..., 0],
             iou=jax.nn.sigmoid(scores[..., 1:]),
             pixel_features=pixel_features,

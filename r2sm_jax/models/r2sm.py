@@ -81,20 +81,21 @@ class MaskOutput(NamedTuple):
 class R2SMOutput(NamedTuple):
     """The model's answer to every query.
 
-    Mask 0 of each query is the fused one, of all instances that the query means; the others are
-    slots, for one instance each. Mask logits are float32 at `ModelConfig.mask_size`. They are
-    shifted by `ModelConfig.mask_threshold`, so that a pixel is mask where its logit is > 0.
+    The axis q is 1 + slots. Mask 0 of each query is the fused one, of all instances that the query
+    means; the others are slots, for one instance each. Mask logits are float32 at
+    `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold`, so that a pixel is
+    mask where its logit is > 0.
     """
 
     amodal_logit: Float[Array, "*b"]
     """> 0: the query asks for the amodal mask. Calibrated."""
-    modal: Float[Array, "*b m h w"]
+    modal: Float[Array, "*b q h w"]
     """Visible regions."""
-    amodal: Float[Array, "*b m h w"]
+    amodal: Float[Array, "*b q h w"]
     """Complete shapes. modal ⊆ amodal for any weights."""
-    presence: Float[Array, "*b m"]
+    presence: Float[Array, "*b q"]
     """Logit that the mask has a target. Calibrated for the fused mask."""
-    iou: Float[Array, "*b m 2"]
+    iou: Float[Array, "*b q 2"]
     """Predicted IoU of the modal and of the amodal mask. Calibrated."""
 
     @property
@@ -124,8 +125,8 @@ class DenseOutput(NamedTuple):
     hidden: Float[Array, "b h w e"]
     """The same for objects that are occluded here."""
     box: Float[Array, "b h w 4"]
-    """Amodal box of the visible object: left, top, right, bottom distances in units of the image
-    side."""
+    """Amodal box of the visible object: offsets of its left, top, right and bottom edge from the
+    pixel, signed, in units of the image side."""
 
 
 class R2SM(nnx.Module):
@@ -238,7 +239,7 @@ class R2SM(nnx.Module):
         # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own
         # presence.
         is_absent = presence[..., 0] <= self.config.presence_threshold
-        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]
+        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]  # [b k 1 1]
         modal = modal.at[:, :, 0].min(limit)
         amodal = amodal.at[:, :, 0].min(limit)
         return R2SMOutput(amodal_logit, modal, amodal, presence, iou)
@@ -274,6 +275,7 @@ class R2SM(nnx.Module):
         num_masks = modal.shape[2]
         # Training makes them from true masks, which end sharply; predicted ones have tails.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
+        # `instance_kernels` takes regions of an image, whatever they are of: every mask is one.
         regions = rearrange(probability, "b k q h w -> b (k q) h w")
         from_pixels = self.instance_kernels(image_features, regions)
         pixel_weights = rearrange(
@@ -281,6 +283,8 @@ class R2SM(nnx.Module):
         )
         pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
+        # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused
+        # one's.
         num_present = (presence[..., 1:] > 0).sum(-1, keepdims=True)
         fused_share = jnp.where(num_present == 1, 0.5, 0.0)
         slot_share = jnp.full_like(presence[..., 1:], 0.5)

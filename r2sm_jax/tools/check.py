@@ -176,6 +176,8 @@ def find_missing(records: Mapping[str, Any]) -> str:
         return f"since all annotations are ignored; {CROWD_REMEDY}"
     if not records["queries"]:
         return "since it has no queries; write some with `data queries template` or `requests`"
+    if not any(query["instance_ids"] for query in records["queries"]):
+        return "since no query has a target; give instance_ids"
     if len(queries_of_ignored(records)) == len(records["queries"]):
         return f"since all queries mean ignored annotations only; {CROWD_REMEDY}"
     return ""

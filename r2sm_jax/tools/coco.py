@@ -177,7 +177,7 @@ def read_coco_like(
 def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
     used_ids: set[int] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, Note):
+        if isinstance(file, Note):  # or a BadRecord, which is one
             yield file
             continue
         images, bad_images = index_by_id(file.children("images", "image"))
@@ -240,13 +240,15 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
     used_ids: set[int] = set()
     region_fields: set[str] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, Note):
+        if isinstance(file, Note):  # or a BadRecord, which is one
             yield file
             continue
+        # A file holds one annotation, or a list of them.
         records = [file]
         if isinstance(file.get("annotations"), list):
             records = file.children("annotations")
         if not records or not all(isinstance(record.get("regions"), list) for record in records):
+            # A file that the user names must be COCOA's. A folder may hold others too.
             if file.path in sources:
                 raise file.error(
                     "there is no list of 'regions'", "give an original COCOA annotation"
@@ -277,8 +279,8 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
             region_fields |= _field_names(regions)
             yield from _read_image(record, image, regions, how)
 
-    # COCOA's own `visible_mask` may be missing from every region; a field that the user names may
-    # not.
+    # COCOA's own `visible_mask` may be missing from every region. A field that the user names
+    # (--visible-field) may not, and then the preset differs from COCOA's.
     if region_fields and how.preset.modal != PRESETS["cocoa"].modal:
         _check_fields(", ".join(map(str, sources)), region_fields, how.preset)
 

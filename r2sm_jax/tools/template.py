@@ -58,10 +58,10 @@ def template(
 
 
 def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
-    """Appends up to `count` queries about every image to the records of the checked dataset file
-    `path`.
+    """Appends up to `count` queries about every image to the records of a dataset file.
 
-    Raises InputError for a mask that cannot be read.
+    `path` names the file in messages; it need not exist yet. Raises InputError for a mask that
+    cannot be read.
     """
     dataset = Dataset(path, records)
     annotations = group_by_image(records, "annotations")

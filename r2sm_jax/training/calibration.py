@@ -1,24 +1,21 @@
-"""Numbers that are fitted when the weights stand still, so that what the model says of its answers
-is honest.
+"""Post-hoc calibration of the mask type, the predicted IoU and the presence of a target.
 
-The temperature of the mask type is fitted on sentences that nothing is trained on; how good a mask
-is, and whether anything is there, on the split that selects checkpoints. Nothing here changes a
-mask, except that some become empty.
+The weights do not change. The temperature of the mask type is fitted on sentences that nothing is
+trained on; IoU and presence on the split that selects checkpoints. Masks stay as they are, except
+those whose presence falls below its threshold: they become empty.
 """
-
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logit
 
-TEMPERATURES = 0.2, 5.0
-"""Smallest and largest temperature of the mask type."""
-FEWEST = 50
-"""Answers from which something is fitted."""
-MISSED = 0.04
-"""Share of the things that are there that the model may answer with nothing."""
+MIN_TEMPERATURE = 0.2
+MAX_TEMPERATURE = 5.0
+MIN_VALUES = 50
+"""With fewer queries nothing is fitted, since it would follow their noise."""
+MISSED_SHARE = 0.04
+"""The share of targets that are there for which the model may answer that nothing is."""
 
 
 def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " n"]) -> float:
@@ -31,10 +28,9 @@ def fit_temperature(logits: Float[np.ndarray, " n"], amodal: Bool[np.ndarray, " 
     def cross_entropy(log_temperature: float) -> float:
         return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
 
-    found: Any = minimize_scalar(
-        cross_entropy, bounds=tuple(np.log(TEMPERATURES)), method="bounded"
-    )
-    return float(np.exp(found.x))
+    bounds = np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE)
+    optimum = minimize_scalar(cross_entropy, bounds=bounds, method="bounded")
+    return float(np.exp(optimum.x))
 
 
 def fit_iou(
@@ -42,18 +38,24 @@ def fit_iou(
 ) -> tuple[float, float]:
     """The scale and shift of the logits of predicted IoUs with which they are nearest to the true
     ones, by the mean absolute error; (1, 0) where there are few."""
-    if len(true) < FEWEST:
+    if len(true) < MIN_VALUES:
         return 1.0, 0.0
     logits = logit(np.clip(predicted, 0.001, 0.999))
 
-    def error(fit: np.ndarray) -> float:
-        return float(np.abs(expit(abs(fit[0]) * logits + fit[1]) - true).mean())
+    # The scale is positive, so that the order of the predicted IoUs stays.
+    def error(scale_and_shift: np.ndarray) -> float:
+        scale, shift = scale_and_shift
+        return float(np.abs(expit(abs(scale) * logits + shift) - true).mean())
 
-    found: Any = minimize(error, (1.0, 0.0), method="Nelder-Mead")
-    return abs(float(found.x[0])), float(found.x[1])
+    # The mean absolute error has kinks, which Nelder-Mead does not mind.
+    optimum = minimize(error, (1.0, 0.0), method="Nelder-Mead")
+    scale, shift = optimum.x
+    return abs(float(scale)), float(shift)
 
 
 def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
-    """What to add to the logits of things that are there, so that `MISSED` of them are below the
-    threshold; 0 where there are few."""
-    return float(threshold - np.quantile(logits, MISSED)) if len(logits) >= FEWEST else 0.0
+    """The bias with which `MISSED_SHARE` of the presence logits of targets that are there fall
+    below the threshold; 0 where there are few."""
+    if len(logits) < MIN_VALUES:
+        return 0.0
+    return float(threshold - np.quantile(logits, MISSED_SHARE))

@@ -18,7 +18,7 @@ from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.training.sharding import allgather, barrier, to_host
 
 Lookup = Callable[[int], dict[str, np.ndarray]]
-"""Index of a training image -> its features, as entries of a batch (`frozen_tokens`, ...)."""
+"""Index of a training image -> its features, as entries of a batch (`frozen_stride16`, ...)."""
 
 
 def can_precompute(config: Config) -> bool:

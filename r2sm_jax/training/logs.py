@@ -16,18 +16,21 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.training.sharding import is_main_process
 from r2sm_jax.training.step import Values
 
-SHOWN = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
+PRINTED_LOSSES = ("loss", "modal", "amodal", "slots", "type", "dense_category", "dense_hidden")
 
 
 class Logs:
     """Averages the losses of an interval and writes them to all three, in the first process."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
-        self._loop, self._queries = config.train, config.data.queries
+        """`start`: the step that training begins after. Raises InputError if logs cannot be
+        written."""
+        self._loop = config.train
+        self._queries_per_image = config.data.queries
+        # Other processes write nothing, so that there is one log.
+        path = folder / "metrics.jsonl" if is_main_process() else Path(os.devnull)
         try:
-            self._file = (folder / "metrics.jsonl" if is_main_process() else Path(os.devnull)).open(
-                "a", encoding="utf-8"
-            )
+            self._file = path.open("a", encoding="utf-8")
             self._events = SummaryWriter(str(folder), write_to_disk=is_main_process())
         except OSError as error:
             raise InputError(
@@ -36,64 +39,80 @@ class Logs:
         self._interval: list[Values] = []
         self._unchecked: list[tuple[int, Values]] = []
         self._start = start
-        self._clock = time.monotonic(), start  # of the step from which the speed is measured
+        # The time and the step from which the speed is measured.
+        self._clock = time.monotonic()
+        self._clock_step = start
 
-    def add(self, step: int, values: Values, *, settle: bool) -> int | None:
-        """Adds the losses of a step. Returns the number of this step, or of the one before, if its
-        loss or gradient is not finite. They are read one step late, so that the device never waits,
-        or at once with `settle`."""
+    def add(self, step: int, values: Values, *, wait: bool) -> int | None:
+        """Adds the losses of a step.
+
+        Returns the number of the first step whose loss or gradient is not finite, else None. Values
+        are read one step late, so that the device never waits for Python; with `wait`, and where a
+        line is printed, they are read at once.
+        """
         self._interval.append(values)
         self._unchecked.append((step, values))
-        write = step % self._loop.log_every == 0 or step == self._loop.steps
-        while len(self._unchecked) > (0 if write or settle else 1):
-            number, known = self._unchecked.pop(0)
-            if not math.isfinite(float(known["loss"]) + float(known["gradient_norm"])):
+        is_printed = step % self._loop.log_every == 0 or step == self._loop.steps
+        num_unread = 0 if is_printed or wait else 1
+        while len(self._unchecked) > num_unread:
+            number, unchecked = self._unchecked.pop(0)
+            if not math.isfinite(float(unchecked["loss"]) + float(unchecked["gradient_norm"])):
                 return number
-        if step == self._start + 1:  # compilation is not part of the speed
+
+        if step == self._start + 1:
+            # The first step compiles, which is not part of the speed.
             jax.block_until_ready(values)
-            self._clock = time.monotonic(), step
-        if write:
+            self._restart_clock(step)
+        if is_printed:
             self._write(step)
         return None
 
+    def _restart_clock(self, step: int) -> None:
+        self._clock = time.monotonic()
+        self._clock_step = step
+
     def _write(self, step: int) -> None:
-        means = {
-            k: sum(float(v[k]) for v in self._interval) / len(self._interval)
-            for k in self._interval[0]
-        }
-        seconds = (time.monotonic() - self._clock[0]) / max(1, step - self._clock[1])
-        self._interval, self._clock = [], (time.monotonic(), step)
-        losses = "  ".join(f"{k} {means[k]:.3f}" for k in SHOWN if k in means)
-        images, steps = self._loop.batch_size / seconds, self._loop.steps
-        minutes, left = divmod(int(seconds * (steps - step)), 60)
-        queries = images * self._queries
-        speed = f"{images:.1f} images/s  {queries:.0f} queries/s  {minutes}:{left:02d} left"
-        print(f"step {step}/{steps}  {losses}  {speed}", flush=True)
-        self._record(
-            step, {f"train/{k}": v for k, v in means.items()} | {"train/seconds_per_step": seconds}
-        )
+        """Prints and records the means of the interval that ends with a step."""
+        means = {}
+        for name in self._interval[0]:
+            means[name] = sum(float(v[name]) for v in self._interval) / len(self._interval)
+        num_steps = max(1, step - self._clock_step)
+        seconds_per_step = (time.monotonic() - self._clock) / num_steps
+        self._interval = []
+        self._restart_clock(step)
+
+        losses = "  ".join(f"{name} {means[name]:.3f}" for name in PRINTED_LOSSES if name in means)
+        images = self._loop.batch_size / seconds_per_step
+        queries = images * self._queries_per_image
+        num_steps_left = self._loop.steps - step
+        minutes, seconds = divmod(int(seconds_per_step * num_steps_left), 60)
+        speed = f"{images:.1f} images/s  {queries:.0f} queries/s  {minutes}:{seconds:02d} left"
+        print(f"step {step}/{self._loop.steps}  {losses}  {speed}", flush=True)
+
+        recorded = {f"train/{name}": value for name, value in means.items()}
+        recorded["train/seconds_per_step"] = seconds_per_step
+        self._record(step, recorded)
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:
         """Writes the figures of a quick evaluation."""
-        shown = {
+        all_figures = {
             "giou": figures["all"]["giou"],
             "modal": figures["modal"]["giou"],
             "amodal": figures["amodal"]["giou"],
             "occluded_iou": figures["all"]["occluded_iou"],
             "type_accuracy": figures["mask_type"]["accuracy"],
         }
-        known = {k: v for k, v in shown.items() if v is not None}
-        print(
-            f"step {step}  dev: " + "  ".join(f"{k} {v:.3f}" for k, v in known.items()), flush=True
-        )
-        self._record(step, {f"dev/{k}": v for k, v in known.items()})
-        self._clock = time.monotonic(), step
+        defined = {name: value for name, value in all_figures.items() if value is not None}
+        line = "  ".join(f"{name} {value:.3f}" for name, value in defined.items())
+        print(f"step {step}  dev: {line}", flush=True)
+        self._record(step, {f"dev/{name}": value for name, value in defined.items()})
+        self._restart_clock(step)
 
     def _record(self, step: int, values: dict[str, float]) -> None:
+        """Appends to metrics.jsonl and to the event file."""
+        row = {"step": step, "time": round(time.time(), 3)} | values
         try:
-            self._file.write(
-                json.dumps({"step": step, "time": round(time.time(), 3)} | values) + "\n"
-            )
+            self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)

@@ -49,6 +49,8 @@ def compute_losses(
     output: TrainingOutput, targets: Targets, config: LossConfig, *, threshold: float
 ) -> Losses:
     """Every loss by its name in the log. `threshold` is the logit above which a pixel is mask."""
+    # SAM's decoder has pixel features of its own for each query; the shared decoder has the
+    # image's. Instances are no queries, so their kernels always meet the image's.
     pixel_features = output.decoder.pixel_features
     type_losses = type_loss(output.type_logits, targets.type_is_amodal, config)
     return {
@@ -104,6 +106,8 @@ def query_losses(
         decoder.presence[:, :, 0], targets.is_present
     )
 
+    # The predicted IoU is that of the final masks, which refined kernels draw. Refining itself has
+    # no loss: its kernels come from `instance_kernels`, which `instance_loss` trains.
     refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.fused, pixel_features)
     iou_losses = iou_error(
         decoder.iou[:, :, 0],
@@ -219,7 +223,7 @@ def match_slots(
 
 
 take_slots = jax.vmap(take)
-"""For each query, the slots [b k q ...] at indices [b k q]."""
+"""For each query, the slots [b k q ...] at indices [b k q]: the third axis is indexed."""
 
 
 # Instances and pixels, whatever the queries ask for.
@@ -257,6 +261,7 @@ def dense_losses(
 
     if "category" in names:
         logits = name_logits(dense.hidden, names["category"]) + HIDDEN_BIAS
+        # An instance without a category has the label -1, of which `one_hot` makes zeros.
         category = jax.nn.one_hot(targets.hidden_labels, len(names["category"]))
         is_hidden = jnp.einsum("bmhw,bmv->bhwv", targets.hidden, category) > 0
         entropy = optax.sigmoid_binary_cross_entropy(logits, is_hidden.astype(jnp.float32)).sum(-1)
@@ -265,8 +270,9 @@ def dense_losses(
     size = dense.box.shape[1]
     centre = (jnp.arange(size) + 0.5) / size
     xy = jnp.stack(jnp.meshgrid(centre, centre, indexing="xy"), -1)
-    distances = targets.box - jnp.concatenate([xy, xy], -1)
-    errors = 4 * jnp.abs(dense.box - distances).mean(-1)
+    # Signed offsets of the box's corners from the pixel, the L1 error summed over the four.
+    offsets = targets.box - jnp.concatenate([xy, xy], -1)
+    errors = jnp.abs(dense.box - offsets).sum(-1)
     losses["dense_box"] = weighted_sum(errors, targets.box_weight)
     return losses
 
@@ -282,10 +288,14 @@ def name_logits(
 
 
 def type_loss(
-    logits: Float[Array, "r b k"], is_amodal: Bool[Array, "b k"], config: LossConfig
-) -> Float[Array, "b k"]:
+    logits: Float[Array, "r b s"], is_amodal: Bool[Array, "b s"], config: LossConfig
+) -> Float[Array, "b s"]:
     """Cross entropy of the mask type with smoothed labels, averaged over the r members of an
-    ensemble, each of which learns by itself."""
+    ensemble, each of which learns by itself.
+
+    The s sentences of an image are its queries, or with a head that reads words more: other queries
+    of the image, and sentences without an image.
+    """
     target = is_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean(0)
 

@@ -24,8 +24,9 @@ from r2sm_jax.config import NO_HEAD, LossConfig
 Batch = dict[str, Any]
 
 POOL = 2
-"""Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower:
-nearly as good, and a quarter of the pixels."""
+"""Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower
+than masks: nearly as good, and a quarter of the pixels. It is the grid of the coarse image
+features, at stride 8, which dense outputs are made of."""
 
 
 class MaskTargets(NamedTuple):
@@ -152,6 +153,8 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         instances=weigh_masks(
             modal, amodal, is_visible & teaches_modal, is_visible & teaches_amodal
         ),
+        # Kernels of an instance are made of its visible pixels. One that is taught its complete
+        # shape alone gives all of its pixels; one that is taught nothing has no loss.
         instance_regions=jnp.where(teaches_modal[..., None, None], modal, amodal),
         pixels=make_pixel_targets(
             batch, teaches_modal, teaches_amodal, teaches_hidden=not learns_one_type
@@ -259,4 +262,5 @@ def pool_masks(coverage: Float[Array, "*b h w"]) -> Float[Array, "*b _h _w"]:
 
 
 take = jax.vmap(lambda table, index: table[index])
-"""For each image of a batch, the rows of a table [b m ...] at indices [b ...]."""
+"""For each image of a batch, the rows of a table [b m ...] at indices [b ...]: the first axis after
+the batch is indexed."""

@@ -171,6 +171,8 @@ class _QueryWriter:
         mask_types: list[MaskType] = [t for t in open_types if allowed[t].issuperset(phrase.ids)]
         if not mask_types:
             return []
+        # Either two sentences about the same things, one of each type, or one of the type that is
+        # still rarer.
         are_twins = len(mask_types) == 2 and (self.all_hard or self.rng.random() < TWIN_SHARE)
         if len(mask_types) == 2 and not are_twins:
             amodal_share = num_left["amodal"] / (num_left["modal"] + num_left["amodal"])
