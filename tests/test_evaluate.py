@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from listed_source import ListedSource
+from listed_source import ListedSource, write_empty_prediction
 from PIL import Image
 from sample_records import to_records
 
@@ -213,7 +213,7 @@ def test_every_query_is_answered_once(predictor, tmp_path):
     assert sorted((r.image_id, r.query_id) for r in results) == sorted(expected)
     rows = example_rows(source, sample_queries(results, 3))
     assert len(rows) == 3 and all(len(row) == 3 for row in rows)
-    (tmp_path / "none.json").write_text("[]")
+    write_empty_prediction(tmp_path / "none.json", source)
     # The data's hash does not depend on the system.
     of_nothing = score_predictions(tmp_path / "none.json", source)
     assert of_nothing.data_sha256 == evaluated.data_sha256
@@ -248,7 +248,7 @@ def test_queries_whose_targets_are_ignored_are_left_out_and_counted(tmp_path):
     assert [truth.query.id for truth in truths if truth.is_scored] == [6]
     assert masks.decode(truths[1].modal).sum() == 24
 
-    (tmp_path / "none.json").write_text("[]")
+    write_empty_prediction(tmp_path / "none.json", source)
     results = score_predictions(tmp_path / "none.json", source)
     assert [result.query_id for result in results.results] == [6]
     assert results.describe_left_out() == ("1 queries are left out: 1 mean only regions to ignore")

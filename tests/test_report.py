@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listed_source import write_empty_prediction
 from PIL import Image
 from sample_records import to_records
 
@@ -231,10 +232,11 @@ def test_published_figures_agree_with_the_papers_totals():
 def test_the_data_hash_is_of_the_content(dataset, results, tmp_path):
     again = score_predictions(dataset.path.parent / "p.json", dataset)
     assert again.data_sha256 == results.data_sha256
-    (tmp_path / "none.json").write_text("[]")
     sources = [open_source("scenes", "val", count=2, seed=seed, size=48) for seed in (0, 1)]
     hashes = {
-        score_predictions(tmp_path / "none.json", source).data_sha256
+        score_predictions(
+            write_empty_prediction(tmp_path / "none.json", source), source
+        ).data_sha256
         for source in [*sources, dataset]
     }
     assert len(hashes) == 3
