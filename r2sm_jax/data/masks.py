@@ -168,13 +168,14 @@ def areas(rles: Sequence[RLE]) -> list[int]:
 
 
 def ious(
-    found: Sequence[RLE], wanted: Sequence[RLE], crowd: Sequence[bool]
+    detections: Sequence[RLE], truth: Sequence[RLE], is_crowd: Sequence[bool]
 ) -> Float[np.ndarray, "d g"]:
-    """IoU of every pair of compressed RLEs; for a crowd region, the share of the found mask that
+    """IoU of every pair of compressed RLEs; for a crowd region, the share of the detection that
     lies in it."""
-    if not found or not wanted:
-        return np.zeros((len(found), len(wanted)))
-    return np.asarray(coco.iou(list(found), list(wanted), [int(flag) for flag in crowd]), float)
+    if not detections or not truth:
+        return np.zeros((len(detections), len(truth)))
+    flags = [int(flag) for flag in is_crowd]
+    return np.asarray(coco.iou(list(detections), list(truth), flags), float)
 
 
 def rle_size(rle: Any) -> tuple[int, int]:
@@ -234,16 +235,19 @@ def outline(mask: Mask) -> list[list[int]]:
 
 
 def _few_points(ring: np.ndarray) -> list[int]:
+    """A closed ring `[n 2]` with at most `MOST_POINTS` corners, in whole pixels, flat."""
     tolerance = 1.0
-    while len(points := _simplify(ring, tolerance)) - 1 > MOST_POINTS:
+    points = _simplify(ring, tolerance)
+    while len(points) - 1 > MOST_POINTS:
         tolerance *= 2
+        points = _simplify(ring, tolerance)
+
     corners = np.rint(points).astype(int).tolist()
     distinct = [point for point, following in pairwise(corners) if point != following]
-    if len(distinct) < 3:  # a few pixels: their box
-        (x0, y0), (x1, y1) = (
-            np.floor(ring.min(0)).astype(int).tolist(),
-            np.ceil(ring.max(0)).astype(int).tolist(),
-        )
+    if len(distinct) < 3:
+        # Of a few pixels rounding leaves no area, so their box stands for them.
+        x0, y0 = np.floor(ring.min(0)).astype(int).tolist()
+        x1, y1 = np.ceil(ring.max(0)).astype(int).tolist()
         distinct = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
     return [coordinate for point in distinct for coordinate in point]
 
@@ -269,17 +273,19 @@ def _signed_area(ring: np.ndarray) -> float:
 def _simplify(points: np.ndarray, tolerance: float) -> np.ndarray:
     """Those of the points `[n 2]` of a line without which it would move by more than `tolerance`
     (Douglas and Peucker 1973)."""
-    kept, spans = {0, len(points) - 1}, [(0, len(points) - 1)]
+    corners = {0, len(points) - 1}
+    spans = [(0, len(points) - 1)]
     while spans:
         start, end = spans.pop()
-        chord, offsets = points[end] - points[start], points[start : end + 1] - points[start]
+        chord = points[end] - points[start]
+        offsets = points[start : end + 1] - points[start]
         along = np.clip(offsets @ chord / max(float(chord @ chord), 1e-12), 0, 1)
         distances = np.linalg.norm(offsets - along[:, None] * chord, axis=1)
         middle = start + int(distances.argmax())
         if start < middle < end and distances.max() > tolerance:
-            kept.add(middle)
+            corners.add(middle)
             spans += [(start, middle), (middle, end)]
-    return points[sorted(kept)]
+    return points[sorted(corners)]
 
 
 def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
@@ -287,7 +293,7 @@ def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
 
     Each character holds five bits of a number, low bits first, and one bit that says that more
     follow. Bit 16 of the last character is the sign. From the fourth number on, a number is the
-    difference from the run two places before.
+    difference from the run two before it.
     """
     text = counts if isinstance(counts, bytes) else counts.encode("latin-1", "replace")
     codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # lower characters wrap around
@@ -301,9 +307,9 @@ def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
         raise ValueError("the RLE's 'counts' holds an impossible run length")
     codes = codes.astype(np.int64)
     runs = codes[starts] & 31
-    for place in range(1, longest):
-        more = np.flatnonzero(lengths > place)
-        runs[more] |= (codes[starts[more] + place] & 31) << (5 * place)
+    for digit in range(1, longest):
+        more = np.flatnonzero(lengths > digit)
+        runs[more] |= (codes[starts[more] + digit] & 31) << (5 * digit)
     negative = np.flatnonzero(codes[ends] & 16)
     runs[negative] -= 1 << (5 * lengths[negative])
     runs[1::2] = np.cumsum(runs[1::2])

@@ -25,11 +25,12 @@ def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] 
     A hash of `key` alone decides, so that adding others moves hardly any to the other side.
     """
     hashes = {name: hashlib.sha256(key(name).encode()).digest() for name in names}
-    places = {
-        name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()
-    }  # even in [0, 1)
-    count = sum(place < share for place in places.values())
-    return set(sorted(places, key=places.__getitem__)[: max(1, min(count, len(places) - 1))])
+    # Numbers that are evenly spread over [0, 1).
+    numbers = {name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()}
+    count = sum(number < share for number in numbers.values())
+    count = max(1, min(count, len(numbers) - 1))
+    in_order = sorted(numbers, key=numbers.__getitem__)
+    return set(in_order[:count])
 
 
 def divide(

@@ -2,7 +2,7 @@
 clipping."""
 
 from collections.abc import Hashable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -24,22 +24,21 @@ NOT_MUON = ("name_projection",)
 
 def schedule(peak: float, warmup: int, steps: int, decay: str = "linear") -> optax.Schedule:
     """Linear warm-up, then linearly or along a cosine to zero at the last step."""
+    # A short run would otherwise end before its warm-up.
     warmup = min(warmup, max(1, steps // 5))
-    left = max(steps - warmup, 1)
-    falling = (
-        optax.linear_schedule(peak, 0.0, left)
-        if decay == "linear"
-        else optax.cosine_decay_schedule(peak, left)
-    )
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), falling], [warmup])
+    rise = optax.linear_schedule(0.0, peak, warmup)
+    num_steps_left = max(steps - warmup, 1)
+    fall = optax.cosine_decay_schedule(peak, num_steps_left)
+    if decay == "linear":
+        fall = optax.linear_schedule(peak, 0.0, num_steps_left)
+    return optax.join_schedules([rise, fall], [warmup])
 
 
-@lru_cache(maxsize=8)
 def make_optimizer(
     config: OptimizerConfig, steps: int, matmul_precision: MatmulPrecision = "float32"
 ) -> optax.GradientTransformation:
-    """The gradient transformation for a run of `steps` steps, the same object for equal arguments.
-    Only matrices are decayed. Muon multiplies as `matmul_precision` says."""
+    """The gradient transformation for a run of `steps` steps. Only matrices are decayed. Muon
+    multiplies as `matmul_precision` says."""
     clip = optax.clip_by_global_norm(config.clip or jnp.inf)
     adam_rate = schedule(config.learning_rate, config.warmup_steps, steps, config.decay)
     adamw = optax.adamw(adam_rate, b2=0.98, weight_decay=config.weight_decay, mask=_is_decayed)
@@ -51,9 +50,9 @@ def make_optimizer(
         optax.add_decayed_weights(config.muon_weight_decay),
         optax.scale_by_learning_rate(muon_rate),
     )
-    both: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
-    by_kind = stacked(optax.partition(both, _labels), config.pretrained_rate)
-    return optax.chain(clip, by_kind)
+    optimizers: dict[Hashable, optax.GradientTransformation] = {"muon": muon, "adamw": adamw}
+    partitioned = optax.partition(optimizers, _optimizer_of_groups)
+    return optax.chain(clip, stacked(partitioned, config.pretrained_rate))
 
 
 def stacked(
@@ -63,7 +62,7 @@ def stacked(
     many small ones.
 
     `inner` sees a dict from `_group` to these arrays. A published EfficientNet gets
-    `pretrained_rate` of its updates.
+    `pretrained_rate` of its updates, since large steps would destroy what it knows.
     """
 
     def stack(tree: Any) -> dict[str, jax.Array]:
@@ -73,15 +72,20 @@ def stacked(
         return {group: jnp.stack(leaves) for group, leaves in groups.items()}
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        new, state = inner.update(stack(updates), state, None if params is None else stack(params))
-        arrays = cast(dict[str, jax.Array], new)
-        rows = {
-            g: iter(pretrained_rate * x if g.startswith("efficientnet") else x)
-            for g, x in arrays.items()
-        }
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: next(rows[_group(path, leaf)]), updates
-        ), state
+        stacked_params = None if params is None else stack(params)
+        stacked_updates, state = inner.update(stack(updates), state, stacked_params)
+
+        rows = {}
+        for group, array in cast(dict[str, jax.Array], stacked_updates).items():
+            if group.startswith("efficientnet"):
+                array = pretrained_rate * array
+            rows[group] = iter(array)
+
+        # The tree is walked in the order in which `stack` walked it, so rows come back in order.
+        def unstack(path: tuple, leaf: jax.Array) -> jax.Array:
+            return next(rows[_group(path, leaf)])
+
+        return jax.tree_util.tree_map_with_path(unstack, updates), state
 
     return optax.GradientTransformation(lambda params: inner.init(stack(params)), update)
 
@@ -89,17 +93,25 @@ def stacked(
 def _group(path: tuple, leaf: jax.Array) -> str:
     """What the optimizer does with a parameter, and its shape: "muon 128x128"."""
     names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
-    matrix = leaf.ndim >= 2 and not names & set(NOT_MATRICES) and min(leaf.shape[-2:]) > 1
-    kind = "vector" if not matrix else "matrix" if names & set(NOT_MUON) else "muon"
-    kind = "efficientnet" if "efficientnet" in names else kind
+    is_matrix = leaf.ndim >= 2 and not names & set(NOT_MATRICES) and min(leaf.shape[-2:]) > 1
+    if "efficientnet" in names:
+        kind = "efficientnet"
+    elif not is_matrix:
+        kind = "vector"
+    elif names & set(NOT_MUON):
+        kind = "matrix"
+    else:
+        kind = "muon"
     return f"{kind} {'x'.join(map(str, leaf.shape))}"
 
 
-def _labels(groups: dict[str, Any]) -> dict[str, str]:
+def _optimizer_of_groups(groups: dict[str, Any]) -> dict[str, str]:
+    """Which optimizer updates each group."""
     return {group: "muon" if group.startswith("muon") else "adamw" for group in groups}
 
 
 def _is_decayed(groups: dict[str, Any]) -> dict[str, bool]:
+    """Whether each group has weight decay."""
     return {group: not group.startswith(("vector", "efficientnet")) for group in groups}
 
 
@@ -138,6 +150,7 @@ def orthogonal(
     The shorter axis is first scaled by row sums of x xᵀ, so that no singular value exceeds 1 (AOL,
     arXiv 2208.03160), as in optax/contrib/_muon.py.
     """
+    # x xᵀ of the shorter axis: the smaller of the two products.
     tall = x.shape[1] > x.shape[2]
     identity = jnp.eye(min(x.shape[1:]))
     multiply = partial(multiply_batched, precision=matmul_precision)
