@@ -26,6 +26,14 @@ ORIENTATION = 0x0112
 """EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's
 `exif_transpose`, which refuses images with other tags that are wrong."""
 UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
+JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
+IMAGE_SUFFIXES = (
+    *JPEG_SUFFIXES,
+    *(".png", ".webp", ".avif"),
+    *(".bmp", ".gif", ".tif", ".tiff"),
+)
+"""Files of a folder with other names are no images."""
+
 ImageFile = str | PathLike[str] | bytes
 """The path of an image file, or its content."""
 ImageLike = ImageFile | Image.Image | np.ndarray

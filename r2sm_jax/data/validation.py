@@ -37,6 +37,9 @@ BOX_TOLERANCE_PIXELS = 3
 BOX_TOLERANCE = 0.1
 """Of the longer side of the box."""
 MAX_AREA_RATIO = 2.0
+MAX_VISIBLE_RATIO = 1.1
+"""A visible mask may be this many times larger than its complete mask: annotators' fringes reach a
+few pixels beyond it. More than that means that the two may have been exchanged."""
 NUM_COMPARED_ON_READING = 200
 """Reading a dataset compares so many annotations; `data check` and the readers of `data convert`
 compare all."""
@@ -299,8 +302,7 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
         if len(rles) == len(MASKS):
             complete_area, visible_area = masks.areas(rles)
             num_pairs += 1
-            # A fringe of the visible mask may lie outside, so a little more is no contradiction.
-            num_exchanged += visible_area > 1.1 * complete_area
+            num_exchanged += visible_area > MAX_VISIBLE_RATIO * complete_area
 
     yield from boxes.contradictions()
     if num_exchanged:

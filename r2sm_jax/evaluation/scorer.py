@@ -40,14 +40,25 @@ class QueryTruth(NamedTuple):
     """The targets, with RLEs as masks, without those that are regions to ignore."""
     ignored: RLE | None
     """The region of the image that counts nowhere."""
-    is_ignored: bool = False
-    """Whether all that it means lies in regions to ignore. An empty answer would be right
-    otherwise."""
 
     @property
     def has_amodal(self) -> bool:
         """Whether the complete shape of every instance is annotated."""
         return all(instance.amodal is not None for instance in self.instances)
+
+    @property
+    def is_ignored(self) -> bool:
+        """Whether all that the query means lies in regions to ignore. An empty answer would be
+        right otherwise."""
+        if not self.query.instance_ids:
+            return False
+        if not self.instances:
+            return True
+        if self.ignored is None:
+            return False
+        requested = self.amodal if self.query.mask_type == "amodal" else self.modal
+        area, ignored_area = masks.areas([requested, masks.intersect(requested, self.ignored)])
+        return 0 < area == ignored_area
 
     @property
     def is_scored(self) -> bool:
@@ -87,30 +98,8 @@ def query_truths_at(source: Source, index: int, sample: Sample | None = None) ->
     for query in truth.queries:
         instance_ids = dict.fromkeys(query.instance_ids)  # without doubles
         targets = tuple(by_id[i] for i in instance_ids if not by_id[i].ignore)
-        truths.append(
-            QueryTruth(
-                query=query,
-                index=index,
-                image_id=truth.image_id,
-                height=height,
-                width=width,
-                instances=targets,
-                ignored=ignored,
-                is_ignored=bool(instance_ids) and not targets,
-            )
-        )
-        if _is_covered(truths[-1]):
-            truths[-1] = truths[-1]._replace(is_ignored=True)
+        truths.append(QueryTruth(query, index, truth.image_id, height, width, targets, ignored))
     return truths
-
-
-def _is_covered(truth: QueryTruth) -> bool:
-    """Whether regions to ignore cover the whole requested mask."""
-    if truth.ignored is None or not truth.instances:
-        return False
-    requested = truth.amodal if truth.query.mask_type == "amodal" else truth.modal
-    area, ignored_area = masks.areas([requested, masks.intersect(requested, truth.ignored)])
-    return 0 < area == ignored_area
 
 
 # The result of one query

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from r2sm_jax.data.dataset import read_json
-from r2sm_jax.data.images import find_image, find_images, leads_outside
+from r2sm_jax.data.images import IMAGE_SUFFIXES, find_image, find_images, leads_outside
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import check_query
 
-JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
-IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
-"""Files of a folder with other names are left out."""
 NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 """Control characters that are no white space. UTF-16 that is read as UTF-8 has many of them."""
 

@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import brightness, decode
+from r2sm_jax.data.images import IMAGE_SUFFIXES, brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.entries import Entry, Note, RecordError, Size
@@ -30,7 +30,6 @@ from r2sm_jax.tools.records import (
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}
 """Words at the end of a file name that say what the file is."""
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 @tyro.conf.configure(OmitArgPrefixes)

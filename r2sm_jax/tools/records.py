@@ -20,7 +20,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import find_image, image_size, leads_outside
-from r2sm_jax.data.validation import check_records
+from r2sm_jax.data.validation import MAX_VISIBLE_RATIO, check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
 
@@ -257,8 +257,7 @@ class MaskComparison:
     def add(self, modal: np.ndarray, amodal: np.ndarray) -> None:
         self.num_objects += 1
         self.num_different += not np.array_equal(modal, amodal)
-        # Fringes of annotators reach a few pixels beyond the complete mask.
-        self.num_larger += masks.area(modal) > 1.1 * masks.area(amodal)
+        self.num_larger += masks.area(modal) > MAX_VISIBLE_RATIO * masks.area(amodal)
         has_corners = amodal[[0, 0, -1, -1], [0, -1, 0, -1]].all()
         self.num_inverted += bool(has_corners) and amodal.mean() > 0.5
 
