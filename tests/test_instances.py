@@ -14,7 +14,13 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from r2sm_jax.data import masks
-from r2sm_jax.evaluation.instances import QueryDetections, instance_figures, muse, rank_detections
+from r2sm_jax.evaluation.instances import (
+    QueryDetections,
+    instance_figures,
+    muse,
+    occlusion_figures,
+    rank_detections,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:hotcoco. use_cats is false")  # that is meant
 SIDE = 128
@@ -214,3 +220,88 @@ def test_absent_slots_count_for_average_precision_only():
     slots = rank_detections([left, right, right], [0.9, 0.2, 0.1], [True, False, False], [left])
     assert muse([slots]) == {"giou": 1.0, "ciou": 1.0}
     assert instance_figures([slots])["detections"] == 3
+
+
+def reference_by_occlusion(queries: list[dict], rates: list[list], true_rates: list[list]) -> list:
+    """VRSP's evaluation, as its changed pycocotools has it: the area of an annotation is 1 -
+    occlude_rate, that of a result is the visible share of its two masks."""
+    annotations, results, shares = [], [], []
+    for number, one in enumerate(queries, start=1):
+        for mask, rate in zip(one["truth"], true_rates[number - 1], strict=True):
+            # Without a rate, their area stays in pixels, outside of each range.
+            area = float(masks.area(masks.decode(mask))) if rate is None else 1 - rate
+            annotations.append({"id": len(annotations) + 1, "image_id": number, "iscrowd": 0})
+            annotations[-1] |= {"category_id": 1, "segmentation": mask, "area": area}
+        for (mask, score), rate in zip(one["found"], rates[number - 1], strict=True):
+            results.append({"image_id": number, "category_id": 1})
+            results[-1] |= {"segmentation": mask, "score": score}
+            shares.append(1 - rate)
+    truth = COCO()
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.dataset = {
+            "images": [
+                {"id": n, "height": SIDE, "width": SIDE} for n in range(1, 1 + len(queries))
+            ],
+            "annotations": annotations,
+            "categories": [{"id": 1, "name": "x"}],
+        }
+        truth.createIndex()
+        found = truth.loadRes(results)
+        for result, share in zip(found.dataset["annotations"], shares, strict=True):
+            result["area"] = share
+        evaluation = COCOeval(truth, found, "segm")
+        evaluation.params.useCats = 0
+        evaluation.params.areaRng = [[0, 1.0], [0, 0.85], [0, 0.75], [0, 0.6]]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return [None if value == -1 else float(value) for value in evaluation.stats[3:6]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ap_by_occlusion_is_that_of_vrsp(seed):
+    queries = [one | {"crowd": []} for one in random_queries(seed)]
+    rng = np.random.default_rng(seed)
+    # The edges of the ranges belong to them.
+    choices = [0.0, 0.15, 0.2, 0.25, 0.3, 0.4, 0.7]
+    rates = [rng.choice(choices, len(one["found"])).tolist() for one in queries]
+    true_rates = [rng.choice([*choices, None], len(one["truth"])).tolist() for one in queries]
+    ranked = []
+    for one, found, true in zip(queries, rates, true_rates, strict=True):
+        detections, scores = [m for m, _ in one["found"]], [s for _, s in one["found"]]
+        present = [True] * len(scores)
+        ranked.append(
+            rank_detections(
+                *(detections, scores, present, one["truth"]),
+                occlude_rates=found,
+                true_occlude_rates=true,
+            )
+        )
+    figures = list(occlusion_figures(ranked).values())
+    assert figures == pytest.approx(reference_by_occlusion(queries, rates, true_rates), abs=1e-9)
+    assert len(set(figures)) == 3
+
+
+def test_ap_by_occlusion_by_hand():
+    hidden, whole = box(0, 0, 40, 40), box(60, 60, 40, 40)
+    stray = box(0, 90, 30, 30)
+
+    def figures(stray_rate, hidden_rate=0.3):
+        detections = [stray, hidden, whole]
+        one = rank_detections(
+            *(detections, [0.9, 0.8, 0.7], [True] * 3, [hidden, whole]),
+            occlude_rates=[stray_rate, hidden_rate, 0.0],
+            true_occlude_rates=[0.3, 0.0],
+        )
+        return occlusion_figures([one])
+
+    # The stray detection counts only where it is hidden that much itself; the match always does.
+    assert figures(0.0) == {
+        "ap_occluded_15": pytest.approx(1),
+        "ap_occluded_25": pytest.approx(1),
+        "ap_occluded_40": None,
+    }
+    assert figures(0.2, 0.0)["ap_occluded_15"] == pytest.approx(0.5)
+    assert figures(0.2)["ap_occluded_25"] == pytest.approx(1)
+    # A system that does not tell how much is hidden has no such figure.
+    assert set(figures(None).values()) == {None}

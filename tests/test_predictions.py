@@ -373,3 +373,22 @@ def test_several_splits_and_a_report_beside_the_data_are_refused(tmp_path, refus
     assert "test_a, test_b" in refused(main, *flags)
     (tmp_path / "data" / "test_b.json").unlink()
     assert "--out" in refused(main, *flags, "--out", tmp_path / "data")
+
+
+def test_ap_by_occlusion_needs_the_rates_of_all_instances(tmp_path):
+    dataset = make_dataset(tmp_path)
+    mug, book = block(2, 4, 18, 14), block(10, 2, 30, 20)
+    both = [entry(3, mug & ~book, occlude_rate=0.5), entry(3, book, occlude_rate=0)]
+    figures = score_figures(tmp_path, dataset, [entry(2, mug, occlude_rate=0.5), *both])
+    assert figures["amodal"]["ap_occluded_40"] == pytest.approx(1)
+    assert figures["modal"]["ap_occluded_15"] == pytest.approx(0.5, abs=0.01)  # query 1 is missing
+
+    figures = score_figures(tmp_path, dataset, [entry(2, mug), *both])
+    assert figures["all"]["ap_occluded_15"] is None
+    with pytest.raises(InputError, match="entry 0: occlude_rate 15"):
+        score_figures(tmp_path, dataset, [entry(2, mug, occlude_rate=15)])
+
+
+def score_figures(folder: Path, dataset: Dataset, entries: list[dict]) -> dict:
+    path = save(folder / "p.json", entries)
+    return split_figures(score_predictions(path, dataset).results)

@@ -214,6 +214,14 @@ def area(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 
+def occlude_rate(visible: Mask, complete: Mask) -> float:
+    """Share of an object that is hidden, from 0 to 1 (COCOA's `occlude_rate`).
+
+    The visible mask lies in the complete one.
+    """
+    return 1 - area(visible) / max(1, area(complete))
+
+
 def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
     """The union of any number of masks `[H W]` of one `shape`; an empty mask where there are
     none."""

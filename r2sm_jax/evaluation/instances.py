@@ -21,6 +21,9 @@ from r2sm_jax.data.masks import RLE
 MAX_DETECTIONS = 100
 """Detections of a query that count."""
 CATEGORY = 1
+MIN_OCCLUSION = (0.15, 0.25, 0.40)
+"""Hidden shares from which VRSP and AISFormer count an object as occluded. Their tables call them
+APs, APm and APl."""
 
 
 class QueryDetections(NamedTuple):
@@ -34,6 +37,10 @@ class QueryDetections(NamedTuple):
     is_crowd: Bool[np.ndarray, " g"]
     """Regions to ignore, among the true instances."""
     iou: Float[np.ndarray, "d g"]
+    occlude_rates: Float[np.ndarray, " d"]
+    """Share of each detection that is hidden; NaN where the system does not tell."""
+    true_occlude_rates: Float[np.ndarray, " g"]
+    """NaN where the complete shape is not annotated, and for regions to ignore."""
 
 
 def rank_detections(
@@ -42,11 +49,19 @@ def rank_detections(
     is_present: Sequence[bool],
     truth: Sequence[RLE],
     crowd: Sequence[RLE] = (),
+    *,
+    occlude_rates: Sequence[float | None] | None = None,
+    true_occlude_rates: Sequence[float | None] | None = None,
 ) -> QueryDetections:
     """Ranks detections by score and computes their IoUs with instances and regions to ignore.
 
-    All masks are compressed RLEs. An empty mask detects nothing.
+    All masks are compressed RLEs. An empty mask detects nothing. Rates are None where they are not
+    known.
     """
+    if occlude_rates is None:
+        occlude_rates = [None] * len(detections)
+    if true_occlude_rates is None:
+        true_occlude_rates = [None] * len(truth)
     all_scores = np.asarray(scores, float)
     has_pixels = np.array(masks.areas(list(detections)), float) > 0
     # A stable sort, as in COCOeval: equal scores keep their order.
@@ -62,6 +77,9 @@ def rank_detections(
         truth_areas=np.array(masks.areas(truth_and_crowd), float),
         is_crowd=np.array(is_crowd, bool),
         iou=masks.ious(ranked, truth_and_crowd, is_crowd),
+        # numpy reads None as NaN.
+        occlude_rates=np.array(occlude_rates, float)[order],
+        true_occlude_rates=np.array([*true_occlude_rates, *[None] * len(crowd)], float),
     )
 
 
@@ -91,9 +109,40 @@ def instance_figures(queries: Sequence[QueryDetections]) -> dict[str, float | No
     }
 
 
-def _accumulate(queries: Sequence[QueryDetections]) -> dict[str, Any]:
-    """Runs `COCOeval` on IoUs that are computed already. Undefined values are -1."""
+def occlusion_figures(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
+    """AP of what is hidden by at least 15, 25 and 40 %, over queries in the order of their ids.
+
+    As in VRSP and AISFormer (detectron2/data/amodal_datasets/pycocotools): COCO's AP by area, with
+    the visible share in the place of the area, of the truth as of the detections. So a detection
+    without a match counts only where it says itself that so much is hidden. Objects whose
+    complete shape is not annotated are ignored. None for a system that does not tell how much of
+    its detections is hidden.
+    """
+    figures: dict[str, float | None] = {
+        f"ap_occluded_{round(100 * rate)}": None for rate in MIN_OCCLUSION
+    }
+    by_share = []
+    for query in queries:
+        if np.isnan(query.occlude_rates).any():
+            return figures
+        shares = 1 - query.occlude_rates
+        true_shares = np.nan_to_num(1 - query.true_occlude_rates, nan=np.inf)
+        by_share.append(query._replace(areas=shares, truth_areas=true_shares))
+
+    precision = _accumulate(by_share, [[0, 1 - rate] for rate in MIN_OCCLUSION])["precision"]
+    return {name: _mean(precision[:, :, 0, i, 2]) for i, name in enumerate(figures)}
+
+
+def _accumulate(
+    queries: Sequence[QueryDetections], area_ranges: list[list[float]] | None = None
+) -> dict[str, Any]:
+    """Runs `COCOeval` on IoUs that are computed already. Undefined values are -1.
+
+    `area_ranges` are COCO's unless others are given; both ends belong to a range.
+    """
     evaluation: Any = COCOeval()
+    if area_ranges is not None:
+        evaluation.params.areaRng = area_ranges
     image_ids = list(range(len(queries)))
     evaluation.params.imgIds = image_ids
     evaluation.params.catIds = [CATEGORY]

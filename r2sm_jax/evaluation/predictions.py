@@ -3,8 +3,9 @@
 Formats, by name:
 
     coco    JSON list of COCO results with `query_id` in place of `image_id`: `{"query_id",
-            "segmentation": RLE, "score", "mask_type"?, "amodal_probability"?, "fused"?}`. Several
-            entries of a query are instances; the answer is their union, or the entry marked `fused`
+            "segmentation": RLE, "score", "mask_type"?, "amodal_probability"?, "fused"?,
+            "occlude_rate"?}`. Several entries of a query are instances; the answer is their union,
+            or the entry marked `fused`
     png     folder of `<query id>.png`; what is brighter than half of white is mask
 """
 
@@ -180,7 +181,10 @@ def _add_entry(predicted: PredictedMasks, entry: Mapping[str, Any], size: tuple[
         predicted.mask_type = mask_type
 
     if not entry.get("fused"):
-        predicted.instances.append(Candidate(mask, float(score)))
+        rate = entry.get("occlude_rate")
+        if rate is not None and not (isinstance(rate, int | float) and 0 <= rate <= 1):
+            raise ValueError(f"occlude_rate {rate!r} is not in 0..1")
+        predicted.instances.append(Candidate(mask, float(score), occlude_rate=rate))
         return
     if predicted.fused is not None:
         raise ValueError(f"query {query_id} has a fused mask already")

@@ -14,7 +14,7 @@ from r2sm_jax.evaluation.decide_and_segment import (
     matthews_correlation,
     pair_figures,
 )
-from r2sm_jax.evaluation.instances import instance_figures, muse
+from r2sm_jax.evaluation.instances import instance_figures, muse, occlusion_figures
 from r2sm_jax.evaluation.iou import (
     VARIANTS,
     Overlap,
@@ -103,7 +103,9 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
     figures["interval"] = {name: interval(images, ratio) for name, ratio in ratios.items()}
     if with_instances:
         in_order = sorted(results, key=lambda result: result.query_id)
-        figures |= instance_figures([result.detections for result in in_order])
+        detections = [result.detections for result in in_order]
+        figures |= instance_figures(detections)
+        figures |= occlusion_figures(detections)
     return figures
 
 

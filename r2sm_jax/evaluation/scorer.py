@@ -246,11 +246,21 @@ def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
             [candidate.is_present for candidate in prediction.candidates],
             [i.complete if is_amodal else i.modal for i in truth.instances],
             [] if truth.ignored is None else [truth.ignored],
+            occlude_rates=[candidate.occlude_rate for candidate in prediction.candidates],
+            true_occlude_rates=[_occlude_rate(instance) for instance in truth.instances],
         ),
         true_masks=true_masks,
         predicted_masks=predicted_masks,
         is_missing=is_missing,
     )
+
+
+def _occlude_rate(instance: Instance) -> float | None:
+    """Share of an instance that is hidden; None where its complete shape is not annotated."""
+    if instance.amodal is None:
+        return None
+    visible_area, complete_area = masks.areas([instance.modal, instance.amodal])
+    return 1 - visible_area / max(1, complete_area)
 
 
 def count_overlaps(mask: RLE, true_masks: MaskPair, truth: QueryTruth) -> TruthOverlaps:

@@ -30,6 +30,11 @@ PRECISION = {
     "AR": "ar",
 }
 INSTANCES = PRECISION | {"AR@1": "ar1", "AR@10": "ar10"}
+BY_OCCLUSION = {
+    "AP of ≥ 15 % hidden": "ap_occluded_15",
+    "AP of ≥ 25 % hidden": "ap_occluded_25",
+    "AP of ≥ 40 % hidden": "ap_occluded_40",
+}
 DECISIONS = {
     "accuracy": "accuracy",
     "of modal": "modal",
@@ -95,7 +100,8 @@ def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Tab
     if not brief:
         benchmarks = report["meta"].get("benchmark", {})
         tables += [_paper_table_2(splits, benchmarks), _paper_table_3(splits, benchmarks)]
-        tables += [_precision_table(splits), _variant_table(splits), _breakdown_table(splits)]
+        tables += [_precision_table(splits), _occlusion_table(splits)]
+        tables += [_variant_table(splits), _breakdown_table(splits)]
     return tables
 
 
@@ -123,6 +129,15 @@ def _instance_table(splits: Mapping[str, Any]) -> Table:
             num_detections = f"{figures['detections'] or 0:.1f}"
             rows.append([f"{name}, {kind}", num_detections, *cells(figures, INSTANCES)])
     return Table("Instances", ["", "detections a query", *INSTANCES], rows)
+
+
+def _occlusion_table(splits: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, split in splits.items():
+        for kind in QUERY_TYPES:
+            values = [percent(split[kind][key]) for key in BY_OCCLUSION.values()]
+            rows.append([f"{name}, {kind}", *values])
+    return Table("Instances by occlusion (VRSP, AISFormer)", ["", *BY_OCCLUSION], rows)
 
 
 def _joint_table(splits: Mapping[str, Any]) -> Table:

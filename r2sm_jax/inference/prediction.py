@@ -42,6 +42,8 @@ class Candidate(NamedTuple):
     score: float
     is_present: bool = True
     """Whether it is one of `Prediction.instances`."""
+    occlude_rate: float | None = None
+    """Share of the instance that is hidden; None where the system does not tell."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class Prediction:
         entries = [fused]
         for instance in self.instances:
             entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}
+            entry["occlude_rate"] = masks.occlude_rate(instance.modal, instance.amodal)
             entries.append(entry)
         return entries
 

@@ -411,7 +411,9 @@ class Predictor:
                 instance = InstanceMask(float(presence), confidence, mask, slot_modal, slot_amodal)
                 instances.append(instance)
             if with_candidates:
-                candidates.append(Candidate(masks.encode(mask), confidence, bool(is_present)))
+                rate = masks.occlude_rate(slot_modal, slot_amodal)
+                rle = masks.encode(mask)
+                candidates.append(Candidate(rle, confidence, bool(is_present), rate))
         instances.sort(key=lambda instance: -instance.score)
 
         return Prediction(
