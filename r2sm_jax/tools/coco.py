@@ -128,18 +128,45 @@ class MaskOptions:
 
 
 @dataclass(frozen=True)
-class _Options:
-    """How to read: the arguments of `read_coco_like`, with the user's field names in the preset."""
+class _ReadOptions:
+    """The arguments of `read_coco_like` in the form in which the functions below need them."""
 
     preset: Preset
+    """With the user's names of the mask fields in place of the format's."""
+    visible_field_is_required: bool
+    """Whether a file is refused if none of its objects has a visible mask."""
     images_dir: Path | None
+    padded_dir: Path
     oversize: str
     crowds: str
-    padded_dir: Path
-    comparison: MaskComparison = field(default_factory=MaskComparison)
-    """Of all objects that were read."""
+
+    @property
+    def trusts_stated_sizes(self) -> bool:
+        """Whether an image has the size that its annotation file states.
+
+        D2SA's files may state the size of masks that reach out of the image; then the image file
+        says how large the image is.
+        """
+        return self.oversize == "refuse" or self.images_dir is None
+
+
+@dataclass(frozen=True)
+class _AnnotatedImage:
+    """An image as it is listed in a file, before its masks are read."""
+
+    entry: Entry
+    """The entry that messages about the image name."""
+    record: ImageRecord
+    annotations: Sequence[Entry]
+    """Its objects, each with the `name` of its category."""
+
+
+@dataclass
+class _Comparisons:
+    """What all objects together show about their source."""
+
+    masks: MaskComparison = field(default_factory=MaskComparison)
     boxes: BoxComparison = field(default_factory=BoxComparison)
-    """Of the `bbox` and `area` that they state."""
 
 
 def read_coco_like(
@@ -150,31 +177,55 @@ def read_coco_like(
     images_dir: Path | None = None,
     padded_dir: Path = Path("padded"),
 ) -> Iterator[Item]:
-    """Reads files, or folders of files: first a record of each image, then one of each object.
+    """Reads files, or folders of files: for each image its record, then one of each object.
 
     Ids of images are preserved. If those of a later COCO file collide with earlier ones, all of its
     ids are shifted past them; of several COCOA annotations of one image the first is used. Images
     are needed if a file does not state their sizes, and to pad them (padded copies are written to
     `padded_dir`). Raises InputError for files that do not fit the format.
     """
+    amodal_fields = preset.amodal
     if options.amodal_field is not None:
-        preset = replace(preset, amodal=(options.amodal_field,))
+        amodal_fields = (options.amodal_field,)
+    modal_fields = preset.modal
     if options.visible_field is not None:
-        preset = replace(preset, modal=(options.visible_field,))
-    how = _Options(preset, images_dir, options.oversize, options.crowds, padded_dir)
-    read = _read_cocoa if preset.has_regions else _read_coco
+        modal_fields = (options.visible_field,)
+    # COCOA stores a visible mask only where a region is occluded, so a file may have none at all.
+    # Other formats must have some, and so must a field that the user names in place of COCOA's own.
+    is_cocoas_field = options.visible_field is None or options.visible_field in preset.modal
+    read_options = _ReadOptions(
+        preset=replace(preset, amodal=amodal_fields, modal=modal_fields),
+        visible_field_is_required=not (preset.has_regions and is_cocoas_field),
+        images_dir=images_dir,
+        padded_dir=padded_dir,
+        oversize=options.oversize,
+        crowds=options.crowds,
+    )
 
-    yield from read(sources, how)
+    comparisons = _Comparisons()
+    find_images = _cocoa_images if preset.has_regions else _coco_images
+    for item in find_images(sources, read_options):
+        if isinstance(item, _AnnotatedImage):
+            yield from _read_image(item, read_options, comparisons)
+        else:
+            yield item
+
     source_names = ", ".join(map(str, sources))
-    for contradiction in how.boxes.contradictions():
+    for contradiction in comparisons.boxes.contradictions():
         if contradiction.is_systematic:
             raise InputError(f"{source_names}: {contradiction}")
         yield Note(source_names, str(contradiction))
     remedy = "exchange --amodal-field and --visible-field, if the file has them so"
-    how.comparison.check(source_names, remedy)
+    comparisons.masks.check(source_names, remedy)
 
 
-def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
+# From files to images and the entries of their objects
+
+
+def _coco_images(
+    sources: Sequence[Path], options: _ReadOptions
+) -> Iterator[_AnnotatedImage | BadRecord | Note]:
+    """The images of COCO files."""
     used_ids: set[int] = set()
     for file in read_json_files(sources, "annotations of this format"):
         if isinstance(file, Note):  # or a BadRecord, which is one
@@ -182,34 +233,30 @@ def _read_coco(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
             continue
         images, bad_images = index_by_id(file.children("images", "image"))
         yield from bad_images
+
         # D2SA's training files number their images on their own.
-        shift = max(used_ids) + 1 - min(images) if used_ids & images.keys() else 0
-        if shift:
+        shift = 0
+        if used_ids & images.keys():
+            shift = max(used_ids) + 1 - min(images)
             yield file.note(f"its image ids collide with those before; {shift} was added to each")
-        for item in _read_coco_file(file, images, shift, how):
+        for item in _images_of_file(file, images, shift, options):
             yield item
-            if isinstance(item, Record) and item.image.id is not None:
-                used_ids.add(item.image.id)
+            if isinstance(item, _AnnotatedImage) and item.record.id is not None:
+                used_ids.add(item.record.id)
 
 
-def _read_coco_file(
-    file: Entry, images: Mapping[int, Entry], shift: int, how: _Options
-) -> Iterator[Item]:
-    """Reads one file; `shift` is added to its image ids."""
-    preset_categories = how.preset.categories
-    if file.get("categories") or not preset_categories:
-        categories, bad_categories = index_by_id(file.children("categories", "category"))
-        yield from bad_categories
-    else:
-        categories = {
-            i: Entry(file.path, "", {"name": name}) for i, name in preset_categories.items()
-        }
+def _images_of_file(
+    file: Entry, images: Mapping[int, Entry], shift: int, options: _ReadOptions
+) -> Iterator[_AnnotatedImage | BadRecord | Note]:
+    """The images of one COCO file; `shift` is added to their ids."""
+    categories, bad_categories = _categories_of_file(file, options.preset)
+    yield from bad_categories
 
     annotations: list[Entry] = []
     if file.get("annotations") is not None:
         annotations = file.children("annotations", "annotation")
     if annotations:
-        _check_fields(str(file), _field_names(annotations), how.preset)
+        _check_fields(str(file), _field_names(annotations), options.preset)
     else:
         yield file.note("it has no annotations; its images are kept")
 
@@ -224,19 +271,34 @@ def _read_coco_file(
 
     for image_id, entry in images.items():
         try:
-            size = _stated_size(entry, how)
+            size = _stated_size(entry, options)
             names = [entry.text("file_name")]
-            image = make_image(entry, names, how.images_dir, image_id + shift, size)
+            image = make_image(entry, names, options.images_dir, image_id + shift, size)
         except RecordError as error:
             # An image takes its annotations along, so that --max-bad counts all that is lost.
             yield error.bad_record
             for annotation in by_image[image_id]:
                 yield BadRecord(str(annotation), error.bad_record.sentence)
             continue
-        yield from _read_image(entry, image, by_image[image_id], how)
+        yield _AnnotatedImage(entry, image, by_image[image_id])
 
 
-def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
+def _categories_of_file(
+    file: Entry, preset: Preset
+) -> tuple[Mapping[int, Entry], Sequence[BadRecord]]:
+    """The categories that a file lists by id, or those of its format if it lists none."""
+    if file.get("categories") or not preset.categories:
+        return index_by_id(file.children("categories", "category"))
+    categories = {}
+    for category_id, name in preset.categories.items():
+        categories[category_id] = Entry(file.path, "", {"name": name})
+    return categories, []
+
+
+def _cocoa_images(
+    sources: Sequence[Path], options: _ReadOptions
+) -> Iterator[_AnnotatedImage | BadRecord | Note]:
+    """The images of original COCOA files, with their regions as annotations."""
     used_ids: set[int] = set()
     region_fields: set[str] = set()
     for file in read_json_files(sources, "annotations of this format"):
@@ -267,7 +329,7 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
                 if image_id in used_ids:
                     yield record.note(f"left out, image {image_id} has been read before")
                     continue
-                image = _cocoa_image(record, image_id, images, how)
+                image = _cocoa_image(record, image_id, images, options)
             except RecordError as error:
                 yield error.bad_record
                 continue
@@ -277,16 +339,14 @@ def _read_cocoa(sources: Sequence[Path], how: _Options) -> Iterator[Item]:
                 for number, region in enumerate(record.children("regions"), start=1)
             ]
             region_fields |= _field_names(regions)
-            yield from _read_image(record, image, regions, how)
+            yield _AnnotatedImage(record, image, regions)
 
-    # COCOA's own `visible_mask` may be missing from every region. A field that the user names
-    # (--visible-field) may not, and then the preset differs from COCOA's.
-    if region_fields and how.preset.modal != PRESETS["cocoa"].modal:
-        _check_fields(", ".join(map(str, sources)), region_fields, how.preset)
+    if region_fields and options.visible_field_is_required:
+        _check_fields(", ".join(map(str, sources)), region_fields, options.preset)
 
 
 def _cocoa_image(
-    record: Entry, image_id: int, images: Mapping[int, Entry], how: _Options
+    record: Entry, image_id: int, images: Mapping[int, Entry], options: _ReadOptions
 ) -> ImageRecord:
     """The image of an annotation: listed in its file, or named as the file or as its URL."""
     url = record.get("url")
@@ -294,10 +354,11 @@ def _cocoa_image(
     if image_id in images:
         entry = images[image_id]
         names = [entry.text("file_name"), *url_names]
-        return make_image(entry, names, how.images_dir, image_id, _stated_size(entry, how))
+        size = _stated_size(entry, options)
+        return make_image(entry, names, options.images_dir, image_id, size)
     # A file with one annotation is named as its image; the record is then the whole file.
     file_names = [] if record.name else names_of_image(record.path)
-    return make_image(record, [*file_names, *url_names], how.images_dir, image_id)
+    return make_image(record, [*file_names, *url_names], options.images_dir, image_id)
 
 
 def _as_annotation(region: Entry, number: int) -> Entry:
@@ -316,7 +377,14 @@ def _as_annotation(region: Entry, number: int) -> Entry:
     return Entry(region.path, f"region {number}", annotation)
 
 
+def _stated_size(image: Entry, options: _ReadOptions) -> Size | None:
+    """The size that a file states for an image; None if the image file itself counts."""
+    is_stated = image.get("height") is not None or image.get("width") is not None
+    return image.size() if is_stated and options.trusts_stated_sizes else None
+
+
 def _field_names(entries: Sequence[Entry]) -> set[str]:
+    """The names of all fields that any of the entries has."""
     names: set[str] = set()
     for entry in entries:
         if isinstance(entry.value, Mapping):
@@ -335,65 +403,74 @@ def _check_fields(source: str, fields: set[str], preset: Preset) -> None:
             )
 
 
-def _stated_size(image: Entry, how: _Options) -> Size | None:
-    """The size that a file states for an image; None if the image file itself counts."""
-    if image.get("height") is None and image.get("width") is None:
-        return None
-    # D2SA's files may state the size of masks that reach out of the image.
-    if how.oversize != "refuse" and how.images_dir is not None:
-        return None
-    return image.size()
+# From an image to its records
 
 
 def _read_image(
-    entry: Entry, image: ImageRecord, annotations: Sequence[Entry], how: _Options
+    image: _AnnotatedImage, options: _ReadOptions, comparisons: _Comparisons
 ) -> Iterator[Item]:
     """The record of an image, then one for each of its annotations."""
-    original_size = image.size
-    mask_size = _size_of_masks(entry, annotations, original_size, how.preset)
-    if mask_size != original_size and how.oversize == "refuse":
+    original_size = image.record.size
+    mask_size = _size_of_masks(image, options.preset)
+    record = image.record
+    if mask_size != original_size and options.oversize == "refuse":
         problem = (
             f"its masks reach {mask_size[0]} x {mask_size[1]} "
             f"but it is {original_size[0]} x {original_size[1]}"
         )
-        raise InputError(f"{entry}: {problem}; choose --oversize crop or --oversize pad")
-    if mask_size != original_size and how.oversize == "pad":
-        image = _pad_image(image, mask_size, how.padded_dir)
+        raise InputError(f"{image.entry}: {problem}; choose --oversize crop or --oversize pad")
+    if mask_size != original_size and options.oversize == "pad":
+        record = _pad_image(record, mask_size, options.padded_dir)
 
     # On its own, since an image without a usable object is kept.
-    yield Record(image)
-    records: list[tuple[Entry, ObjectRecord]] = []
-    for annotation in annotations:
+    yield Record(record)
+    objects: list[tuple[Entry, ObjectRecord]] = []
+    for annotation in image.annotations:
         try:
-            record = _read_object(annotation, image.size, original_size, how)
+            modal, amodal, notes = _read_masks(annotation, options.preset, record, original_size)
+            object_record = _make_object(annotation, modal, amodal, notes, options)
         except RecordError as error:
             yield error.bad_record
             continue
-        records.append((annotation, record))
-        yield Record(image, [record])
-    yield from _compare_order(entry, records, how.preset.order)
+        comparisons.masks.add(modal, amodal)
+        # A box of D2SA that reaches out of the image is not that of the cropped mask.
+        if options.oversize != "crop":
+            fields = object_record.fields
+            rles = [fields[key] for key in MASKS if key in fields]
+            comparisons.boxes.add(annotation.value, rles)
+        objects.append((annotation, object_record))
+        yield Record(record, [object_record])
+    yield from _compare_order(image.entry, objects, options.preset.order)
 
 
-def _size_of_masks(image: Entry, annotations: Sequence[Entry], size: Size, preset: Preset) -> Size:
-    """The size that has room for an image and all of its RLEs."""
-    height, width = size
-    for annotation in annotations:
+def _size_of_masks(image: _AnnotatedImage, preset: Preset) -> Size:
+    """The size that has room for an image and all of its RLEs.
+
+    Raises RecordError if that is more than an image can have.
+    """
+    height, width = image.record.size
+    for annotation in image.annotations:
         for key in (*preset.amodal, *preset.modal):
-            rle_size = _oversize_of(annotation.get(key), size)
+            rle_size = _size_of_covering_rle(annotation.get(key), image.record.size)
             if rle_size is not None:
                 height = max(height, rle_size[0])
                 width = max(width, rle_size[1])
-    return replace(image, value={"height": height, "width": width}).size()
+    image.entry.check_size(height, width)
+    return height, width
 
 
-def _oversize_of(segmentation: Any, image_size: Size) -> Size | None:
-    """The size that an RLE states, if an image of this size fits into it; otherwise None."""
+def _size_of_covering_rle(segmentation: Any, image_size: Size) -> Size | None:
+    """The size of an RLE with room for an image of this size; None for any other mask.
+
+    Polygons have no size. An RLE that is smaller than the image belongs to another image, and fails
+    when it is decoded.
+    """
     try:
         height, width = masks.rle_size(segmentation)
-    except ValueError:  # polygons, or an RLE that fails when it is decoded
+    except ValueError:
         return None
-    fits = height >= image_size[0] and width >= image_size[1]
-    return (height, width) if fits else None
+    is_covering = height >= image_size[0] and width >= image_size[1]
+    return (height, width) if is_covering else None
 
 
 def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
@@ -410,27 +487,62 @@ def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
     return replace(image, size=size, path=path)
 
 
-def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Options) -> ObjectRecord:
-    """The object of an annotation, with masks of `size`; `original_size` is that before padding."""
-    preset = how.preset
-    notes: list[Note] = []
+def _read_masks(
+    annotation: Entry, preset: Preset, image: ImageRecord, original_size: Size
+) -> tuple[Mask, Mask, list[Note]]:
+    """The modal and the amodal mask `[H W]` of an annotation, and notes about them.
+
+    Both have the size of `image`, which may be padded; `original_size` is that before. Raises
+    RecordError if they cannot be read or have no pixel.
+    """
     amodal_key = annotation.first_present(preset.amodal)
     modal_key = annotation.first_present(preset.modal)
     if amodal_key is None:
         problem = f"it has no {' or '.join(preset.amodal)}"
         raise annotation.error(problem, "check the format or the field names")
-    amodal = _fit_mask(annotation, amodal_key, size, original_size, notes)
+    amodal, notes = _read_mask(annotation, amodal_key, image.size, original_size)
     if modal_key is None:
-        modal = amodal
+        modal = amodal  # an object without a visible mask of its own is fully visible
     elif annotation.get(modal_key) == []:
-        modal = np.zeros(size, bool)  # KINS: nothing is visible
+        modal = np.zeros(image.size, bool)  # KINS: nothing is visible
     else:
-        modal = _fit_mask(annotation, modal_key, size, original_size, notes)
+        modal, more_notes = _read_mask(annotation, modal_key, image.size, original_size)
+        notes = notes + more_notes
+
     if not (amodal | modal).any():
         raise annotation.error("its mask has no pixel in the image", "correct it")
     if not modal.any():
-        notes.append(annotation.note("nothing of it is visible"))
-    how.comparison.add(modal, amodal)
+        notes = [*notes, annotation.note("nothing of it is visible")]
+    return modal, amodal, notes
+
+
+def _read_mask(
+    annotation: Entry, key: str, size: Size, original_size: Size
+) -> tuple[Mask, list[Note]]:
+    """The mask in a field, cropped or padded to `[H W]` of this `size`, with notes about it."""
+    rle_size = _size_of_covering_rle(annotation.get(key), original_size)
+    if rle_size is None:
+        return annotation.mask(key, size)
+    mask, notes = annotation.mask(key, rle_size)
+    height, width = size
+    cropped = mask[:height, :width]
+    missing_rows = height - cropped.shape[0]
+    missing_columns = width - cropped.shape[1]
+    return np.pad(cropped, [(0, missing_rows), (0, missing_columns)]), notes
+
+
+def _make_object(
+    annotation: Entry,
+    modal: Mask,
+    amodal: Mask,
+    mask_notes: Sequence[Note],
+    options: _ReadOptions,
+) -> ObjectRecord:
+    """The object of an annotation with these masks, with notes where its fields contradict them.
+
+    Raises RecordError for a flag that cannot be read.
+    """
+    notes = list(mask_notes)
     num_outside = masks.area(modal & ~amodal)
     if num_outside:
         what = f"{num_outside} visible pixels outside the amodal mask were added to it"
@@ -443,39 +555,25 @@ def _read_object(annotation: Entry, size: Size, original_size: Size, how: _Optio
         what = f"occlude_rate {stored_rate:.3f} is stored, but the masks give {rate:.3f} (used)"
         notes.append(annotation.note(what))
 
-    # A box of D2SA that reaches out of the image is not that of the cropped mask.
-    if how.oversize != "crop":
-        how.boxes.add(annotation.value, [fields[key] for key in MASKS if key in fields])
-
     if is_id(annotation.get("id")):
         fields["source_id"] = annotation.get("id")
-    for key in preset.copied:
+    for key in options.preset.copied:
         if is_id(annotation.get(key)):
             fields[key] = annotation.get(key)
-    ignored_by = annotation.flag_that_ignores(crowds_are_objects=how.crowds == "objects")
+    ignored_by = annotation.flag_that_ignores(crowds_are_objects=options.crowds == "objects")
     return ObjectRecord(annotation.get("name"), fields, None, tuple(notes), ignored_by)
 
 
-def _fit_mask(
-    annotation: Entry, key: str, size: Size, original_size: Size, notes: list[Note]
-) -> Mask:
-    """The mask in a field, cropped or padded to `[H W]` of this size; appends to `notes`."""
-    rle_size = _oversize_of(annotation.get(key), original_size)
-    mask, mask_notes = annotation.mask(key, rle_size or size)
-    notes += mask_notes
-    inside = mask[: size[0], : size[1]]
-    return np.pad(inside, [(0, size[0] - inside.shape[0]), (0, size[1] - inside.shape[1])])
-
-
 def _compare_order(
-    image: Entry, records: Sequence[tuple[Entry, ObjectRecord]], order: str
+    image: Entry, objects: Sequence[tuple[Entry, ObjectRecord]], order: str
 ) -> Iterator[Note]:
     """A note if objects overlap in another order than the one that the file states."""
-    if not all(order in record.fields for _, record in records):
+    if not all(order in record.fields for _, record in objects):
         return
     num_overlapping = 0
     wrong_pairs = []
-    for (entry_a, a), (entry_b, b) in combinations(records, 2):
+    for (entry_a, a), (entry_b, b) in combinations(objects, 2):
+        # Where the complete masks of two objects overlap, the nearer one is visible.
         visible_a = _visible_area_inside(a.fields, b.fields)
         visible_b = _visible_area_inside(b.fields, a.fields)
         if visible_a != visible_b and a.fields[order] != b.fields[order]:

@@ -132,12 +132,16 @@ class Entry:
         """Height and width of an image. Raises RecordError if no image can have this size."""
         height = self.require("height", int)
         width = self.require("width", int)
+        self.check_size(height, width)
+        return height, width
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raises RecordError if no image can have this size."""
         try:
             masks.check_size(height, width)
         except ValueError as error:
             problem = f"its size is not possible ({error})"
             raise self.error(problem, "give the image's own size") from error
-        return height, width
 
     def flag_that_ignores(self, crowds_are_objects: bool = False) -> str:
         """The flag that leaves an annotation out of loss, queries and metrics, "" if none does.
