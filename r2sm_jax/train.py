@@ -28,7 +28,7 @@ from rich.table import Table
 from r2sm_jax.cli import parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
-from r2sm_jax.data.dataset import Source, check_teaches
+from r2sm_jax.data.dataset import Dataset, Source, check_teaches
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
@@ -42,6 +42,7 @@ from r2sm_jax.data.sources import (
 )
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
@@ -141,6 +142,18 @@ def open_reported(config: Config) -> dict[str, Source]:
             )
         sources[name] = source
     return sources
+
+
+def warn_of_shared_pictures(training: Source, reported: Mapping[str, Source]) -> None:
+    """Says which of the reported splits hold pictures that the run trains on, by name."""
+    if not isinstance(training, Dataset):
+        return
+    names = [image["file_name"] for image in training.images]
+    for split, source in reported.items():
+        if isinstance(source, Dataset):
+            other_names = [image["file_name"] for image in source.images]
+            if shared := find_pictures_in_both(other_names, names):
+                print(f"warning: {source.path}: {shared} (train and {split})", flush=True)
 
 
 def prepare_data(config: Config, log: Log) -> TrainingData:
@@ -377,6 +390,9 @@ def train(config: Config) -> Path:
         run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
         dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
         reported = open_reported(config)
+        if is_main_process():
+            others = {config.train.select_on: dev, **reported}
+            warn_of_shared_pictures(data.prepared.source, others)
 
         # Model and optimizer: from a checkpoint, from published weights, from another run, or
         # random.

@@ -211,6 +211,42 @@ def test_leaks(tmp_path, command):
     assert command(main, "check", file, "--against", tmp_path / "b" / "data.json").code == 0
 
 
+def test_pictures_of_another_split(tmp_path, command, refused):
+    """By name, and as copies under other names. Other files of the folder are no splits."""
+    save(tmp_path, good()).rename(tmp_path / "train.json")
+    (tmp_path / "notes.json").write_text(json.dumps(good()))
+    val = good()
+    val["images"] = val["images"][:1]
+    for key in ("annotations", "queries"):
+        val[key] = [record for record in val[key] if record["image_id"] == 1]
+    val["images"].append({"id": 2, "file_name": "new.png", "height": HEIGHT, "width": WIDTH})
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "new.png")
+    path = tmp_path / "val.json"
+    path.write_text(json.dumps(val))
+    end = command(main, "check", path)
+    assert end.code == 0
+    assert "1 of 2 pictures are in both (1.png)" in end.err and "notes" not in end.err
+
+    copy = (tmp_path / "2.png").read_bytes()
+    (tmp_path / "new.png").write_bytes(copy)
+    assert "2 of 2 pictures are in both" in refused(main, "check", path)
+
+
+def test_the_cause_of_many_problems(tmp_path, command):
+    """Empty masks of coordinates from 0 to 1; an image whose height and width are exchanged."""
+    records = good()
+    for annotation in records["annotations"]:
+        annotation.pop("visible_mask", None)
+        annotation["segmentation"] = [[0.1, 0.1, 0.2, 0.1, 0.2, 0.2]]
+    end = command(main, "check", save(tmp_path / "a", records))
+    assert end.code == 2 and "shares of the image's size" in end.err
+
+    end = command(
+        main, "check", save(tmp_path / "b", changed("images", 0, height=WIDTH, width=HEIGHT))
+    )
+    assert end.code == 2 and "exchanged" in end.err
+
+
 MASK = box_rle(1, 1, 6, 6)
 UNKNOWN = {
     "picture": "a.jpg",

@@ -352,7 +352,7 @@ def test_combined_files_of_cocoa_name_their_images(name, tmp_path):
 
 
 BAD_REGIONS = [
-    ({"segmentation": square(100, 100, 110, 110)}, "region 1: its mask has no pixel"),
+    ({"segmentation": square(100, 100, 110, 110)}, "region 1: its segmentation is not where"),
     ({"segmentation": None}, "region 1: it has no segmentation"),
     ({"visible_mask": masks.encode(np.ones((9, 9), bool))}, "region 1: its visible_mask cannot"),
 ]

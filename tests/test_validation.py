@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from r2sm_jax import train
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.images import find_image
-from r2sm_jax.data.validation import find_contradictions
+from r2sm_jax.data.validation import (
+    find_contradictions,
+    find_pictures_in_both,
+    find_polygon_fault,
+    find_problems,
+)
 from r2sm_jax.errors import InputError
 
 HEIGHT, WIDTH = 60, 100
@@ -164,3 +170,80 @@ def test_of_several_similar_names_none_is_taken(tmp_path):
     assert find_image([tmp_path], "a.png") == tmp_path / "a.png"
     assert find_image([tmp_path], "a.PNG") is None
     assert find_image([tmp_path], "%2e%2e/a.png") is None
+
+
+def shares(box: tuple) -> list:
+    x, y, width, height = box
+    return polygon(x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT)
+
+
+def doubled(box: tuple) -> list:
+    return polygon(*(side * 2 for side in box))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "num_wrong", "cause"),
+    [(shares, 4, "shares of the image's size"), (doubled, 3, "scale")],
+)
+def test_polygons_that_cannot_be_in_pixels(wrong, num_wrong, cause):
+    records = make_records([wrong(box) for box in BOXES], [(0, 0, 0, 0)] * 4)
+    (contradiction,) = find_contradictions(records)
+    assert (contradiction.count, contradiction.compared) == (num_wrong, 4)
+    assert cause in str(contradiction)
+
+
+def test_height_and_width_exchanged():
+    """By polygons alone, by their boxes, and by RLEs."""
+    records = make_records([polygon(*box) for box in BOXES], [(0, 0, 0, 0)] * 4)
+    records["images"][0] |= {"height": WIDTH, "width": HEIGHT}
+    (contradiction,) = find_contradictions(records)
+    assert contradiction.count == 1 and "height and width of the image" in str(contradiction)
+
+    for annotation, box in zip(records["annotations"], BOXES, strict=True):
+        annotation["bbox"] = box
+    (contradiction,) = find_contradictions(records)
+    assert "height and width of the images seem to be exchanged" in str(contradiction)
+
+    records["annotations"][0]["segmentation"] = masks.encode(box_mask(*BOXES[0]))
+    (problem,) = find_problems(records)
+    assert "height and width seem to be exchanged" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("polygons", "fault"),
+    [
+        ([[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]], "shares"),
+        ([[[0.1, 0.1], [0.9, 0.1], [0.9, 0.9]]], "shares"),
+        ([0, 0, 1, 0, 1, 1], "shares"),
+        ([[70, 70, 90, 70, 90, 95]], "scale"),
+        ([[10, 70, 20, 70, 20, 95]], "exchanged"),
+        ([[-9, -9, -5, -9, -5, -5]], "scale"),
+        ([[90, 50, 120, 50, 120, 80]], ""),  # complete shapes may reach out of the image
+        ([[0, 0, 2, 0, 2, 2]], ""),
+        ([["a", 0, 1, 0, 1, 1]], ""),
+        ([], ""),
+    ],
+)
+def test_faults_of_polygons(polygons, fault):
+    found = find_polygon_fault(polygons, (HEIGHT, WIDTH))
+    assert fault in found and bool(fault) == bool(found)
+
+
+def test_pictures_in_both():
+    assert find_pictures_in_both(["a.jpg"], ["b.jpg"]) is None
+    shared = find_pictures_in_both(["a b.jpg", "c.jpg", "d.jpg"], ["./a%20b.jpg", "e.jpg"])
+    assert shared is not None and (shared.count, shared.compared) == (1, 3)
+    assert "a b.jpg" in str(shared)
+
+
+def test_training_names_the_splits_that_share_its_pictures(tmp_path, capsys):
+    splits = {}
+    for name, file_name in (("train", "a.png"), ("val", "./a.png"), ("test", "b.png")):
+        records = make_records([polygon(*box) for box in BOXES])
+        records["images"][0]["file_name"] = file_name
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(records))
+        splits[name] = read_json(path, need_images=False)
+    train.warn_of_shared_pictures(splits.pop("train"), splits)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "1 of 1 pictures are in both" in line and "train and val" in line

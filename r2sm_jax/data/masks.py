@@ -86,9 +86,10 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     if isinstance(segmentation, Mapping):
         size = rle_size(segmentation)
         if size != (height, width):
-            raise ValueError(
-                f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}"
-            )
+            problem = f"the RLE's size {size[0]} x {size[1]} is not its image's {height} x {width}"
+            if size == (width, height):
+                problem += "; height and width seem to be exchanged in one of the two"
+            raise ValueError(problem)
         return check(segmentation)
     if not isinstance(segmentation, list | tuple):
         raise ValueError("it is neither an RLE nor a list of polygons")

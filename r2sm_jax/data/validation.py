@@ -8,7 +8,7 @@ import re
 import reprlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -40,6 +40,8 @@ MAX_AREA_RATIO = 2.0
 MAX_VISIBLE_RATIO = 1.1
 """A visible mask may be this many times larger than its complete mask: annotators' fringes reach a
 few pixels beyond it. More than that means that the two may have been exchanged."""
+MIN_SIDE_FOR_SHARES = 8
+"""In smaller images a polygon of one pixel may have coordinates from 0 to 1."""
 NUM_COMPARED_ON_READING = 200
 """Reading a dataset compares so many annotations; `data check` and the readers of `data convert`
 compare all."""
@@ -208,13 +210,14 @@ def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, s
     visible = annotation.get("visible_mask")
     has_mask = complete is not None or visible is not None
     if not has_mask or not _is_mask(complete, image):
-        yield (
-            "segmentation",
+        expected = (
             "an RLE of the image's size or a list of polygons, or null where there is a "
-            "visible_mask",
+            "visible_mask"
         )
+        yield "segmentation", expected + _note_on_exchange(complete, image)
     if not _is_mask(visible, image):
-        yield "visible_mask", "an RLE of the image's size, a list of polygons, or null"
+        expected = "an RLE of the image's size, a list of polygons, or null"
+        yield "visible_mask", expected + _note_on_exchange(visible, image)
 
     attributes = annotation.get("attributes") or {}
     is_object = isinstance(attributes, dict)
@@ -262,6 +265,17 @@ def _is_mask(mask: Any, image: Record | None) -> bool:
     return image is None or size == (image.get("height"), image.get("width"))
 
 
+def _note_on_exchange(mask: Any, image: Record | None) -> str:
+    """What to add about an RLE whose height is the image's width, and the other way round."""
+    try:
+        height, width = masks.rle_size(mask)
+    except ValueError:
+        return ""
+    if image is None or (width, height) != (image.get("height"), image.get("width")):
+        return ""
+    return " (height and width seem to be exchanged in the record of the image)"
+
+
 def check_contradictions(path: Path, records: Record) -> None:
     """Refuses a dataset file most of whose records contradict themselves.
 
@@ -282,7 +296,6 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
     Masks that cannot be decoded are left to whoever reads them.
     """
     yield from find_shared_files([image["file_name"] for image in records["images"]])
-
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     boxes = BoxComparison()
     num_exchanged = 0
@@ -304,7 +317,11 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
             num_pairs += 1
             num_exchanged += visible_area > MAX_VISIBLE_RATIO * complete_area
 
-    yield from boxes.contradictions()
+    box_contradictions = list(boxes.contradictions())
+    yield from box_contradictions
+    # Boxes tell the cause better.
+    if not box_contradictions:
+        yield from find_polygon_faults(records)
     if num_exchanged:
         what = "visible masks are larger than their complete masks; segmentation and visible_mask "
         yield Contradiction(num_exchanged, num_pairs, what + "may be exchanged")
@@ -323,6 +340,72 @@ def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
         yield Contradiction(len(shared), len(file_names), what)
 
 
+def find_pictures_in_both(
+    file_names: Iterable[str], other_names: Iterable[str]
+) -> Contradiction | None:
+    """The pictures that two splits of one folder share, by their names in any spelling."""
+    names = {same_file_key(name): name for name in file_names}
+    shared = sorted(names.keys() & {same_file_key(name) for name in other_names})
+    if not shared:
+        return None
+    what = (
+        f"pictures are in both ({names[shared[0]]}), so that figures are not of pictures that "
+        "training has never seen; remove them from one of the two"
+    )
+    return Contradiction(len(shared), len(names), what)
+
+
+def find_polygon_faults(records: Record) -> Iterator[Contradiction]:
+    """The polygons of a checked dataset file that cannot be in pixels of their image."""
+    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
+    faults: Counter[str] = Counter()
+    first = ""
+    num_polygons = 0
+    for annotation in records["annotations"]:
+        for key in MASKS:
+            polygons = annotation.get(key)
+            if isinstance(polygons, list):
+                num_polygons += 1
+                fault = find_polygon_fault(polygons, sizes[annotation["image_id"]])
+                if fault:
+                    first = first or _name_of(annotation)
+                    faults[fault] += 1
+    if faults:
+        fault, _ = faults.most_common(1)[0]
+        what = f"masks are not where their image is ({first}): {fault}"
+        yield Contradiction(faults.total(), num_polygons, what)
+
+
+def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
+    """Why polygons cannot be in pixels of their image: they are shares of its size, or lie outside
+    of it. "" where they can be, and for what is no list of polygons.
+
+    `size` is the image's height and width. A polygon is a list of numbers or of points.
+    """
+    try:
+        nested = [polygons] if isinstance(polygons[0], int | float) else polygons
+        corners = np.concatenate([np.asarray(ring, float).reshape(-1, 2) for ring in nested])
+        left, top = corners.min(0)
+        right, bottom = corners.max(0)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return ""  # whoever reads the mask says what is wrong with it
+    height, width = size
+
+    if min(left, top) >= 0 and max(right, bottom) <= 1 and min(size) >= MIN_SIDE_FOR_SHARES:
+        return (
+            "its coordinates seem to be shares of the image's size; multiply them by width and "
+            "height"
+        )
+    if right >= 0 and left < width and bottom >= 0 and top < height:
+        return ""
+    if left >= 0 and right <= height and top >= 0 and bottom <= width:
+        return "height and width of the image seem to be exchanged; exchange them"
+    return (
+        "its coordinates lie outside of the image and seem to be of another scale, or of another "
+        "image; give them in pixels of this one"
+    )
+
+
 class BoxComparison:
     """Compares stated `bbox` and `area` with the masks, annotation by annotation."""
 
@@ -337,12 +420,15 @@ class BoxComparison:
         """Compares one annotation with its masks, the complete or the visible one: tools state the
         box of either."""
         stated = _parse_box(annotation.get("bbox"))
-        rles = [rle for rle in rles if masks.areas([rle])[0]]
-        if not rles and stated is not None:
+        all_rles = rles
+        rles = [rle for rle in all_rles if masks.areas([rle])[0]]
+        if all_rles and not rles and stated is not None:
             self._num_boxes += 1
             self._wrong_boxes.append(
                 f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask empty"
             )
+            cause = _find_cause_outside(stated, all_rles[0]["size"])
+            self._causes[cause or "the masks may lie outside of the image"] += 1
         if not rles:
             return
 
@@ -371,8 +457,7 @@ class BoxComparison:
     def contradictions(self) -> Iterator[Contradiction]:
         """What the comparison of all annotations gave."""
         if self._wrong_boxes:
-            causes = self._causes.most_common(1)
-            cause = causes[0][0] if causes else "the masks may lie outside of the image"
+            cause, _ = self._causes.most_common(1)[0]
             what = (
                 f"bboxes contradict their masks ({self._wrong_boxes[0]}); {cause}; correct the "
                 "masks, or leave bbox out where it is wrong"
@@ -408,7 +493,20 @@ def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
     scale = stated[2] / mask_box[2]
     if not 0.9 < scale < 1.1 and _box_matches(stated, mask_box * scale):
         return f"the masks seem to be of another scale (x {scale:.3g})"
-    return "they may belong to other objects or other images"
+    return _find_cause_outside(stated, (height, width)) or (
+        "they may belong to other objects or other images"
+    )
+
+
+def _find_cause_outside(stated: np.ndarray, size: tuple[int, int]) -> str:
+    """Why a box reaches out of its image, whose height and width are given; "" if it does not."""
+    height, width = size
+    right, bottom = stated[:2] + stated[2:] - BOX_TOLERANCE_PIXELS
+    if right <= width and bottom <= height:
+        return ""
+    if right <= height and bottom <= width:
+        return "height and width of the images seem to be exchanged"
+    return "the boxes reach out of the images, and seem to be of larger ones"
 
 
 def _name_of(annotation: Record) -> str:

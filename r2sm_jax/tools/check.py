@@ -1,5 +1,6 @@
 """`data check`: every problem of a dataset file at once, and the images that two files share."""
 
+import filecmp
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,13 +14,15 @@ from rich.progress import track
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, read_json
+from r2sm_jax.data.dataset import Dataset, read_json, read_records
 from r2sm_jax.data.images import find_image, image_folders, open_image
 from r2sm_jax.data.validation import (
     LISTS,
     MASKS,
+    Contradiction,
     Problem,
     find_contradictions,
+    find_pictures_in_both,
     find_problems,
     is_ignored,
     parse_flag,
@@ -59,6 +62,10 @@ def check(
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
+        # Many problems may have one cause, which the records can only tell where they are whole.
+        if next(find_problems(records), None) is None:
+            for contradiction in find_contradictions(records):
+                print(f"warning: {file}: {contradiction}", file=sys.stderr)
         raise InputError(f"{file}: {len(problems)} problems; correct the records that are listed")
 
     if against is not None:
@@ -71,7 +78,8 @@ def check(
                 f"{file}: {len(leaks)} images shared with {against}; remove them from one of the "
                 "two"
             )
-    for contradiction in find_contradictions(records):
+    shared = find_pictures_in_other_splits(file, records, images)
+    for contradiction in [*find_contradictions(records), *shared]:
         if contradiction.is_systematic:
             raise InputError(f"{file}: {contradiction}")
         print(f"warning: {file}: {contradiction}", file=sys.stderr)
@@ -81,6 +89,46 @@ def check(
     if missing:
         raise InputError(f"{file}: nothing can be trained or scored, {missing}")
     print(f"{file}: nothing wrong with {counts_of(records)}")
+
+
+def find_pictures_in_other_splits(
+    file: Path, records: Mapping[str, Any], images: Path | None
+) -> Iterator[Contradiction]:
+    """The pictures that a file shares with the other splits of its folder: by name, or as copies
+    with other names."""
+    folders = image_folders(file, images)
+    names = [image["file_name"] for image in records["images"]]
+    for other in sorted(file.parent.glob("*.json")):
+        # A folder may hold files that are no splits.
+        if other == file or not {file.stem, other.stem} & {"train", "dev"}:
+            continue
+        try:
+            other_records = read_records(other)
+        except InputError:
+            continue
+        other_names = [image["file_name"] for image in other_records["images"]]
+        other_names += find_copies(names, other_names, folders)
+        if shared := find_pictures_in_both(names, other_names):
+            yield shared._replace(what=f"{shared.what} ({file.name} and {other.name})")
+
+
+def find_copies(
+    names: Sequence[str], other_names: Sequence[str], folders: Sequence[Path]
+) -> list[str]:
+    """Those of `names` whose file has the same content as a file of `other_names`."""
+    paths = {name: find_image(folders, name) for name in names}
+    other_paths = [find_image(folders, name) for name in other_names]
+    # Only files of the same size are read.
+    by_size: dict[int, set[Path]] = {}
+    for path in other_paths:
+        if path is not None:
+            by_size.setdefault(path.stat().st_size, set()).add(path)
+    copies = []
+    for name, path in paths.items():
+        similar = by_size.get(path.stat().st_size, set()) if path is not None else set()
+        if path is not None and any(filecmp.cmp(path, other, shallow=False) for other in similar):
+            copies.append(name)
+    return copies
 
 
 def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
@@ -135,7 +183,11 @@ def _image_problems(
         return
     if (height, width) != (image["height"], image["width"]):
         what = f"{name} is {height} x {width}, not {image['height']} x {image['width']}"
-        yield problem(what, "give the image that was annotated")
+        is_exchanged = (width, height) == (image["height"], image["width"])
+        remedy = (
+            "exchange height and width" if is_exchanged else "give the image that was annotated"
+        )
+        yield problem(what, remedy)
 
 
 def _annotation_problems(

@@ -13,7 +13,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.validation import is_id, is_text, parse_flag
+from r2sm_jax.data.validation import find_polygon_fault, is_id, is_text, parse_flag
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 
 T = TypeVar("T")
@@ -167,6 +167,8 @@ class Entry:
         except ValueError as error:
             remedy = "give the annotation and the image that belong together"
             raise self.error(f"its {key} cannot be used ({error})", remedy) from error
+        if isinstance(self.get(key), list) and (fault := find_polygon_fault(self.get(key), size)):
+            raise self.error(f"its {key} is not where the image is", fault)
         if not num_short:
             return mask, []
         what = f"{num_short} rings of fewer than three points in its {key} were left out"

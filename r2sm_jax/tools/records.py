@@ -327,7 +327,11 @@ def make_image(
             f"its image is {actual_size[0]} x {actual_size[1]}, "
             f"but the size in the file is {size[0]} x {size[1]}"
         )
-        raise entry.error(problem, "give the image that was annotated")
+        is_exchanged = size == (actual_size[1], actual_size[0])
+        remedy = (
+            "exchange height and width" if is_exchanged else "give the image that was annotated"
+        )
+        raise entry.error(problem, remedy)
     return ImageRecord(image_id, path.relative_to(images_dir).as_posix(), actual_size, path)
 
 
