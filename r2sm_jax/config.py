@@ -223,10 +223,10 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (drawn), compose:FILE (photos with masks), cutouts:DIR (RGBA images), json:FILE or
-    tfds:DIR."""
+    """scenes (drawn), compose:FILE (photos with masks; several: compose:FILE,FILE), cutouts:DIR
+    (RGBA images), json:FILE or tfds:DIR."""
     images: str | None = None
-    """Folder of the images of a json or compose source; default: beside the file."""
+    """Folder of the images of a json source or of one compose file; default: beside the file."""
     backgrounds: str | None = None
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     cutouts: str | None = None

@@ -123,7 +123,7 @@ def evaluate_run(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluated, Path 
     count = args.samples or run.config.train.report_samples
     sources = {
         name: open_dataset(data, name, image_size=size, count=count)
-        for name in split_names(data.source, split)
+        for name in split_names(data.source, split, data.images)
     }
     is_best = args.checkpoint == "best"
     report, evaluated = evaluate(
@@ -150,7 +150,7 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
     assert args.predictions is not None
     if args.data is None:
         raise InputError("--predictions are for some data; give it as --data json:FILE")
-    splits = split_names(args.data, args.split or "all")
+    splits = split_names(args.data, args.split or "all", args.images)
     if len(splits) > 1:
         raise InputError(
             f"--predictions are for one split; give one --split of {', '.join(splits)}"

@@ -34,6 +34,7 @@ from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
     REPORTED,
     SourceSpec,
+    asks_for_absent_things,
     intent_sentences,
     open_dataset,
     split_names,
@@ -133,7 +134,7 @@ def open_reported(config: Config) -> dict[str, Source]:
     size = config.model.vision.image_size
     count = config.train.report_samples
     sources: dict[str, Source] = {}
-    for name in split_names(data.source, REPORTED):
+    for name in split_names(data.source, REPORTED, data.images):
         source = open_dataset(data, name, image_size=size, count=count)
         if not any(source.queries_at(index) for index in range(len(source))):
             raise InputError(
@@ -170,7 +171,7 @@ def prepare_data(config: Config, log: Log) -> TrainingData:
 
     texts = encode_sentences(config, sentences + [query.text for query in text_only], log)
     if source.is_procedural:
-        has_absent_targets = SourceSpec.parse(config.data.source).asks_for_absent_things
+        has_absent_targets = asks_for_absent_things(config.data.source, config.data.images)
     else:
         queries = (query for i in range(len(source)) for query in source.queries_at(i))
         has_absent_targets = any(not query.instance_ids for query in queries)

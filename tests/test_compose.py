@@ -24,11 +24,13 @@ from scipy import ndimage
 
 from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.masks import box
+from r2sm_jax.data.sources import REPORTED, open_source, split_names
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import MAX_OCCLUSION, MIN_OCCLUSION, ComposeSource
 from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
     Photo,
+    PhotoFile,
     PhotoObject,
     find_complete,
     random_zoom,
@@ -335,3 +337,92 @@ def test_coco():
     samples = [source[index] for index in range(12)]
     assert all(sample.queries for sample in samples) and any(map(any, map(hidden_shares, samples)))
     assert any(q.kind["task"] == "reasoning" for sample in samples for q in sample.queries)
+
+
+# Several files.
+
+
+def write_file(folder: Path, count: int, *, prefix: str, partial: bool, classes: list[str]) -> Path:
+    """As `write_photos`, with names, classes and a mark of its own."""
+    path = write_photos(folder, count)
+    records = json.loads(path.read_text())
+    for image in records["images"]:
+        name = prefix + image["file_name"]
+        (folder / "images" / image["file_name"]).rename(folder / "images" / name)
+        image["file_name"] = name
+    for category, name in zip(records["categories"], classes, strict=True):
+        category["name"] = name
+    path.write_text(json.dumps(records | {"info": {"partial": partial}}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_files(file, tmp_path_factory) -> list[Path]:
+    classes = ["otter", "chair", "dog house", "deer"]
+    folder = tmp_path_factory.mktemp("more") / "more"
+    return [file, write_file(folder, 40, prefix="b", partial=True, classes=classes)]
+
+
+def test_a_file_has_the_same_splits_beside_others(file, two_files):
+    for split in ("train", "dev", "val"):
+        alone = ComposeSource(file, split, 200, size=SIZE)
+        both = ComposeSource(two_files, split, 200, size=SIZE)
+        num_alone = len(alone.photo_indices)
+        assert both.photo_indices[:num_alone] == alone.photo_indices
+        assert len(both.photo_indices) > num_alone
+        names = {both.photos.name_of(photo)[0] for photo in both.photo_indices[num_alone:]}
+        assert names == {"b"}
+    classes = (*PHOTO_CLASSES, "otter", "dog house", "deer")
+    assert both.vocabulary == {"category": classes}
+
+
+def test_a_partly_marked_file_gives_no_queries_for_absent_things(two_files):
+    source = ComposeSource(two_files, "train", 130, size=SIZE)
+    num_absent = Counter[bool]()
+    for index in range(0, 130, 3):
+        photo = source.photo_indices[index % len(source.photo_indices)]
+        is_partial = source.photos.file_of(photo).is_partial
+        num_absent[is_partial] += sum(not q.instance_ids for q in source[index].queries)
+    assert num_absent[False] > 10 and num_absent[True] == 0
+
+    absent = ComposeSource(two_files, "val_absent", 5, size=SIZE)
+    assert absent.photo_indices == ComposeSource(two_files[0], "val", 5, size=SIZE).photo_indices
+    spec = "compose:" + ",".join(map(str, two_files))
+    assert "val_absent" in split_names(spec, REPORTED)
+    assert "val_absent" not in split_names(f"compose:{two_files[1]}", REPORTED)
+    with pytest.raises(InputError, match=r"info\.partial"):
+        ComposeSource(two_files[1], "val_absent", 5, size=SIZE)
+
+
+def test_what_is_pasted_has_no_name_of_an_unmarked_thing(two_files):
+    source = ComposeSource(two_files, "train", 130, size=SIZE)
+    full, partial = (set(pool_classes(source, file)) for file in source.photos.files)
+    # A "dog house" could be called by the class "dog"; other things may be unmarked where a file
+    # is partly marked.
+    assert full == {*PHOTO_CLASSES, "otter", "deer"}
+    assert partial == {"otter", "chair", "dog house", "deer"}
+
+
+def pool_classes(source: ComposeSource, file: PhotoFile) -> list[str]:
+    return [cutout.category for cutout in source.make_pool(file).cutouts]
+
+
+def test_wrong_lists_of_files_are_refused(two_files, tmp_path):
+    spec = "compose:" + ",".join(map(str, two_files))
+    assert len(open_source(spec, "train", count=3, size=SIZE)) == 3
+    with pytest.raises(InputError, match="--images"):
+        open_source(spec, "train", count=3, size=SIZE, images_dir=two_files[0].parent)
+    with pytest.raises(InputError, match="no such file"):
+        open_source(f"{spec},{tmp_path / 'none.json'}", "train", count=3, size=SIZE)
+
+    records = json.loads(two_files[1].read_text()) | {"info": {"partial": "yes"}}
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match=r"info\.partial is 'yes'"):
+        ComposeSource(path, "train", 3, images=two_files[1].parent / "images", size=SIZE)
+
+
+def test_photos_that_are_in_two_files_are_told(file, tmp_path):
+    write_photos(tmp_path / "twin", 20)
+    with pytest.warns(UserWarning, match="20 photos are in more than one of the files"):
+        ComposeSource([file, tmp_path / "twin" / "instances.json"], "dev", 3, size=SIZE)

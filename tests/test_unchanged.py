@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_pictures import digest as digest_of_sample, write_cutouts, write_photos
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.sources import open_source
@@ -20,6 +21,12 @@ QUERIES = {
     "val_phrasing": "5c1eb08311d0c7d6",
     "val_hard": "65f9d48ffe86cc2f",
 }
+COMPOSED = {
+    "train": "7061489130c5ba41",
+    "dev": "a18fddb7c8732dfe",
+    "val_absent": "dbd92a3b313913e3",
+}
+CUTOUTS = "bb68d18ebf12f682"
 TEXT_ONLY_QUERIES = "2fd82685f4a17e3e"
 LOSSES = {
     "loss": [95.96224975585938, 95.79281616210938, 74.04180145263672],
@@ -54,6 +61,21 @@ def test_the_first_training_scenes_are_the_same_byte_for_byte():
                 np.packbits(i.amodal),
             ]
     assert digest(*parts) == SCENES
+
+
+@pytest.mark.parametrize("split", COMPOSED)
+def test_the_first_composed_photographs_are_the_same_byte_for_byte(split, tmp_path):
+    """With objects of a folder as well, over photos that are made here."""
+    path = write_photos(tmp_path / "photos", 30)
+    cutouts = write_cutouts(tmp_path / "cutouts")
+    source = open_source(f"compose:{path}", split, count=40, seed=1, size=96, cutouts=cutouts)
+    assert digest(*(digest_of_sample(source[index]) for index in range(12))) == COMPOSED[split]
+
+
+def test_the_first_scenes_of_cutouts_are_the_same_byte_for_byte(tmp_path):
+    folder = write_cutouts(tmp_path / "cutouts")
+    source = open_source(f"cutouts:{folder}", "train", count=40, seed=1, size=96)
+    assert digest(*(digest_of_sample(source[index]) for index in range(12))) == CUTOUTS
 
 
 @pytest.mark.parametrize("split", QUERIES)

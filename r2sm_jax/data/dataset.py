@@ -255,6 +255,11 @@ class Dataset:
             read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]]
         )
 
+    def rle_at(self, index: int, number: int) -> Instance:
+        """The instance `number` of image `index`, as `rles_at`."""
+        image = self.images[index]
+        return read_instance(self.path, image, self._annotations[image["id"]][number], self._names)
+
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of image `index`; no image is opened. Raises InputError for a bad
         mask."""

@@ -14,6 +14,7 @@ from r2sm_jax.data.splits import resolve_split, split_ids
 from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.compose import ComposeSource
 from r2sm_jax.synthetic.cutouts import CutoutSource
+from r2sm_jax.synthetic.photos import Photos
 from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences as intent_sentences,
     write_text_only_queries as write_text_only_queries,
@@ -32,10 +33,12 @@ WITH_PATH = ("compose", "cutouts", "json", "tfds")
 @dataclass(frozen=True)
 class SourceSpec:
     """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`,
-    `tfds:DIR`."""
+    `tfds:DIR`. Composed photographs may be of several files, with commas between them."""
 
     kind: str
     path: Path | None = None
+    more_paths: tuple[Path, ...] = ()
+    """The other files of composed photographs."""
 
     @classmethod
     def parse(cls, text: str) -> "SourceSpec":
@@ -43,28 +46,31 @@ class SourceSpec:
         kind, _, path = text.partition(":")
         if text == "scenes":
             return cls("scenes")
+        if kind == "compose" and "," in path and not Path(path).exists():
+            paths = [Path(part) for part in path.split(",") if part]
+            if paths:
+                return cls(kind, paths[0], tuple(paths[1:]))
         if kind in WITH_PATH and path:
             return cls(kind, Path(path))
         raise InputError(
-            f"data source {text!r} is unknown; use scenes, compose:FILE, cutouts:DIR, json:FILE or "
-            "tfds:DIR"
+            f"data source {text!r} is unknown; use scenes, compose:FILE or compose:FILE,FILE, "
+            "cutouts:DIR, json:FILE or tfds:DIR"
         )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files or folders of the source."""
+        return () if self.path is None else (self.path, *self.more_paths)
 
     @property
     def is_procedural(self) -> bool:
         """Whether samples are made on request, as many as are asked for."""
         return self.kind in PROCEDURAL
 
-    @property
-    def asks_for_absent_things(self) -> bool:
-        """Whether some training queries are for something that is not in the picture."""
-        return self.kind == "compose"
-
     def is_same_data(self, other: "SourceSpec") -> bool:
         """Whether both name the same data, perhaps by different paths."""
-        if self.path is None or other.path is None:
-            return self == other
-        return self.kind == other.kind and self.path.resolve() == other.path.resolve()
+        paths = [path.resolve() for path in self.paths]
+        return self.kind == other.kind and paths == [path.resolve() for path in other.paths]
 
 
 def open_dataset(
@@ -116,7 +122,8 @@ def open_source(
     cutouts: str | PathLike[str] | None = None,
     need_images: bool = True,
 ) -> Source:
-    """Opens `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH` or `tfds:DIR`.
+    """Opens `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
+    or `tfds:DIR`.
 
     `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of
     photos) is for cut-outs only, `cutouts` (a folder of objects) for composed photographs,
@@ -140,7 +147,7 @@ def open_source(
         )
     if where.kind == "compose":
         return ComposeSource(
-            where.path,
+            where.paths,
             split,
             count,
             seed=seed,
@@ -208,12 +215,26 @@ def stored_splits(folder: Path) -> list[str]:
     return names
 
 
-def split_names(spec: str, split: str) -> list[str]:
+def asks_for_absent_things(spec: str, images_dir: str | PathLike[str] | None = None) -> bool:
+    """Whether some training queries of a procedural source are for something that is not in the
+    picture.
+
+    Only composed photographs have such queries, where a file marks all of its classes. Raises
+    InputError for a file that cannot be read.
+    """
+    where = SourceSpec.parse(spec)
+    if where.kind != "compose":
+        return False
+    return any(not file.is_partial for file in Photos(where.paths, images_dir).files)
+
+
+def split_names(spec: str, split: str, images_dir: str | PathLike[str] | None = None) -> list[str]:
     """The names of the requested splits: several with commas between them, `REPORTED` or `ALL`.
 
     `REPORTED` are those that a run on these data reports: every val split of procedural data, val
     of a single file, and what a folder or a TFDS data set has besides train and dev. `ALL` is the
-    same, except that a single file is scored whole.
+    same, except that a single file is scored whole. `images_dir` is the folder of the images of
+    composed photographs.
 
     Raises InputError where nothing is stored except train and dev.
     """
@@ -223,8 +244,7 @@ def split_names(spec: str, split: str) -> list[str]:
     where = SourceSpec.parse(spec)
     if where.is_procedural:
         names = [name for name in SPLITS if name.startswith("val")]
-        # Only composed photographs have queries for things that are absent.
-        if where.kind != "compose":
+        if not asks_for_absent_things(spec, images_dir):
             names.remove(ABSENT_SPLIT)
         return names
 

@@ -26,6 +26,7 @@ from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
     Photo,
     PhotoCutout,
+    PhotoFile,
     PhotoObject,
     Photos,
     random_zoom,
@@ -71,8 +72,29 @@ TONE_SHARE = 0.35  # how far the colours of a cut-out move to those of the photo
 NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
 
 
+class CutoutPool:
+    """Cut-outs to choose from by size. A class that is n times as frequent is chosen sqrt(n) times
+    as often."""
+
+    def __init__(self, cutouts: Sequence[PhotoCutout]):
+        self.cutouts = sorted(cutouts, key=lambda cutout: cutout.side)
+        self._sides = np.array([cutout.side for cutout in self.cutouts])
+        frequency = Counter(cutout.category for cutout in self.cutouts)
+        weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]
+        self._cumulative_weights = np.cumsum([0.0, *weights])
+
+    def choose(self, rng: np.random.Generator, side: float) -> PhotoCutout:
+        """One of about this longer side, in longer sides of the photo."""
+        low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
+        low = max(0, min(low, len(self.cutouts) - MIN_CUTOUTS))
+        high = min(max(high, low + MIN_CUTOUTS), len(self.cutouts))
+        draw = rng.uniform(self._cumulative_weights[low], self._cumulative_weights[high])
+        index = int(np.searchsorted(self._cumulative_weights, draw, "right")) - 1
+        return self.cutouts[min(index, high - 1)]
+
+
 class ComposeSource(ProceduralSource):
-    """Composed photographs, rebuilt from (seed, split, index) and the content of file and photos.
+    """Composed photographs, rebuilt from (seed, split, index) and the content of files and photos.
 
     The photo below is number `index` modulo their number. A training split with more photos than
     pictures draws its photos by seed, from the whole file. Train, dev and the other splits share
@@ -84,7 +106,7 @@ class ComposeSource(ProceduralSource):
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         split: str,
         count: int,
         *,
@@ -92,38 +114,39 @@ class ComposeSource(ProceduralSource):
         cutouts: str | PathLike[str] | None = None,
         **options: int,
     ):
-        """`count` pictures whose longer side is `size`.
+        """`count` pictures whose longer side is `size`, of the photos of one or more files.
 
-        Photos are in the folder `images` or beside the file. `cutouts` is a folder of more objects
-        for training.
+        Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
+        objects for training.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         too few cut-outs.
         """
         super().__init__(split, count, **options)
         self.is_training = split == "train"
-        self.photos = Photos(path, images)
+        self.photos = Photos(paths, images)
         self.photo_indices = self._choose_photos()
-        self.photo_classes = [display_name(c) for c in self.photos.dataset.vocabulary["category"]]
+        photo_classes = [name for file in self.photos.files for name in file.classes]
 
         self.cutouts = self._find_cutouts()
-        # Sorted by size; a class that is n times as frequent is chosen sqrt(n) times as often.
-        self._sides = np.array([cutout.side for cutout in self.cutouts])
-        frequency = Counter(cutout.category for cutout in self.cutouts)
-        weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]
-        self._cumulative_weights = np.cumsum([0.0, *weights])
+        self._pools = {file: self.make_pool(file) for file in self.photos.files}
 
         self.folder_cutouts: list[CutoutFile] = []
         if cutouts is not None and self.is_training:
             self._folder = CutoutFolder(Path(cutouts), self.size)
-            self.folder_cutouts = choose_unambiguous(self._folder.cutouts, self.photo_classes)
+            nouns = nouns_of(photo_classes)
+            self.folder_cutouts = [
+                cutout
+                for cutout in self._folder.cutouts
+                if is_unambiguous(cutout.item.category, cutout.words, photo_classes, nouns)
+            ]
 
         folder_classes = [cutout.item.category for cutout in self.folder_cutouts]
-        classes = dict.fromkeys([*self.photo_classes, *folder_classes])
+        classes = dict.fromkeys([*photo_classes, *folder_classes])
         self.vocabulary = {"category": tuple(classes)}
         self.files = (
-            self.photos.path,
-            *(self.photos.dataset.image_path(index) for index in self.photo_indices),
+            *self.photos.paths,
+            *map(self.photos.path_of, self.photo_indices),
             *(cutout.path for cutout in self.folder_cutouts),
         )
 
@@ -145,14 +168,21 @@ class ComposeSource(ProceduralSource):
         )
 
     def _choose_photos(self) -> list[int]:
-        """The photos of the split: in the order of the file, or at random if not all are used."""
+        """The photos of the split: in the order of the files, or at random if not all are used."""
         photos = self.photos.photos_of_split(self.split)
+        if self.split == ABSENT_SPLIT:
+            photos = [photo for photo in photos if not self.photos.file_of(photo).is_partial]
+            if not photos:
+                raise InputError(
+                    f"{self.photos.name}: no photo has all of its objects marked (info.partial), "
+                    f"so that there are no queries for the split {self.split!r}; choose another"
+                )
         # Held-out splits keep their order, so that more pictures begin with the same ones.
         if not self.is_training or self.count >= len(photos):
             return photos
 
         warnings.warn(
-            f"{self.photos.path}: {self.count:,} of the {len(photos):,} photos of the split "
+            f"{self.photos.name}: {self.count:,} of the {len(photos):,} photos of the split "
             f"{self.split!r} are used, chosen by seed; compose more pictures to use all "
             "(--data.scenes)",
             stacklevel=3,
@@ -161,26 +191,40 @@ class ComposeSource(ProceduralSource):
         return np.random.default_rng(self.seed).permutation(photos).tolist()
 
     def _find_cutouts(self) -> list[PhotoCutout]:
-        """What can be pasted, by size.
-
-        In training that includes objects that may not be complete.
-        """
+        """What can be pasted. In training that includes objects that may not be complete."""
         cutouts = self.photos.find_cutouts(self.photo_indices)
-        cutouts.sort(key=lambda cutout: cutout.side)
         complete = [cutout for cutout in cutouts if cutout.complete]
         min_cutouts = MIN_CUTOUTS if self.is_training else 1
         if len(complete) < min_cutouts:
             raise InputError(
-                f"{self.photos.path}: the split {self.split!r} has {len(complete)} complete "
+                f"{self.photos.name}: the split {self.split!r} has {len(complete)} complete "
                 "objects to lay over photos (not small, with a gap to the border and to other "
                 f"masks), {min_cutouts} are needed; add photos with masks"
             )
         return cutouts if self.is_training else complete
 
+    def make_pool(self, file: PhotoFile) -> CutoutPool:
+        """What can be pasted over the photos of a file.
+
+        A photo may show other things than its file marks, and a query about what is pasted must not
+        mean one of these. So no name is pasted that a class of the file could be called by, as in
+        a folder of cut-outs, and over a partly marked photo only classes of its file.
+        """
+        nouns = nouns_of(file.classes)
+        cutouts = []
+        for cutout in self.cutouts:
+            words = frozenset(cutout.category.split())
+            if cutout.category in file.classes or (
+                not file.is_partial and is_unambiguous(cutout.category, words, file.classes, nouns)
+            ):
+                cutouts.append(cutout)
+        return CutoutPool(cutouts)
+
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""
         rng = np.random.default_rng((self.seed, number))
         index = self.photo_indices[number % SPLIT_STRIDE % len(self.photo_indices)]
+        file = self.photos.file_of(index)
         photo = self._photo_cache.get(
             index, lambda: self.photos.read_photo(index, self._photo_side)
         )
@@ -204,7 +248,8 @@ class ComposeSource(ProceduralSource):
         visible.sort(key=_horizontal_position)
         numbered = [replace(instance, id=rank) for rank, instance in enumerate(visible, start=1)]
         facts = tuple(describe_objects(numbered))
-        return Scene(np.ascontiguousarray(image), tuple(numbered), facts)
+        marked_classes = () if file.is_partial else file.classes
+        return Scene(np.ascontiguousarray(image), tuple(numbered), facts, marked_classes)
 
     def write_queries(
         self, scene: Scene, rng: np.random.Generator, first_id: int
@@ -219,7 +264,7 @@ class ComposeSource(ProceduralSource):
         present = {display_name(instance.category) for instance in scene.instances}
         absent_queries = write_absent_queries(
             scene.facts,
-            [name for name in self.photo_classes if name not in present],
+            [name for name in scene.marked_classes if name not in present],
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],
@@ -291,7 +336,10 @@ class ComposeSource(ProceduralSource):
             picture = self._folder.picture(file)
             mean_colour = photo.mean_colour  # a drawing has no light of its own to adapt
         else:
-            cutout = self._choose_cutout(rng, extent / self.size)
+            pool = self._pools[self.photos.file_of(index)]
+            if not pool.cutouts:
+                return False
+            cutout = pool.choose(rng, extent / self.size)
             if cutout.photo == index:
                 return False
             picture, mean_colour = self._cutout_cache.get(
@@ -321,15 +369,6 @@ class ComposeSource(ProceduralSource):
         layout.place_on_top(PlacedItem(item, sprite, *position, is_occluder=target is not None))
         return True
 
-    def _choose_cutout(self, rng: np.random.Generator, side: float) -> PhotoCutout:
-        """A cut-out of about this longer side; frequent classes less often than they occur."""
-        low, high = np.searchsorted(self._sides, (side / 1.3, side * 1.3))
-        low = max(0, min(low, len(self.cutouts) - MIN_CUTOUTS))
-        high = min(max(high, low + MIN_CUTOUTS), len(self.cutouts))
-        draw = rng.uniform(self._cumulative_weights[low], self._cumulative_weights[high])
-        index = int(np.searchsorted(self._cumulative_weights, draw, "right")) - 1
-        return self.cutouts[min(index, high - 1)]
-
     def _make_instances(
         self, pasted: Sequence[PhotoObject], below: Sequence[PhotoObject], shape: tuple[int, ...]
     ) -> list[Instance]:
@@ -356,20 +395,22 @@ def _horizontal_position(instance: Instance) -> int:
     return x0 + x1
 
 
-def choose_unambiguous(cutouts: Sequence[CutoutFile], classes: Sequence[str]) -> list[CutoutFile]:
-    """The cut-outs whose label is one of the classes, or that no noun of a class could mean."""
+def nouns_of(classes: Sequence[str]) -> list[frozenset[str]]:
+    """The words of every noun that a class may be called by."""
     known_classes = lexicon().classes
     nouns = set(classes)
     for name in classes:
         if name in known_classes:
             nouns.update(known_classes[name].nouns)
-    noun_words = {frozenset(noun.split()) for noun in nouns}
+    return [frozenset(noun.split()) for noun in nouns]
 
-    return [
-        cutout
-        for cutout in cutouts
-        if cutout.item.category in classes or not any(words <= cutout.words for words in noun_words)
-    ]
+
+def is_unambiguous(
+    name: str, words: frozenset[str], classes: Sequence[str], nouns: Sequence[frozenset[str]]
+) -> bool:
+    """Whether an object's name is one of the classes, or no noun of a class could mean it by its
+    words."""
+    return name in classes or not any(noun <= words for noun in nouns)
 
 
 def as_placed_item(photo_object: PhotoObject) -> PlacedItem:

@@ -115,7 +115,7 @@ def cutouts(
     """
     refuse_overwrite(out / "index.json", overwrite)
     photos = Photos(file, images)
-    all_cutouts = photos.find_cutouts(range(len(photos.dataset)))
+    all_cutouts = photos.find_cutouts(range(len(photos)))
     complete_cutouts = [cutout for cutout in all_cutouts if cutout.complete]
     if len(complete_cutouts) < MIN_CUTOUTS:
         raise InputError(
@@ -124,7 +124,7 @@ def cutouts(
         )
     index: dict[str, dict[str, str]] = {}
     for cutout in complete_cutouts:
-        photo = Path(photos.dataset.images[cutout.photo]["file_name"]).with_suffix("")
+        photo = Path(photos.name_of(cutout.photo)).with_suffix("")
         name = f"{'_'.join(photo.parts)}_{cutout.annotation}.png"
         while name in index:  # of p.jpg and p.png, or of a/b.jpg and a_b.jpg
             name = f"_{name}"

@@ -22,12 +22,14 @@ MIN_HIDING_PIXELS = 4
 class Scene:
     """A picture `uint8 [H W 3]`, its objects, and what the query grammar knows of each.
 
-    Coordinates are pixels.
+    Coordinates are pixels. Every object of the `marked_classes` that the picture shows is among its
+    instances: the others of these classes are absent.
     """
 
     image: np.ndarray
     instances: tuple[Instance, ...]
     facts: tuple[ObjectFacts, ...]
+    marked_classes: tuple[str, ...] = ()
 
 
 def make_scene(
