@@ -20,6 +20,7 @@ from r2sm_jax.data import masks, text_states
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.export_folder import flat_weights, model_with_weights
+from r2sm_jax.inference.postprocess import decide
 from r2sm_jax.inference.prediction import MASKS, Prediction
 from r2sm_jax.inference.predictor import Predictor, Request, TruncatedQuery
 from r2sm_jax.models.encoder_sizes import NO_SIZES
@@ -340,3 +341,22 @@ def test_one_query_may_be_given_as_a_string_and_none_is_fine(images):
     assert one.query == same.query == "the red mug"
     assert_equal(one, same)
     assert predictor.predict([], image=images[0]) == [] and predictor.predict_batch([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "mask_type", "logit", "expected"),
+    [
+        ("attention", "auto", 0.0, ("modal", 0.5, True)),
+        ("attention", "auto", np.log(3), ("amodal", 0.75, False)),
+        ("attention", "modal", np.log(3), ("modal", 0.75, False)),
+        ("always_amodal", "auto", 0.0, ("amodal", 1.0, False)),
+        ("always_amodal", "modal", 0.0, ("modal", 1.0, False)),
+        ("oracle", "amodal", 0.0, ("amodal", 1.0, False)),
+        ("none", "amodal", 0.0, (None, None, False)),
+    ],
+)
+def test_decide(head, mask_type, logit, expected):
+    """The head, rules, the oracle, the head `none`, and types that the caller forces."""
+    mask_type, probability, undecided = decide(head, "the mug", logit, mask_type, abstain=0.1)
+    assert (mask_type, undecided) == (expected[0], expected[2])
+    assert probability == pytest.approx(expected[1])

@@ -5,7 +5,7 @@ How a sentence about a photo becomes a mask:
     photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
     sentence   TextStates: the frozen language model                token states [t l e]
     both       R2SM.decode                                          R2SMOutput: logits in the frame
-    logits     Letterbox.undo > 0, and the decision                 Prediction
+    logits     decide, resize_masks, to_prediction (postprocess.py) Prediction
 """
 
 import copy
@@ -21,22 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float, UInt8
-from scipy.special import expit
+from jaxtyping import Bool, Float, UInt8
 
-from r2sm_jax.config import NO_HEAD, MatmulPrecision, ModelConfig
-from r2sm_jax.data import masks
+from r2sm_jax.config import MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
-from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.mask_type_heads import REFERENCES
+from r2sm_jax.inference.postprocess import decide, to_prediction
+from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
-from r2sm_jax.query import MaskType
 from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
@@ -50,8 +46,6 @@ QUERY_BUCKETS = (1, 4, 8)
 More than the last take several rows."""
 BATCH_ROWS = 8
 """Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
-MIN_INSTANCE_PRESENCE = 0.5
-"""A `Prediction` leaves out instances with a lower presence probability."""
 
 
 class EncodedImage(NamedTuple):
@@ -68,6 +62,16 @@ class Request(NamedTuple):
     queries: Sequence[str]
     mask_types: Sequence[str] | None = None
     """One for each query: auto, modal or amodal. None: as the call says."""
+
+
+class _Row(NamedTuple):
+    """One row of a batch: an image in its frame, and up to 8 queries about it."""
+
+    image_index: int
+    frame: UInt8[np.ndarray, "S S 3"]
+    valid: Bool[np.ndarray, "S S"]
+    """False on letterbox padding."""
+    queries: Sequence[str]
 
 
 class TruncatedQuery(UserWarning):
@@ -103,7 +107,14 @@ class Predictor:
         calibration: Calibration = NOT_CALIBRATED,
         matmul_precision: MatmulPrecision = "float32",
     ):
-        """Takes a split model. `matmul_precision` is that of models/matmul.py."""
+        """Takes a model that `nnx.split` divided into `graphdef` and `weights`.
+
+        Args:
+            config: sizes and mask-type head of the model.
+            text_encoder: the frozen language model.
+            calibration: fitted after training (training/calibration.py).
+            matmul_precision: how dense layers multiply (models/matmul.py).
+        """
         self.config = config
         self.text_encoder = text_encoder
         self.calibration = calibration
@@ -129,8 +140,10 @@ class Predictor:
     def updated(
         self, *, weights: nnx.State | None = None, calibration: Calibration | None = None
     ) -> "Predictor":
-        """A predictor with other weights or another calibration, which shares the compiled
-        functions of this one."""
+        """Returns a predictor with other weights or another calibration.
+
+        It shares the compiled functions of this one, so nothing is compiled anew.
+        """
         other = copy.copy(self)
         other._image = None
         if weights is not None:
@@ -141,18 +154,18 @@ class Predictor:
 
     @property
     def weights(self) -> nnx.State:
-        """All weights but the language model's, on one device."""
+        """All weights except the language model's, on one device."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: nnx.State) -> None:
-        # Training may have divided them among devices and processes.
+        # In training they may be divided among devices and processes; predicting uses one device.
         weights = jax.tree.map(to_host, weights)
         self._weights = jax.device_put(weights, jax.local_devices()[0])
 
     @property
     def weights_sha256(self) -> str:
-        """Hash of all weights but the language model's."""
+        """Hash of all weights except the language model's."""
         return hash_weights(self.weights)
 
     def set_image(self, image: ImageLike) -> None:
@@ -204,11 +217,10 @@ class Predictor:
         predictions = []
         for part in _split(queries, QUERY_BUCKETS[-1]):
             (outputs,) = self._decode_rows(image.features, [part], self.text_encoder.for_request)
-            for query, output in zip(part, outputs, strict=True):
-                prediction = self._to_prediction(
-                    query, image.letterbox, output, mask_type, abstain=abstain
-                )
-                predictions.append(prediction)
+            mask_types = [mask_type] * len(part)
+            predictions += self._to_predictions(
+                part, outputs, image.letterbox, mask_types, abstain=abstain
+            )
         self._warn_of_truncated(predictions)
         return predictions
 
@@ -267,17 +279,14 @@ class Predictor:
             outputs = self.predict_logits(images, queries, batch_rows, encode_text)
 
             for request, image, outputs_of_image in zip(batch, images, outputs, strict=True):
-                letterbox = self._letterbox(image)
                 mask_types = request.mask_types or [mask_type] * len(request.queries)
-                predictions = []
-                for query, output, choice in zip(
-                    request.queries, outputs_of_image, mask_types, strict=True
-                ):
-                    prediction = self._to_prediction(
-                        query, letterbox, output, choice, with_candidates=with_candidates
-                    )
-                    predictions.append(prediction)
-                yield predictions
+                yield self._to_predictions(
+                    request.queries,
+                    outputs_of_image,
+                    self._letterbox(image),
+                    mask_types,
+                    with_candidates=with_candidates,
+                )
             batch = list(islice(requests, batch_rows))
 
     def predict_logits(
@@ -294,25 +303,27 @@ class Predictor:
         """
         self._check_process()
 
-        # One row holds up to 8 queries about one image, so an image may take several rows, or none.
+        # A row holds up to 8 queries about one image, so an image takes several rows, one, or none.
         rows = []
         for index, image in enumerate(images):
             letterbox = self._letterbox(image)
             frame = letterbox.image(image)
+            valid = letterbox.valid()
             for part in _split(queries[index], QUERY_BUCKETS[-1]):
-                rows.append((index, frame, letterbox.valid(), part))
+                rows.append(_Row(index, frame, valid, part))
 
         outputs: list[list[R2SMOutput]] = [[] for _ in images]
         for batch in _split(rows, batch_rows):
+            # Every batch has the same number of images, so that encoding compiles once.
             padded = _pad(batch, batch_rows)
-            frames = np.stack([frame for _, frame, _, _ in padded])
-            valid = np.stack([valid for _, _, valid, _ in padded])
+            frames = np.stack([row.frame for row in padded])
+            valid = np.stack([row.valid for row in padded])
             features = self._encode_image(self.weights, frames, valid)
 
-            parts = [part for _, _, _, part in batch]
-            decoded = self._decode_rows(features, parts, encode_text or self.text_encoder)
-            for (index, _, _, _), outputs_of_row in zip(batch, decoded, strict=True):
-                outputs[index] += outputs_of_row
+            queries_of_rows = [row.queries for row in batch]
+            decoded = self._decode_rows(features, queries_of_rows, encode_text or self.text_encoder)
+            for row, outputs_of_row in zip(batch, decoded, strict=True):
+                outputs[row.image_index] += outputs_of_row
         return outputs
 
     def amodal_logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:
@@ -325,6 +336,7 @@ class Predictor:
         """Compiles everything that `predict` needs, before a server opens."""
         self.text_encoder.warm_up()
         size = self.config.vision.image_size
+        # The frame has a fixed size, so any image compiles the programs of all images.
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for num_queries in QUERY_BUCKETS:
             self.predict(["anything"] * num_queries, "modal", image)
@@ -348,8 +360,13 @@ class Predictor:
         queries: Sequence[Sequence[str]],
         encode_text: EncodeText,
     ) -> list[list[R2SMOutput]]:
-        """Decodes the queries of each row; images beyond these rows are padding."""
-        # Images and queries are padded to a few sizes, each of which compiles once.
+        """Decodes the queries of each row.
+
+        Args:
+            image_features: of at least as many images as there are rows; the rest is padding.
+            queries: up to 8 for each row.
+        """
+        # The number of queries is padded to a few sizes, each of which compiles once.
         num_rows = len(image_features.tokens)
         longest = max(len(row) for row in queries)
         num_queries = next(size for size in QUERY_BUCKETS if size >= longest)
@@ -370,74 +387,34 @@ class Predictor:
             decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
         return decoded
 
-    def _to_prediction(
+    def _to_predictions(
         self,
-        query: str,
+        queries: Sequence[str],
+        outputs: Sequence[R2SMOutput],
         letterbox: Letterbox,
-        output: R2SMOutput,
-        mask_type: str = "auto",
+        mask_types: Sequence[str],
         *,
         abstain: float = 0.0,
         with_candidates: bool = False,
-    ) -> Prediction:
-        """Brings the masks of one query to the image's own resolution and decides.
-
-        `mask_type` "auto" leaves the decision to the head; "modal" and "amodal" force it.
-        """
-        probability = self._amodal_probability(query, output, mask_type)
-        is_amodal = mask_type == "amodal" or (mask_type == "auto" and probability > 0.5)
-        decision: MaskType = "amodal" if is_amodal else "modal"
-        has_decision = self.config.head != NO_HEAD
-        is_truncated = query in self.text_encoder.truncated
-
-        fused = output.fused
-        modal, amodal = _masks_of(fused.modal, fused.amodal, letterbox)
-        has_target = fused.presence > self.config.presence_threshold
-        instances = []
-        candidates = []
-        for slot, presence in enumerate(expit(output.slots.presence)):
-            is_present = has_target and presence >= MIN_INSTANCE_PRESENCE
-            # Most slots are empty, and enlarging their masks takes most of the time.
-            if not is_present and not with_candidates:
-                continue
-            slots = output.slots
-            slot_modal, slot_amodal = _masks_of(slots.modal[slot], slots.amodal[slot], letterbox)
-            mask = slot_amodal if is_amodal else slot_modal
-            if not mask.any():
-                continue
-
-            confidence = float(presence * slots.iou[slot, int(is_amodal)])
-            if is_present:
-                instance = InstanceMask(float(presence), confidence, mask, slot_modal, slot_amodal)
-                instances.append(instance)
-            if with_candidates:
-                rate = masks.occlude_rate(slot_modal, slot_amodal)
-                rle = masks.encode(mask)
-                candidates.append(Candidate(rle, confidence, bool(is_present), rate))
-        instances.sort(key=lambda instance: -instance.score)
-
-        return Prediction(
-            query=query,
-            mask_type=decision if has_decision else None,
-            amodal_probability=probability if has_decision else None,
-            score=float(fused.iou[int(is_amodal)]),
-            modal=modal,
-            amodal=amodal,
-            instances=tuple(instances),
-            candidates=tuple(candidates),
-            # In double precision, so that the logit can be had back from it.
-            presence=float(expit(np.float64(fused.presence))),
-            undecided=mask_type == "auto" and abs(probability - 0.5) < abstain,
-            unread=self.text_encoder.cut_off(query) if is_truncated else "",
-        )
-
-    def _amodal_probability(self, query: str, output: R2SMOutput, mask_type: str) -> float:
-        """Probability that a query asks for amodal. `mask_type` tells the oracle head."""
-        reference = REFERENCES.get(self.config.head)
-        if reference is None:
-            return float(expit(output.amodal_logit))
-        requested: MaskType = "amodal" if mask_type == "amodal" else "modal"
-        return float(reference(query, requested) == "amodal")
+    ) -> list[Prediction]:
+        """Makes the predictions for the queries about one image (postprocess.py)."""
+        predictions = []
+        for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
+            decision = decide(
+                self.config.head, query, output.amodal_logit, mask_type, abstain=abstain
+            )
+            is_truncated = query in self.text_encoder.truncated
+            prediction = to_prediction(
+                query,
+                output,
+                decision,
+                letterbox,
+                presence_threshold=self.config.presence_threshold,
+                with_candidates=with_candidates,
+                unread=self.text_encoder.cut_off(query) if is_truncated else "",
+            )
+            predictions.append(prediction)
+        return predictions
 
     def _warn_of_truncated(self, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
@@ -461,7 +438,7 @@ class Predictor:
             )
 
     def _calibration_arrays(self) -> Calibration:
-        """The calibration as arrays, so that no compiled function depends on its values."""
+        """Returns the calibration as arrays: as Python numbers they would be compiled in."""
         return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
 
     def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:
@@ -483,14 +460,6 @@ def _calibrated_amodal_logit(
 ) -> Float[jax.Array, " k"]:
     """Logits of the mask-type head, without an image."""
     return model.amodal_logit(text[None], mask[None])[0] / calibration.type_temperature
-
-
-def _masks_of(modal_logits: Any, amodal_logits: Any, letterbox: Letterbox) -> tuple[Mask, Mask]:
-    """Modal and amodal mask at the image's resolution, from logits `[h w]` of the frame."""
-    modal = letterbox.undo(modal_logits) > 0
-    # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
-    amodal = (letterbox.undo(amodal_logits) > 0) | modal
-    return modal, amodal
 
 
 def _pad(items: Sequence[T], length: int) -> list[T]:

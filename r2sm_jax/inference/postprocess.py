@@ -1,0 +1,155 @@
+"""From the model's output for one query to a `Prediction`.
+
+    decide          mask-type head, rule or caller        Decision
+    resize_masks    mask logits in the letterbox frame    masks of the image's size
+    to_prediction   decision, masks, scores, instances    Prediction
+
+The presence of a target gates them so:
+
+    fused mask      empty below `ModelConfig.presence_threshold`; `R2SM.decode` has emptied it
+    instances       the target is present, and so is the slot (`MIN_INSTANCE_PRESENCE`)
+    candidates      never gated: average precision ranks all slots by their confidence
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import ArrayLike, Float
+from scipy.special import expit
+
+from r2sm_jax.config import NO_HEAD
+from r2sm_jax.data import masks
+from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
+from r2sm_jax.models.mask_type_heads import REFERENCES
+from r2sm_jax.models.r2sm import R2SMOutput
+from r2sm_jax.query import MaskType
+
+MIN_INSTANCE_PRESENCE = 0.5
+"""A `Prediction` leaves out instances with a lower presence probability."""
+
+
+class Decision(NamedTuple):
+    """Which mask a query asks for."""
+
+    mask_type: MaskType | None
+    """None for the head `none`, which decides nothing."""
+    amodal_probability: float | None
+    """Probability of amodal by the head, also where the caller forces a type."""
+    undecided: bool = False
+    """The probability is too near to 0.5 to decide."""
+
+
+def decide(
+    head: str,
+    query: str,
+    amodal_logit: Float[ArrayLike, ""],
+    mask_type: str = "auto",
+    *,
+    abstain: float = 0.0,
+) -> Decision:
+    """Decides which mask a query asks for.
+
+    Args:
+        head: name of the mask-type head (`ModelConfig.head`).
+        amodal_logit: calibrated logit of a learned head; other heads do not use it.
+        mask_type: modal or amodal forces the type; auto lets the head decide.
+        abstain: a probability that is nearer than this to 0.5 is undecided.
+    """
+    if head == NO_HEAD:
+        # Its modal and amodal masks are equal, so a forced type changes nothing either.
+        return Decision(None, None)
+
+    forced: MaskType | None = None
+    if mask_type != "auto":
+        forced = "amodal" if mask_type == "amodal" else "modal"
+
+    if head in REFERENCES:
+        # The oracle repeats the type that it is told; the other rules ignore it.
+        rule_type = REFERENCES[head](query, forced)
+        probability = float(rule_type == "amodal")
+    else:
+        probability = float(expit(amodal_logit))
+
+    if forced is not None:
+        return Decision(forced, probability)
+    decided: MaskType = "amodal" if probability > 0.5 else "modal"
+    return Decision(decided, probability, undecided=abs(probability - 0.5) < abstain)
+
+
+def resize_masks(
+    modal_logits: Float[ArrayLike, "h w"],
+    amodal_logits: Float[ArrayLike, "h w"],
+    letterbox: Letterbox,
+) -> tuple[Mask, Mask]:
+    """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
+    modal = letterbox.undo(np.asarray(modal_logits)) > 0
+    # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
+    amodal = (letterbox.undo(np.asarray(amodal_logits)) > 0) | modal
+    return modal, amodal
+
+
+def to_prediction(
+    query: str,
+    output: R2SMOutput,
+    decision: Decision,
+    letterbox: Letterbox,
+    *,
+    presence_threshold: float,
+    with_candidates: bool = False,
+    unread: str = "",
+) -> Prediction:
+    """Makes the prediction for one query.
+
+    Args:
+        output: numpy arrays without the axes b and k.
+        letterbox: that of the image.
+        presence_threshold: logit below which the target is absent.
+        with_candidates: fill in `Prediction.candidates`.
+        unread: the end of the query that the language model did not read.
+    """
+    fused = output.fused
+    slots = output.slots
+    is_amodal = decision.mask_type == "amodal"
+    modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
+
+    slot_presence = expit(slots.presence)
+    has_target = fused.presence > presence_threshold
+    is_present = has_target & (slot_presence >= MIN_INSTANCE_PRESENCE)
+
+    instances = []
+    candidates = []
+    for slot in range(len(slot_presence)):
+        # Most slots are absent, and resizing their masks would take most of the time.
+        if not is_present[slot] and not with_candidates:
+            continue
+        slot_modal, slot_amodal = resize_masks(slots.modal[slot], slots.amodal[slot], letterbox)
+        mask = slot_amodal if is_amodal else slot_modal
+        if not mask.any():
+            continue
+
+        confidence = float(slot_presence[slot] * slots.iou[slot, int(is_amodal)])
+        if is_present[slot]:
+            score = float(slot_presence[slot])
+            instances.append(InstanceMask(score, confidence, mask, slot_modal, slot_amodal))
+        if with_candidates:
+            rle = masks.encode(mask)
+            rate = masks.occlude_rate(slot_modal, slot_amodal)
+            candidates.append(Candidate(rle, confidence, bool(is_present[slot]), rate))
+    instances.sort(key=lambda instance: -instance.score)
+
+    return Prediction(
+        query=query,
+        mask_type=decision.mask_type,
+        amodal_probability=decision.amodal_probability,
+        score=float(fused.iou[int(is_amodal)]),
+        modal=modal,
+        amodal=amodal,
+        instances=tuple(instances),
+        candidates=tuple(candidates),
+        # In double precision, so that the scorer gets the same logit back from it.
+        presence=float(expit(np.float64(fused.presence))),
+        undecided=decision.undecided,
+        unread=unread,
+    )
