@@ -92,6 +92,10 @@ def test_forbidden_targets_are_never_meant():
     nothing = {"modal": {0, 1, 2}, "amodal": {0, 1, 2}}
     assert write_queries(objects, rng=rng, count=8, forbidden=nothing) == ()
 
+    no_modal = {"modal": {facts.id for facts in objects}}
+    queries = write_queries(objects, rng=rng, count=8, forbidden=no_modal)
+    assert {query.mask_type for query in queries} == {"amodal"}
+
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("photo_names", [(), PHOTO_NAMES])

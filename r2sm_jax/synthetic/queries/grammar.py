@@ -14,26 +14,8 @@ from typing import Literal
 from r2sm_jax.query import MaskType, keyword_mask_type
 from r2sm_jax.synthetic.queries.nouns import lexicon
 
-FIELDS = frozenset(
-    [
-        "x",
-        "n",
-        "ns",
-        "poss",
-        "y",
-        "pl",
-        "it",
-        "they",
-        "its",
-        "itself",
-        "is",
-        "was",
-        "does",
-        "s",
-        "es",
-    ]
-)
-"""What a wording can have in braces, as wordings.txt explains it."""
+FIELDS = frozenset("x n ns poss y pl it they its itself is was does s es".split())
+"""The fields that a wording can have in braces, as wordings.txt explains them."""
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SHARED_WORD = re.compile(r"<([\w ]+)>")
@@ -174,9 +156,11 @@ class Phrasebook:
         if template.startswith("~"):
             needs.add("hidden")
 
+        # Texts of one template can differ in what the keyword rule makes of them.
+        right = [text for text in texts if keyword_mask_type(text) == mask_type]
+        wrong = [text for text in texts if keyword_mask_type(text) != mask_type]
         added = []
-        for wordings, is_right in ((self.easy, True), (self.hard, False)):
-            chosen = [text for text in texts if (keyword_mask_type(text) == mask_type) == is_right]
+        for wordings, chosen in ((self.easy, right), (self.hard, wrong)):
             if chosen:
                 wording = Wording(tuple(chosen), family, frozenset(needs))
                 wordings[mask_type].append(wording)

@@ -29,9 +29,23 @@ from r2sm_jax.synthetic.queries.grammar import (
 )
 from r2sm_jax.synthetic.random_choice import pick
 
-PAIR_SHARE = 0.15  # draws that give both halves of a minimal pair for one target
-R2SM_SHARE = 0.6  # draws of a sentence in the manner of R2SM
-UNDECIDABLE_SHARE = 0.04  # draws of a text from which nobody can tell which mask is meant
+# Of all draws, texts from which nobody can tell which mask is meant, and sentences in the manner of
+# R2SM. The rest are from the grammar's wordings.
+UNDECIDABLE_SHARE = 0.04
+R2SM_SHARE = 0.6
+# Of draws from wordings, those that give both halves of a minimal pair for one target.
+PAIR_SHARE = 0.15
+
+# Of targets, those that are named by a purpose, and those that are "it" after a question about
+# their use. The rest are things and people.
+PURPOSE_SHARE = 0.1
+USE_QUESTION_SHARE = 0.06
+
+# Of finished sentences, those with another beginning or end, and those with spelling mistakes.
+FRAME_SHARE = 0.5
+ENDING_SHARE = 0.08
+OPENING_SHARE = 0.08
+REMARK_SHARE = 0.12
 MISSPELT_SHARE = 0.07
 
 SentenceList = Literal[
@@ -40,7 +54,7 @@ SentenceList = Literal[
 """Lists of sentences in intent/. docs/intent.md says who wrote them, and from what."""
 
 
-# Lists of sentences.
+# Lists of sentences
 
 
 @cache
@@ -78,32 +92,31 @@ def text_only_templates() -> dict[str, tuple[str, ...]]:
     return templates
 
 
-# Sentences for training.
+# Sentences for training
 
 
 def write_text_only_queries(
     count: int, *, seed: int, without: Sequence[str] = ()
 ) -> list[Sentence]:
-    """`count` different sentences, half of them modal.
+    """Writes `count` different sentences, half of them modal.
 
-    The keyword rule gets 0.3 to 0.6 of either type wrong.
-
-    Those in the manner of R2SM are written `without` some of their authors, such as "author a".
-    What says nothing at all (nothing.txt) is there as modal and as amodal, so that a head learns to
-    be undecided.
+    The keyword rule gets 0.3 to 0.6 of either type wrong. Those in the manner of R2SM are written
+    `without` some of their authors, such as "author a". What says nothing at all (nothing.txt) is
+    there as modal and as amodal, so that a head learns to be undecided.
     """
     rng = np.random.default_rng(seed)
     book = phrasebook("wordings")
     r2sm_sentences = _r2sm_sentences(rng, without)
     by_text: dict[str, Sentence] = {}
 
-    # Texts that come twice are drawn again, so that the number of draws depends on the seed alone.
+    # A text that has come before changes nothing; another one is drawn in its place.
     while len(by_text) < count:
         draw = rng.random()
         if draw < UNDECIDABLE_SHARE:
             text = _pick_text(rng, "nothing")
             mask_type = pick(rng, MASK_TYPES)
             sentence = Sentence(text, mask_type, f"{mask_type}: nothing")
+            # The key has the type, since the same text may come once with each.
             by_text.setdefault(f"{mask_type}: {text}", sentence)
         elif draw < UNDECIDABLE_SHARE + R2SM_SHARE:
             sentence = next(r2sm_sentences)
@@ -116,9 +129,10 @@ def write_text_only_queries(
 
 
 def _r2sm_sentences(rng: np.random.Generator, without: Sequence[str]) -> Iterator[Sentence]:
-    """Endless random written sentences, perhaps with a second one that changes what they ask for.
+    """Yields random written sentences without end, some with a second one behind.
 
-    Of those that say the same of the mask (`Sentence.reason`), all are used before any comes again.
+    The second one may change which mask they ask for. Of sentences with the same
+    `Sentence.reason`, all are used before any comes again.
     """
     texts: dict[str, list[str]] = {}
     for sentence in written_sentences():
@@ -161,6 +175,7 @@ def _sentences_from_wordings(rng: np.random.Generator, book: Phrasebook) -> Iter
 
 
 def _choose_wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskType) -> Wording:
+    """A random wording of a type: a bare or casual one, or one of the grammar's lists."""
     templates = text_only_templates()
     if mask_type == "modal" and rng.random() < 0.4:
         text = pick(rng, templates["modal: casual"] + templates["questions about use"])
@@ -172,28 +187,33 @@ def _choose_wording(rng: np.random.Generator, book: Phrasebook, mask_type: MaskT
         return Wording((pick(rng, templates[section]),), "casual")
 
     wordings = book.hard[mask_type] if rng.random() < 0.5 else book.easy[mask_type]
-    if rng.random() < 0.5:  # every family of meaning as often, however many wordings it has
+    # Half of the draws take every family of meaning equally often, however many wordings it has.
+    if rng.random() < 0.5:
         families = list(dict.fromkeys(wording.family for wording in wordings))
         family = pick(rng, families)
         wordings = [wording for wording in wordings if wording.family == family]
     return pick(rng, wordings)
 
 
-# Targets.
+# Targets
 
 
 def _make_target(rng: np.random.Generator) -> dict[str, str]:
     """The fields of a random target and of the thing in front of it."""
     draw = rng.random()
-    if draw < 0.1:
+    if draw < PURPOSE_SHARE:
         purpose = pick(rng, text_only_templates()["purposes"])
         noun = _pick_text(rng, "nouns of purposes")
         return _make_fields(rng, _fill(rng, purpose), noun)
-    if draw < 0.16:
+    if draw < PURPOSE_SHARE + USE_QUESTION_SHARE:
         fields = _make_fields(rng, "it", "thing")
         fields["lead"] = _pick_text(rng, "questions about use")
         return fields
+    return _make_thing_or_person(rng)
 
+
+def _make_thing_or_person(rng: np.random.Generator) -> dict[str, str]:
+    """The fields of one or several things or people, perhaps with adjective and place."""
     is_person = rng.random() < 0.25
     is_several = rng.random() < 0.25
     bare = _pick_text(rng, "person" if is_person else "thing")
@@ -213,6 +233,7 @@ def _make_target(rng: np.random.Generator) -> dict[str, str]:
     for _ in range(num_places):
         text += " " + _pick_text(rng, "places")
 
+    # A group of people or things ("the crowd") is one, whatever it consists of.
     pronoun = "it"
     if is_person and (is_group or not is_several):
         pronoun = pick(rng, ("him", "her", "it"))
@@ -224,6 +245,7 @@ def _make_target(rng: np.random.Generator) -> dict[str, str]:
 def _make_fields(
     rng: np.random.Generator, text: str, bare: str, pronoun: str = "it"
 ) -> dict[str, str]:
+    """The fields of a target that is called `text`, or `bare` without its article."""
     is_several = pronoun == "them"
     fields = agreement(pronoun)
     fields["x"] = text
@@ -238,6 +260,7 @@ def _make_fields(
 
 
 def _pick_text(rng: np.random.Generator, section: str) -> str:
+    """A random text of a section, with its fields filled."""
     return _fill(rng, pick(rng, text_only_templates()[section]))
 
 
@@ -256,23 +279,24 @@ def _fill(rng: np.random.Generator, text: str, fields: Mapping[str, str] | None 
     return text
 
 
-# What surrounds a sentence.
+# What surrounds a sentence
 
 
 def _finish(rng: np.random.Generator, book: Phrasebook, lead: str | None, text: str) -> str:
     """Puts a noun phrase into a command or question, adds remarks, and makes slips of the pen."""
-    if text[-1] not in ".?!" and rng.random() < 0.5:
+    if text[-1] not in ".?!" and rng.random() < FRAME_SHARE:
         frames = book.commands if rng.random() < 0.6 else book.questions
         text = pick(rng, frames).format(w=text)
-    if rng.random() < 0.08:
+    if rng.random() < ENDING_SHARE:
         end = text[-1] if text[-1] in ".?" else ""
         text = f"{text.removesuffix(end)}, {_pick_text(rng, 'endings')}{end}"
-    if rng.random() < 0.08:
+    if rng.random() < OPENING_SHARE:
         text = f"{_pick_text(rng, 'openings')}, {text[0].lower()}{text[1:]}"
-    if lead or rng.random() < 0.12:
+    if lead or rng.random() < REMARK_SHARE:
         remark = lead or _pick_text(rng, "remarks before")
         text = f"{remark} {text[0].upper()}{text[1:]}"
 
+    # A quarter is all lower case, a quarter begins with a capital, the rest stays as it is.
     casing = rng.random()
     if casing < 0.25:
         text = text.lower().removesuffix(".")
@@ -286,6 +310,7 @@ def _misspell(rng: np.random.Generator, text: str) -> str:
     letters = list(text)
     num_mistakes = rng.integers(1, 4)
     for position in rng.integers(1, max(2, len(letters) - 2), num_mistakes):
+        # Each dropped letter makes the text shorter.
         at = int(min(position, len(letters) - 2))
         draw = rng.random()
         if draw < 0.4:

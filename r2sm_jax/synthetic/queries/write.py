@@ -12,10 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from r2sm_jax.query import KEYWORDS, MaskType, Query, keyword_mask_type
+from r2sm_jax.query import KEYWORDS, MASK_TYPES, MaskType, Query, keyword_mask_type
 from r2sm_jax.synthetic.queries.grammar import Wording, agreement, phrasebook
+from r2sm_jax.synthetic.queries.names import Phrase
 from r2sm_jax.synthetic.queries.objects import ImageObjects, ObjectFacts
-from r2sm_jax.synthetic.queries.phrases import Phrase, PhraseWriter
+from r2sm_jax.synthetic.queries.phrases import PhraseWriter
 from r2sm_jax.synthetic.random_choice import pick
 
 Split = Literal["train", "val", "val_phrasing", "val_hard", "test"]
@@ -41,13 +42,28 @@ SPLIT_STRIDE = 10_000_000
 QUERY_STRIDE = 1000
 """Query ids of different scenes never meet."""
 
-HARD_SHARE = 0.36  # wordings that a keyword rule gets wrong
-BARE_SHARE = 0.36  # modal wordings without any word about the mask
-PLAIN_SHARE = 0.40  # of those, the phrase alone or in a command or question
-SET_SHARE = 0.40  # hard modal wordings of a set of things that say "the whole set"
-TWIN_SHARE = 0.30  # queries that share their phrase with a query of the other type
-PAIR_SHARE = 0.50  # twins that also share a minimal pair of wordings
-COMMAND_SHARE, QUESTION_SHARE = 0.4, 0.2  # of noun phrases, which then stand in a sentence
+# Of all wordings of one type, the hard ones: those of which the keyword rule gets the type wrong.
+HARD_SHARE = 0.36
+# Of hard modal wordings for a set of things, those that say "the whole set".
+WHOLE_SET_SHARE = 0.40
+# Of the other modal wordings, those without a word about the mask: 0.36 of all modal ones.
+BARE_SHARE = 0.36 / (1 - HARD_SHARE)
+# Of bare wordings, the phrase alone, which may still become a command or a question.
+PLAIN_SHARE = 0.40
+
+# Of phrases that fit both types, those that become one query of each: twins.
+TWIN_SHARE = 0.30
+# Of twins, those in a minimal pair of wordings, which differ in the words about the mask alone.
+PAIR_SHARE = 0.50
+
+# Of noun phrases, those that become a command, a question, or end with a question mark because they
+# begin with "what".
+COMMAND_SHARE = 0.4
+QUESTION_SHARE = 0.2
+WHAT_QUESTION_SHARE = 0.2
+# Of noun phrases, those with a capital and a full stop; of sentences, those in lower case.
+CAPITALISED_SHARE = 0.25
+LOWER_CASE_SHARE = 0.2
 MAX_QUESTION_LENGTH = 50  # characters; "… for me?" does not fit behind anything longer
 
 
@@ -75,16 +91,17 @@ def write_queries(
         return ()
 
     writer = _QueryWriter(objects, rng, split)
-    num_left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
-    odd_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-    num_left[odd_type] += count % 2
-
     ids = {facts.id for facts in objects}
     allowed: dict[MaskType, set[int]] = {
-        mask_type: ids.difference(forbidden.get(mask_type, ())) for mask_type in num_left
+        t: ids.difference(forbidden.get(t, ())) for t in MASK_TYPES
     }
+    num_left = _divide_evenly(count, rng)
     if not allowed["amodal"]:
-        num_left = {"modal": count if allowed["modal"] else 0, "amodal": 0}
+        num_left["amodal"] = 0
+        num_left["modal"] = count if allowed["modal"] else 0
+    elif not allowed["modal"]:
+        num_left["modal"] = 0
+        num_left["amodal"] = count
 
     by_text: dict[str, Query] = {}
     # Images with few objects run out of different sentences; they get fewer.
@@ -104,6 +121,14 @@ def write_queries(
     return _number(shuffled, first_id)
 
 
+def _divide_evenly(count: int, rng: np.random.Generator) -> dict[MaskType, int]:
+    """How many of `count` queries are of each type; a random type gets the odd one."""
+    num_left: dict[MaskType, int] = {"modal": count // 2, "amodal": count // 2}
+    odd_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
+    num_left[odd_type] += count % 2
+    return num_left
+
+
 def write_absent_queries(
     objects: Sequence[ObjectFacts],
     absent: Sequence[str],
@@ -115,7 +140,8 @@ def write_absent_queries(
 ) -> tuple[Query, ...]:
     """Up to `count` queries for classes that the image does not have, half of either type.
 
-    They have no target. No noun is used that could mean one of the objects that are there.
+    They have no target. No noun is used that could mean one of the objects that are there. An
+    image without objects gets no queries.
     """
     if not objects:
         return ()
@@ -126,7 +152,7 @@ def write_absent_queries(
         if len(by_text) == count:
             break
         mask_type: MaskType = "modal" if rng.random() < 0.5 else "amodal"
-        phrase = writer.phrases.absent(absent[int(k)])
+        phrase = writer.phrases.names.absent_name(absent[int(k)])
         if phrase is None:
             continue
         query = writer.word(phrase, mask_type)
@@ -136,11 +162,16 @@ def write_absent_queries(
 
 
 def _number(queries: Sequence[Query], first_id: int) -> tuple[Query, ...]:
+    """The same queries with ids from `first_id` + 1."""
     return tuple(replace(query, id=first_id + n) for n, query in enumerate(queries, start=1))
 
 
 class _QueryWriter:
-    """Writes queries about the objects of one image."""
+    """Writes queries about the objects of one image.
+
+    Every method draws from `rng` in a fixed order. Another order gives other sentences for the same
+    seed.
+    """
 
     def __init__(self, objects: Sequence[ObjectFacts], rng: np.random.Generator, split: Split):
         held_out = split in ("val_phrasing", "val_hard", "test")
@@ -156,9 +187,10 @@ class _QueryWriter:
     def write(
         self, num_left: Mapping[MaskType, int], allowed: Mapping[MaskType, set[int]]
     ) -> list[Query]:
-        """A query of a type with some left, or one of each type about one target, or none.
+        """A query of a type with some left, or twins, one of each type about one target.
 
-        `allowed` are the objects that queries of a type may refer to.
+        `allowed` are the objects that queries of a type may refer to. Returns an empty list for a
+        phrase that fits no type, or no wording; the caller tries again.
         """
         open_types: list[MaskType] = [t for t, number in num_left.items() if number > 0]
         allowed_ids = set().union(*(allowed[mask_type] for mask_type in open_types))
@@ -167,30 +199,32 @@ class _QueryWriter:
             return []
         if self.all_hard and KEYWORDS.search(f"{phrase.lead} {phrase.text}"):
             return []  # the keyword rule would read the phrase, not the wording
-
         mask_types: list[MaskType] = [t for t in open_types if allowed[t].issuperset(phrase.ids)]
         if not mask_types:
             return []
-        # Either two sentences about the same things, one of each type, or one of the type that is
-        # still rarer.
-        are_twins = len(mask_types) == 2 and (self.all_hard or self.rng.random() < TWIN_SHARE)
-        if len(mask_types) == 2 and not are_twins:
-            amodal_share = num_left["amodal"] / (num_left["modal"] + num_left["amodal"])
-            mask_types = [mask_types[int(self.rng.random() < amodal_share)]]
 
-        # Both random numbers are used up for single queries too.
-        pair = None
+        # In `val_hard` every phrase that can be is a twin, so that the phrase cannot tell the type.
+        fits_both = len(mask_types) == 2
+        are_twins = fits_both and (self.all_hard or self.rng.random() < TWIN_SHARE)
+        if fits_both and not are_twins:
+            # The type of which more queries are left is the likelier one, so that both end equal.
+            amodal_share = num_left["amodal"] / (num_left["modal"] + num_left["amodal"])
+            mask_types = ["amodal" if self.rng.random() < amodal_share else "modal"]
+
+        # Single queries draw a pair too, and do not use it: the sentences of a seed stay the same
+        # only if the number of draws does (tests/test_unchanged.py).
+        pair: Mapping[MaskType, Sequence[Wording]] = {}
         if self.book.pairs and self.rng.random() < PAIR_SHARE:
-            pair = pick(self.rng, self.book.pairs)
+            modal, amodal = pick(self.rng, self.book.pairs)
+            if are_twins:
+                pair = {"modal": modal, "amodal": amodal}
 
         queries = []
         for mask_type in mask_types:
-            preferred: Sequence[Wording] = ()
-            if are_twins and pair is not None:
-                preferred = pair[0] if mask_type == "modal" else pair[1]
-            query = self.word(phrase, mask_type, preferred)
+            query = self.word(phrase, mask_type, preferred=pair.get(mask_type, ()))
             if query is not None:
                 queries.append(query)
+        # One twin without the other would leave a phrase that occurs with one type only.
         return queries if len(queries) == len(mask_types) else []
 
     def word(
@@ -198,7 +232,7 @@ class _QueryWriter:
     ) -> Query | None:
         """A query of a type, in one of the `preferred` wordings if that fits.
 
-        None if it is not hard and has to be.
+        Returns None if the keyword rule gets the type right where it must not (`val_hard`).
         """
         wording, fields = self._choose_wording(phrase, mask_type)
         if preferred:
@@ -207,12 +241,13 @@ class _QueryWriter:
                 wording = candidate
 
         text, form = self._make_sentence(wording, phrase, fields)
-        is_hard = keyword_mask_type(text) != mask_type
-        if self.all_hard and not is_hard:
+        # Judged by the finished sentence: words of the phrase can mislead the rule too.
+        misleads_keyword_rule = keyword_mask_type(text) != mask_type
+        if self.all_hard and not misleads_keyword_rule:
             return None
         kind = {
             "task": "reasoning" if phrase.reasoning else "referring",
-            "hard": is_hard,
+            "hard": misleads_keyword_rule,
             "multi": len(phrase.ids) > 1,
             "wording": wording.family,
             "form": form,
@@ -222,23 +257,29 @@ class _QueryWriter:
     def _choose_wording(
         self, phrase: Phrase, mask_type: MaskType
     ) -> tuple[Wording, dict[str, str]]:
-        """A wording that fits a phrase, and its fields."""
-        rng = self.rng
-        book = self.book
-        is_hard = self.all_hard or rng.random() < HARD_SHARE
+        """A random wording whose fields the phrase can fill, and these fields."""
+        is_from_hard = self.all_hard or self.rng.random() < HARD_SHARE
         fields = self._make_fields(phrase, mask_type)
-
-        wordings = book.hard[mask_type] if is_hard else book.easy[mask_type]
-        if mask_type == "modal" and not is_hard and rng.random() < BARE_SHARE / (1 - HARD_SHARE):
-            wordings = book.plain if rng.random() < PLAIN_SHARE else book.bare
-        if mask_type == "modal" and is_hard and "ns" in fields and rng.random() < SET_SHARE:
-            wordings = book.sets
+        if mask_type == "modal":
+            wordings = self._choose_modal_wordings(is_from_hard, is_set="ns" in fields)
+        else:
+            wordings = self.book.hard["amodal"] if is_from_hard else self.book.easy["amodal"]
 
         # This ends: every list has wordings with {x} alone.
         while True:
-            wording = pick(rng, wordings)
+            wording = pick(self.rng, wordings)
             if wording.needs <= fields.keys():
                 return wording, fields
+
+    def _choose_modal_wordings(self, is_from_hard: bool, is_set: bool) -> Sequence[Wording]:
+        """A list of modal wordings to pick from; `is_set` says that the target is a set."""
+        book = self.book
+        if is_from_hard:
+            says_whole_set = is_set and self.rng.random() < WHOLE_SET_SHARE
+            return book.sets if says_whole_set else book.hard["modal"]
+        if self.rng.random() >= BARE_SHARE:
+            return book.easy["modal"]
+        return book.plain if self.rng.random() < PLAIN_SHARE else book.bare
 
     def _make_fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
         """The fields that a phrase fills in a wording, and "hidden" for a partly hidden target."""
@@ -269,7 +310,7 @@ class _QueryWriter:
         is_only_one = len(fronts) == len(target.hidden_by) == 1
         if not fronts or (mask_type == "amodal" and not is_only_one):
             return None
-        name = self.phrases.anchor(self.objects.by_id[pick(self.rng, fronts)])
+        name = self.phrases.names.anchor(self.objects.by_id[pick(self.rng, fronts)])
         return name if name and name not in phrase.text else None
 
     def _make_sentence(
@@ -278,35 +319,51 @@ class _QueryWriter:
         """The finished text and its form: noun phrase, command or question."""
         template = pick(self.rng, wording.texts)
         text = template.format(**fields)
-        draw = self.rng.random()
-        form = {".": "command", "?": "question"}.get(text[-1], "noun phrase")
-        if form == "noun phrase" and not _stands_alone(text):
-            if draw < COMMAND_SHARE:
-                text = pick(self.rng, self.book.commands).format(w=text)
-                form = "command"
-            elif draw < COMMAND_SHARE + QUESTION_SHARE and ";" not in text and ":" not in text:
-                text = pick(self.rng, self._questions_for(text)).format(w=text)
-                form = "question"
-            elif draw < 0.8 and template == "{x}" and text.startswith("what "):
-                text += "?"
-                form = "question"
+        # "what you would wear" is a question as it stands, if the wording adds nothing to it.
+        is_what_clause = template == "{x}" and text.startswith("what ")
+        text, form = self._make_command_or_question(text, is_what_clause)
 
         if phrase.lead:
-            text = f"{phrase.lead} {text[0].upper()}{text[1:]}"
+            text = f"{phrase.lead} {_capitalise(text)}"
             return (text if text[-1] in ".?" else text + "."), form
 
-        casing = self.rng.random()
-        capitalised = text[0].upper() + text[1:]
+        draw = self.rng.random()
         if form == "noun phrase":
-            return (capitalised + "." if casing < 0.25 else text), form
-        if casing < 0.2:
+            return (_capitalise(text) + "." if draw < CAPITALISED_SHARE else text), form
+        if draw < LOWER_CASE_SHARE:
             return text.lower().removesuffix("."), form
-        return capitalised, form
+        return _capitalise(text), form
+
+    def _make_command_or_question(self, text: str, is_what_clause: bool) -> tuple[str, str]:
+        """Puts some noun phrases into a command or a question. Returns the text and its form."""
+        # Drawn for texts that stay as they are too, so that the number of draws is the same.
+        draw = self.rng.random()
+        if text.endswith("."):
+            return text, "command"
+        if text.endswith("?"):
+            return text, "question"
+        if _stands_alone(text):
+            return text, "noun phrase"
+
+        if draw < COMMAND_SHARE:
+            return pick(self.rng, self.book.commands).format(w=text), "command"
+        has_clauses = ";" in text or ":" in text
+        if draw < COMMAND_SHARE + QUESTION_SHARE and not has_clauses:
+            return pick(self.rng, self._questions_for(text)).format(w=text), "question"
+        if draw < COMMAND_SHARE + QUESTION_SHARE + WHAT_QUESTION_SHARE and is_what_clause:
+            return text + "?", "question"
+        return text, "noun phrase"
 
     def _questions_for(self, text: str) -> list[str]:
+        """The questions that a noun phrase fits into; a long one has to come last."""
         if "," not in text and len(text) < MAX_QUESTION_LENGTH:
             return self.book.questions
         return [question for question in self.book.questions if question.endswith("{w}?")]
+
+
+def _capitalise(text: str) -> str:
+    """The text with a capital at its start. `str.capitalize` would change other letters too."""
+    return text[0].upper() + text[1:]
 
 
 def _stands_alone(text: str) -> bool:
