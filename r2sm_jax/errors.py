@@ -102,14 +102,45 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
         ) from error
 
 
+def refuse_dangling(path: Path) -> None:
+    """Raises InputError for a link whose target is gone."""
+    if path.is_symlink() and not path.exists():
+        raise InputError(
+            f"{path}: this link points at {path.readlink()}, which is not there any more; give "
+            "another path, or point the link at what there is"
+        )
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file. Raises InputError where it cannot be read."""
+    refuse_dangling(path)
     try:
         return path.read_bytes()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         problem = "there is no such file" if missing else f"cannot read the file ({error.strerror})"
         raise InputError(f"{path}: {problem}; check the path") from error
+
+
+FIRST_BYTES = {
+    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with git lfs pull",
+    b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"\xfd7zXZ": "compressed with xz; unpack it with unxz",
+    b"BZh": "compressed with bzip2; unpack it with bunzip2",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
+    b"\x80": "a pickle; write its content as JSON",
+    b"<": "a web page or XML; download the file itself",
+}
+"""What files hold in place of what was meant, with the remedy, by their first bytes."""
+
+
+def describe_content(content: bytes) -> str:
+    """What a file is in truth, and the remedy; "" if its first bytes do not tell."""
+    content = content.lstrip()
+    if not content:
+        return "empty; download or write it again"
+    return next((what for first, what in FIRST_BYTES.items() if content.startswith(first)), "")
 
 
 def parse_json(content: bytes, where: str, what: str) -> Any:
@@ -121,6 +152,13 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
         except UnicodeDecodeError:
             return json.loads(content.decode("cp1252"))
     except (ValueError, RecursionError) as error:
+        if described := describe_content(content):
+            raise InputError(f"{where}: this is not JSON, it is {described}") from error
+        if str(error).startswith("Extra data"):
+            raise InputError(
+                f"{where}: this is more than one JSON value, perhaps one object a line ({error}); "
+                f"write them as one list, or name the file .jsonl where lines are read; give {what}"
+            ) from error
         raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
 
 

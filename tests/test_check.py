@@ -1,5 +1,6 @@
 """`data check`: every problem of a dataset file at once, and images that two files share."""
 
+import gzip
 import json
 from copy import deepcopy
 from pathlib import Path
@@ -247,6 +248,33 @@ def test_the_cause_of_many_problems(tmp_path, command):
     assert end.code == 2 and "exchanged" in end.err
 
 
+def save_turned(path: Path, orientation: int, size: tuple[int, int]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(path, exif=exif)
+
+
+def test_images_that_exif_turns(tmp_path, command, refused):
+    path = save(tmp_path, good())
+    save_turned(tmp_path / "1.png", 6, (WIDTH, HEIGHT))
+    assert "image 1: 1.png is 16 x 12, not 12 x 16; its EXIF" in "".join(problems_of(path))
+    save_turned(tmp_path / "1.png", 6, (HEIGHT, WIDTH))  # annotated upright
+    assert command(main, "check", path).err == ""
+    save_turned(tmp_path / "2.png", 3, (WIDTH, HEIGHT))
+    end = command(main, "check", path)
+    assert end.code == 0 and "1 of 2 images are turned or mirrored" in end.err
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("C:\\data\\1.png", "1.png"), ("/home/me/1.png", "1.png"), ("train/1.jpg", "1.png")],
+)
+def test_the_name_that_was_meant(name, near, tmp_path):
+    path = save(tmp_path, changed("images", 0, file_name=name))
+    (problem,) = problems_of(path)
+    assert near in problem
+
+
 MASK = box_rle(1, 1, 6, 6)
 UNKNOWN = {
     "picture": "a.jpg",
@@ -277,6 +305,23 @@ def test_describe(name, content, words, tmp_path, command):
     path.write_text(content)
     end = command(main, "check", "--describe", path)
     assert end.code == 0 and all(word in end.out for word in words), end.out
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (gzip.compress(b"{}"), "gunzip"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>", "download the file itself"),
+        (b'{"id": 1}\n{"id": 2}\n', ".jsonl"),
+        (b"", "empty"),
+    ],
+)
+def test_files_that_are_something_else(content, remedy, tmp_path, refused):
+    path = tmp_path / "data.json"
+    path.write_bytes(content)
+    assert remedy in refused(main, "check", path)
+    assert remedy in refused(main, "convert", "muva", path, "--out", tmp_path / "out.json")
 
 
 def test_describe_refuses_what_is_no_json(tmp_path, refused):

@@ -12,6 +12,8 @@ from PIL import Image, ImageOps
 from r2sm_jax.data.images import brightness, image_size, open_image
 from r2sm_jax.data.letterbox import PAD_COLOUR, Letterbox
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.export_folder import find_folder
+from r2sm_jax.training.run_folder import read_config
 
 RNG = np.random.default_rng(0)
 PHOTO = np.asarray(
@@ -353,3 +355,18 @@ def test_a_mask_of_everything_is_no_empty_mask(palette):
     image = Image.new("P", (2, 2), 1)
     image.putpalette(palette)
     assert brightness(image).all()
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n")
+    assert "git lfs pull" in error(path)
+
+
+def test_a_link_whose_target_is_gone_is_named(tmp_path):
+    (tmp_path / "photo.jpg").symlink_to("gone.jpg")
+    assert "points at gone.jpg" in error(tmp_path / "photo.jpg")
+    (tmp_path / "latest").symlink_to("gone")
+    for read in (find_folder, read_config):
+        with pytest.raises(InputError, match="points at gone"):
+            read(tmp_path / "latest")

@@ -16,7 +16,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.cache import fingerprint
-from r2sm_jax.data.images import find_image, image_folders, open_annotated
+from r2sm_jax.data.images import find_image, image_folders, near_name, open_annotated
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
@@ -295,6 +295,8 @@ class Dataset:
         if path is None:
             folders = " or ".join(map(str, self._image_dirs))
             remedy = "give its folder with --images DIR, in training with --data.images DIR"
+            if near := near_name(self._image_dirs, name):
+                remedy = f"there is {near}; write that as its file_name, or {remedy}"
             raise InputError(f"{self.path}: image {name} is not in {folders}; {remedy}")
         return path
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, describe_content, refuse_dangling
 
 MAX_MEGAPIXELS = 50
 # Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters
@@ -27,6 +27,11 @@ ORIENTATION = 0x0112
 `exif_transpose`, which refuses images with other tags that are wrong."""
 UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
+TURNED = (
+    "its EXIF orientation turns it, and the annotations are of the pixels as they are stored; turn "
+    "the pixels and remove the tag, or annotate the upright image"
+)
+"""Remedy for an image whose height and width are those of its annotations before it is turned."""
 IMAGE_SUFFIXES = (
     *JPEG_SUFFIXES,
     *(".png", ".webp", ".avif"),
@@ -67,7 +72,7 @@ def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.n
         sizes = (
             f"{found[0]} pixels high and {found[1]} wide, but {source} says {size[0]} and {size[1]}"
         )
-        raise InputError(f"{path}: the image is {sizes}; give the image that was annotated")
+        raise InputError(f"{path}: the image is {sizes}; {remedy_for_size(path, size)}")
     return image
 
 
@@ -119,6 +124,39 @@ def frames(image: ImageFile, name: str = "the image") -> int:
             )  # cameras put previews into MPO
         except Exception:  # a later frame is damaged, and only the first is used
             return 1
+
+
+def is_turned_unseen(path: Path) -> bool:
+    """Whether EXIF turns or mirrors an image so that its size does not tell whether annotations are
+    of the upright one. Raises InputError like `image_size`."""
+    with _opened(path) as image:
+        orientation = image.getexif().get(ORIENTATION, 1)
+        return orientation in (2, 3, 4) or (orientation in UPRIGHT and image.width == image.height)
+
+
+def remedy_for_size(path: Path, size: tuple[int, int]) -> str:
+    """What to do about an image whose height and width are not `size`, as its annotations say."""
+    height, width = image_size(path)
+    if size != (width, height):
+        return "give the image that was annotated"
+    with _opened(path) as image:
+        if (image.height, image.width) == size:
+            return TURNED
+    return "height and width seem to be exchanged; exchange them"
+
+
+def near_name(folders: Iterable[Path], file_name: str) -> str:
+    """The name in one of the folders that a missing image may be meant to have: the same without
+    its folders, or with another ending. "" where there is none, or several."""
+    stem = PureWindowsPath(_plain_name(file_name)).stem
+    for folder in folders:
+        try:
+            names = _names_by_stem(folder, folder.stat().st_mtime_ns).get(_name_key(stem), [])
+        except OSError:
+            continue
+        if len(names) == 1:
+            return names[0]
+    return ""
 
 
 def leads_outside(name: str) -> bool:
@@ -203,6 +241,17 @@ def _names_by_key(folder: Path, modified: int) -> dict[str, list[str]]:
     return names
 
 
+@lru_cache(maxsize=64)
+def _names_by_stem(folder: Path, modified: int) -> dict[str, list[str]]:
+    """The names of images in a folder by the key of their stem."""
+    names: dict[str, list[str]] = {}
+    for key, similar in _names_by_key(folder, modified).items():
+        path = PurePosixPath(key)
+        if path.suffix in IMAGE_SUFFIXES:
+            names.setdefault(path.stem, []).extend(similar)
+    return names
+
+
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
     """The image files of a folder, by name, without hidden ones, such as the `._a.jpg` of macOS.
     Raises InputError where there is no folder or no image."""
@@ -241,6 +290,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
     except InputError:
         raise
     except FileNotFoundError as error:
+        refuse_dangling(Path(name))
         raise InputError(f"{name}: there is no such image; check the path") from error
     except IsADirectoryError as error:
         raise InputError(f"{name}: this is a folder; give the path of an image") from error
@@ -249,6 +299,9 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
             f"{name}: the image has more than {MAX_MEGAPIXELS} megapixels; scale it down first"
         ) from error
     except UnidentifiedImageError as error:
+        content = image if isinstance(image, bytes) else _first_bytes(image)
+        if described := describe_content(content):
+            raise InputError(f"{name}: this is not an image, it is {described}") from error
         raise InputError(
             f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty"
         ) from error
@@ -258,6 +311,14 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         what = f"the image is damaged or cut short, or cannot be read ({reason})"
         raise InputError(f"{name}: {what}; download or export it again") from error
+
+
+def _first_bytes(image: ImageFile | Image.Image) -> bytes:
+    """The beginning of an image file."""
+    if not isinstance(image, str | PathLike):
+        return b"?"
+    with open(image, "rb") as file:
+        return file.read(64)
 
 
 def _check_size(name: str, width: int, height: int) -> None:

@@ -9,7 +9,7 @@ import reprlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -183,8 +183,11 @@ def _refers(record: Record, field: str, targets: Mapping[int, Record]) -> bool:
 def _image_faults(image: Record, by_id: ById) -> Iterator[tuple[str, str]]:
     name, height, width = (image.get(field) for field in ("file_name", "height", "width"))
 
-    if not is_text(name) or leads_outside(name):
+    if not is_text(name):
         yield "file_name", "a path inside the image folder"
+    elif leads_outside(name):
+        example = PureWindowsPath(name).name
+        yield "file_name", f"a path inside the image folder, such as {example!r}"
     if not is_id(height) or height < 1:
         yield "height", "the image's height in pixels"
     if not is_id(width) or width < 1 or (is_id(height) and height * width > masks.MAX_PIXELS):

@@ -10,7 +10,7 @@ from flax import nnx
 from huggingface_hub.errors import HTTPError
 
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, refuse_dangling
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
 from r2sm_jax.models.matching import Tensor
@@ -67,6 +67,7 @@ def find_folder(name: str | Path) -> Path:
         return folder
     if (RELEASED / folder / CONFIG).is_file():
         return RELEASED / folder
+    refuse_dangling(folder)
     if not str(name).startswith(HUB):
         released = ", ".join(sorted(path.name for path in RELEASED.iterdir() if path.is_dir()))
         raise InputError(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from r2sm_jax.config import MINILM
-from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.errors import InputError, describe_content, load_json
 from r2sm_jax.models.pickles import read_pickle
 
 T = TypeVar("T")
@@ -348,6 +348,10 @@ def read_tensors(source: Path) -> dict[str, np.ndarray]:
         try:
             tensors |= load_file(file)
         except (SafetensorError, OSError, TypeError) as error:
+            with file.open("rb") as opened:
+                described = describe_content(opened.read(64))
+            if described:
+                raise InputError(f"{file}: no safetensors file, it is {described}") from None
             raise InputError(f"{file}: truncated or not a safetensors file ({error})") from None
     return tensors
 

@@ -15,7 +15,14 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, read_json, read_records
-from r2sm_jax.data.images import find_image, image_folders, open_image
+from r2sm_jax.data.images import (
+    find_image,
+    image_folders,
+    is_turned_unseen,
+    near_name,
+    open_image,
+    remedy_for_size,
+)
 from r2sm_jax.data.validation import (
     LISTS,
     MASKS,
@@ -85,6 +92,8 @@ def check(
         print(f"warning: {file}: {contradiction}", file=sys.stderr)
     for warning in find_warnings(records):
         print(f"warning: {file}: {warning}", file=sys.stderr)
+    if turned := find_turned_images(records, image_folders(file, images)):
+        print(f"warning: {file}: {turned}", file=sys.stderr)
     missing = find_missing(records)
     if missing:
         raise InputError(f"{file}: nothing can be trained or scored, {missing}")
@@ -173,7 +182,10 @@ def _image_problems(
     path = find_image(folders, name)
     if path is None:
         searched = " or ".join(map(str, folders))
-        yield problem(f"{name} is not in {searched}", "give the images' folder with --images DIR")
+        remedy = "give the images' folder with --images DIR"
+        if near := near_name(folders, name):
+            remedy = f"there is {near}; write that as its file_name, or {remedy}"
+        yield problem(f"{name} is not in {searched}", remedy)
         return
 
     try:
@@ -183,11 +195,8 @@ def _image_problems(
         return
     if (height, width) != (image["height"], image["width"]):
         what = f"{name} is {height} x {width}, not {image['height']} x {image['width']}"
-        is_exchanged = (width, height) == (image["height"], image["width"])
-        remedy = (
-            "exchange height and width" if is_exchanged else "give the image that was annotated"
-        )
-        yield problem(what, remedy)
+        stated = image["height"], image["width"]
+        yield problem(what, remedy_for_size(path, stated))
 
 
 def _annotation_problems(
@@ -267,6 +276,22 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     if has_complete and not any(_is_occluded(a, sizes[a["image_id"]]) for a in annotations):
         yield "no object is hidden anywhere, so that modal and amodal masks are the same"
+
+
+def find_turned_images(records: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """Counts the images whose annotations may be of another orientation, in a sentence; "" if there
+    are none."""
+    names = []
+    for image in records["images"]:
+        path = find_image(folders, image["file_name"])
+        if path is not None and is_turned_unseen(path):
+            names.append(image["file_name"])
+    if not names:
+        return ""
+    return (
+        f"{len(names)} of {len(records['images'])} images are turned or mirrored by their EXIF "
+        f"orientation ({names[0]}); their masks must be of the upright image"
+    )
 
 
 def queries_of_ignored(records: Mapping[str, Any]) -> list[Mapping[str, Any]]:

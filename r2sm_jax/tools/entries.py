@@ -14,7 +14,7 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import find_polygon_fault, is_id, is_text, parse_flag
-from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
+from r2sm_jax.errors import InputError, describe_content, load_json, parse_json, read_bytes
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -259,6 +259,9 @@ def read_pickle(path: Path) -> Any:
         except UnicodeDecodeError:  # strings of Python 2 in another encoding
             return _PlainDataUnpickler(BytesIO(content), encoding="cp1252", errors="replace").load()
     except Exception as error:  # damaged pickles raise nearly anything
+        described = "" if content.startswith(b"\x80") else describe_content(content)
+        if described:
+            raise InputError(f"{path}: this is no pickle, it is {described}") from error
         raise InputError(
             f"{path}: the pickle holds more than plain data or is damaged ({error}); it is not "
             "read, "

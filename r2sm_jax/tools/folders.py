@@ -178,7 +178,13 @@ def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
             f"{path.name} is {values.shape[0]} x {values.shape[1]}, "
             f"but its image is {size[0]} x {size[1]}"
         )
-        raise entry.error(problem, "give masks of the image's size")
+        if values.shape == size[::-1]:
+            remedy = (
+                "the image may be turned by its EXIF orientation, draw masks on the upright one"
+            )
+        else:
+            remedy = "give masks of the image's size"
+        raise entry.error(problem, remedy)
     try:
         return masks.from_pixels(values)
     except ValueError as error:

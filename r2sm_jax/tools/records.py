@@ -13,13 +13,19 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.images import find_image, image_size, leads_outside
+from r2sm_jax.data.images import (
+    find_image,
+    image_size,
+    leads_outside,
+    near_name,
+    remedy_for_size,
+)
 from r2sm_jax.data.validation import MAX_VISIBLE_RATIO, check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
@@ -305,7 +311,8 @@ def make_image(
     for name in names:
         if leads_outside(name):
             problem = f"the file name {name!r} leads out of the image folder"
-            raise entry.error(problem, "give one inside it")
+            example = PureWindowsPath(name).name
+            raise entry.error(problem, f"give one inside it, such as {example!r}")
     if images_dir is None:
         if size is not None:
             return ImageRecord(image_id, names[0], size)
@@ -317,7 +324,10 @@ def make_image(
     path = next((path for path in candidates if path is not None), None)
     if path is None:
         problem = f"{' or '.join(names)} is not in {images_dir}"
-        raise entry.error(problem, "give the folder with --images DIR")
+        remedy = "give the folder with --images DIR"
+        if near := near_name([images_dir], names[0]):
+            remedy = f"there is {near}; write that as its name, or {remedy}"
+        raise entry.error(problem, remedy)
     try:
         actual_size = image_size(path)
     except InputError as error:
@@ -327,11 +337,7 @@ def make_image(
             f"its image is {actual_size[0]} x {actual_size[1]}, "
             f"but the size in the file is {size[0]} x {size[1]}"
         )
-        is_exchanged = size == (actual_size[1], actual_size[0])
-        remedy = (
-            "exchange height and width" if is_exchanged else "give the image that was annotated"
-        )
-        raise entry.error(problem, remedy)
+        raise entry.error(problem, remedy_for_size(path, size))
     return ImageRecord(image_id, path.relative_to(images_dir).as_posix(), actual_size, path)
 
 

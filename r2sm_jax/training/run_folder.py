@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import Config, DistributedConfig
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.errors import InputError, load_json, refuse_dangling, writing
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.models.pretrained import read_encoder_sizes
@@ -59,6 +59,7 @@ numbers are added. Data may lie elsewhere, since `check_inputs` compares their h
 
 def read_config(folder: Path) -> Config:
     """The configuration of a run folder. Raises InputError if it is not a run folder."""
+    refuse_dangling(folder)
     path = folder / CONFIG
     if not path.exists():
         raise InputError(
