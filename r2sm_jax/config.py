@@ -123,6 +123,19 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True)
+class CompleterConfig:
+    """Sizes of the completer, which adds the hidden part to a visible mask."""
+
+    size: int = 128
+    """Pixels of the square crop around a visible mask."""
+    dims: tuple[int, ...] = (24, 48, 96, 192)
+    """Channels at each resolution, from half of the crop's on."""
+    depth: int = 4
+    """Transformer blocks on the coarsest grid."""
+    heads: int = 4
+
+
+@dataclass(frozen=True)
 class TextConfig:
     """The frozen language model."""
 

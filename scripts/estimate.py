@@ -143,8 +143,9 @@ def estimate(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def flops_of(lowered: Any) -> float:
-    """What XLA counts before it optimises."""
-    analysis = lowered.cost_analysis()
+    """The FLOPs that XLA counts: before it optimises, or after it where only that is counted."""
+    # For a GPU, XLA counts nothing before it compiles.
+    analysis = lowered.cost_analysis() or lowered.compile().cost_analysis()
     return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
 
 

@@ -1,0 +1,216 @@
+"""The completer: from a visible mask to the complete one.
+
+Whoever found the object (this model, SAM, a detector, a hand) gives its visible mask. The completer
+looks at a square crop of the image around that mask and adds the part that other objects hide. It
+needs neither a class nor a sentence, so any masks of complete objects can teach it. It may also
+read the visible masks of the other objects, since they say where something can be hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Real, UInt8
+from PIL import Image
+
+from r2sm_jax.config import CompleterConfig
+from r2sm_jax.data import masks
+from r2sm_jax.models.layers import MLP, Attention
+
+CROP_EXTENT = 2.2  # side of the crop, in longer sides of the visible mask's box
+MIN_CROP_SIDE = 16  # pixels
+NUM_CHANNELS = 7
+"""Channels of a crop: colours (3), inside of the image, visible mask, masks of the other objects,
+whether these are known."""
+
+
+@dataclass(frozen=True)
+class CropWindow:
+    """A square part of an image, in pixels; it can reach over the border."""
+
+    x: int
+    y: int
+    side: int
+
+    @classmethod
+    def around(cls, mask: Bool[np.ndarray, "H W"]) -> "CropWindow":
+        """The window around a visible mask that leaves room for what is hidden.
+
+        Raises ValueError for an empty mask.
+        """
+        x0, y0, x1, y1 = masks.box(mask)
+        if x1 == 0:
+            raise ValueError("the mask is empty")
+        side = max(MIN_CROP_SIDE, round(CROP_EXTENT * max(x1 - x0, y1 - y0)))
+        return cls((x0 + x1 - side) // 2, (y0 + y1 - side) // 2, side)
+
+    def cut(self, pixels: UInt8[np.ndarray, "H W ..."], size: int) -> UInt8[np.ndarray, "s s ..."]:
+        """This part of an image or of a mask of 0 and 255, scaled to `size`; 0 beyond the border.
+
+        Scaled down, a pixel is the mean of what it covers.
+        """
+        height, width = pixels.shape[:2]
+        canvas = np.zeros((self.side, self.side, *pixels.shape[2:]), np.uint8)
+        left, top = max(0, self.x), max(0, self.y)
+        right, bottom = min(width, self.x + self.side), min(height, self.y + self.side)
+        canvas[top - self.y : bottom - self.y, left - self.x : right - self.x] = pixels[
+            top:bottom, left:right
+        ]
+        resized = Image.fromarray(canvas).resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(resized)
+
+    def paste(
+        self, logits: Float[np.ndarray, "s s"], height: int, width: int, outside: float
+    ) -> Float[np.ndarray, "H W"]:
+        """Values of this part at the resolution of an image; `outside` where it does not reach."""
+        scaled = Image.fromarray(np.asarray(logits, np.float32)).resize(
+            (self.side, self.side), Image.Resampling.BILINEAR
+        )
+        canvas = np.full((height, width), outside, np.float32)
+        left, top = max(0, self.x), max(0, self.y)
+        right, bottom = min(width, self.x + self.side), min(height, self.y + self.side)
+        canvas[top:bottom, left:right] = np.asarray(scaled)[
+            top - self.y : bottom - self.y, left - self.x : right - self.x
+        ]
+        return canvas
+
+
+class ResidualBlock(nnx.Module):
+    """Two 3x3 convolutions with a residual connection, normalised before each."""
+
+    def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs):
+        self.norms = nnx.List([nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for _ in range(2)])
+        self.convs = nnx.List(
+            [nnx.Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs) for _ in range(2)]
+        )
+
+    def __call__(self, x: Float[Array, "m h w d"]) -> Float[Array, "m h w d"]:
+        residual = x
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = conv(nnx.gelu(norm(x)))
+        return residual + x
+
+
+class TransformerBlock(nnx.Module):
+    """Global attention and an MLP over the cells of the coarsest grid."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.norm_attention = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
+        self.attention = Attention(dim, heads, dtype=dtype, rngs=rngs)
+        self.norm_mlp = nnx.LayerNorm(dim, dtype=dtype, rngs=rngs)
+        self.mlp = MLP((dim, 3 * dim, dim), dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "m n d"]) -> Float[Array, "m n d"]:
+        normed = self.norm_attention(x)
+        x = x + self.attention(normed, normed, normed)
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class Completer(nnx.Module):
+    """A U-Net over crops, with attention on its coarsest grid.
+
+    The finest grid has half of the crop's resolution: a convolution there costs a quarter, and the
+    visible part of the outline is known from the given mask anyway.
+    """
+
+    def __init__(self, config: CompleterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.size = config.size
+        dims = config.dims
+        self.stem = nnx.Conv(4 * NUM_CHANNELS, dims[0], (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.encoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims])
+        self.down = nnx.List(
+            [
+                nnx.Conv(fine, coarse, (2, 2), strides=2, dtype=dtype, rngs=rngs)
+                for fine, coarse in pairwise(dims)
+            ]
+        )
+        grid = config.size // 2 ** len(dims)
+        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (grid**2, dims[-1])))
+        self.transformer = nnx.List(
+            [
+                TransformerBlock(dims[-1], config.heads, dtype=dtype, rngs=rngs)
+                for _ in range(config.depth)
+            ]
+        )
+        self.up = nnx.List(
+            [
+                nnx.Conv(coarse, fine, (1, 1), dtype=dtype, rngs=rngs)
+                for fine, coarse in pairwise(dims)
+            ]
+        )
+        self.decoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims[:-1]])
+        self.norm = nnx.LayerNorm(dims[0], dtype=dtype, rngs=rngs)
+        # Most of a crop is no part of the object, so logits start below zero.
+        self.mask = nnx.Conv(
+            dims[0],
+            4,
+            (3, 3),
+            padding=1,
+            bias_init=nnx.initializers.constant(-2.0),
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.dtype = dtype
+
+    def __call__(self, crops: Float[Array, "m s s c"]) -> Float[Array, "m s s"]:
+        """Logits of the complete mask, from the channels of `make_inputs`."""
+        x = rearrange(crops.astype(self.dtype), "m (h p) (w q) c -> m h w (p q c)", p=2, q=2)
+        x = self.stem(x)
+        skips = []
+        for level, block in enumerate(self.encoder):
+            x = block(x)
+            if level < len(self.down):
+                skips.append(x)
+                x = self.down[level](x)
+
+        height = x.shape[1]
+        tokens = rearrange(x, "m h w d -> m (h w) d") + self.positions[...].astype(self.dtype)
+        for block in self.transformer:
+            tokens = block(tokens)
+        x = rearrange(tokens, "m (h w) d -> m h w d", h=height)
+
+        for level in reversed(range(len(self.decoder))):
+            x = self.up[level](x)
+            x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
+            x = self.decoder[level](x + skips[level])
+        logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
+        return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
+
+
+def make_inputs(
+    image: Real[Array, "m s s 3"],
+    inside: Float[Array, "m s s"],
+    visible: Float[Array, "m s s"],
+    others: Float[Array, "m s s"],
+    others_known: Float[Array, " m"],
+) -> Float[Array, "m s s c"]:
+    """The channels that the completer reads; masks are from 0 to 1.
+
+    Where the masks of other objects are not known they are all 0, and the last channel says so.
+    """
+    colours = image.astype(jnp.float32) / 127.5 - 1
+    known = jnp.broadcast_to(others_known[:, None, None], visible.shape)
+    planes = jnp.stack([inside, visible, others * known, known], axis=-1)
+    return jnp.concatenate([colours * inside[..., None], planes], axis=-1)
+
+
+def cut_crop(
+    image: UInt8[np.ndarray, "H W 3"],
+    window: CropWindow,
+    size: int,
+    planes: Sequence[Bool[np.ndarray, "H W"]],
+) -> UInt8[np.ndarray, "s s c"]:
+    """A crop of an image: its colours, which pixels are inside of the image, and some masks.
+
+    Masks are 0..255: the share of a pixel that they cover.
+    """
+    inside = np.full(image.shape[:2], 255, np.uint8)
+    parts = [window.cut(image, size), window.cut(inside, size)[..., None]]
+    for plane in planes:
+        parts.append(window.cut(plane * np.uint8(255), size)[..., None])
+    return np.concatenate(parts, axis=2)

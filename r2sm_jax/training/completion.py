@@ -1,0 +1,199 @@
+"""Training of the completer: examples from any sample with complete masks, loss and step.
+
+An example is a crop around the visible mask of one object. Hidden objects come from pictures in
+which others lie over them. Objects that nothing hides are examples, too: the completer must learn
+to add nothing to them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Sample
+from r2sm_jax.models.completion import CropWindow, cut_crop, make_inputs
+
+MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
+HIDDEN_SHARE = 0.05  # from which on an object counts as hidden, as in the reference of the hulls
+UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
+JITTER_SCALE = (0.8, 1.3)  # of the crop's side
+JITTER_SHIFT = 0.1  # of the crop's side, each way
+
+# Given masks as they are in life: noise moves their outline, parts of them are missing.
+CLEAN_SHARE = 0.4  # of the examples keep the true visible mask
+OTHERS_SHARE = 0.65  # of the examples know the masks of the other objects
+MAX_OUTLINE_NOISE = 0.5  # of the blurred mask's value, by which the outline moves in or out
+ERASED_SHARE = 0.25  # of the noisy examples lack what lies in a random box
+VISIBLE_WEIGHT = 0.1  # of a pixel inside the visible mask in the cross-entropy: it is given
+
+
+def cut_examples(
+    sample: Sample, size: int, rng: np.random.Generator | None = None
+) -> Iterator[UInt8[np.ndarray, "s s 7"]]:
+    """The examples of a sample; with `rng`, crops are moved and scaled at random.
+
+    Planes of an example: colours, inside of the image, visible mask, visible masks of the other
+    objects, complete mask.
+    """
+    image = sample.image
+    visible_masks = [instance.modal for instance in sample.instances]
+    # How many visible masks cover a pixel: the others' masks are those without one's own.
+    counts = np.sum(visible_masks, axis=0, dtype=np.int32) if visible_masks else None
+    for instance in sample.instances:
+        if instance.ignore or instance.amodal is None:
+            continue
+        visible, complete = instance.modal, instance.amodal
+        if masks.area(visible) < MIN_VISIBLE_PIXELS:
+            continue
+        is_hidden = masks.occlude_rate(visible, complete) >= HIDDEN_SHARE
+        if rng is not None and not is_hidden and rng.random() > UNHIDDEN_KEPT:
+            continue
+
+        window = CropWindow.around(visible)
+        if rng is not None:
+            window = jitter_window(window, rng)
+        others = (counts - visible) > 0
+        yield cut_crop(image, window, size, (visible, others, complete))
+
+
+def jitter_window(window: CropWindow, rng: np.random.Generator) -> CropWindow:
+    """The window at another size and place."""
+    side = max(8, round(window.side * rng.uniform(*JITTER_SCALE)))
+    shift_x, shift_y = rng.uniform(-JITTER_SHIFT, JITTER_SHIFT, 2) * side
+    centre_x, centre_y = window.x + window.side / 2, window.y + window.side / 2
+    return CropWindow(
+        round(centre_x - side / 2 + shift_x), round(centre_y - side / 2 + shift_y), side
+    )
+
+
+def augment(
+    planes: UInt8[Array, "m s s 7"], key: Array
+) -> tuple[Float[Array, "m s s c"], Float[Array, "m s s"], Float[Array, "m s s"]]:
+    """Inputs of the completer, the visible masks given to it, and the complete masks.
+
+    Mirrors examples, changes brightness, hides the others' masks from some, and makes noise on the
+    given masks of most.
+    """
+    keys = jax.random.split(key, 10)
+    count = planes.shape[0]
+    flip = jax.random.bernoulli(keys[0], 0.5, (count, 1, 1, 1))
+    planes = jnp.where(flip, planes[:, :, ::-1], planes)
+
+    gain = 1 + 0.25 * jax.random.uniform(keys[1], (count, 1, 1, 3), minval=-1)
+    gain = gain * (1 + 0.3 * jax.random.uniform(keys[2], (count, 1, 1, 1), minval=-1))
+    colours = jnp.clip(planes[..., :3] * gain, 0, 255)
+    inside, visible, others, complete = (planes[..., k] / 255.0 for k in range(3, 7))
+
+    is_clean = jax.random.bernoulli(keys[3], CLEAN_SHARE, (count,))
+    noisy = disturb(visible, others, keys[4])
+    given = jnp.where(is_clean[:, None, None], visible, noisy)
+    noisy_others = move_outline(others, keys[5])
+    others = jnp.where(is_clean[:, None, None], others, noisy_others)
+    others_known = jax.random.bernoulli(keys[6], OTHERS_SHARE, (count,)).astype(jnp.float32)
+    inputs = make_inputs(colours, inside, given, others, others_known)
+    return inputs, given, complete
+
+
+def disturb(
+    visible: Float[Array, "m s s"], others: Float[Array, "m s s"], key: Array
+) -> Float[Array, "m s s"]:
+    """Visible masks as finders give them: outlines moved, a part missing, a bit of a neighbour."""
+    count, size, _ = visible.shape
+    keys = jax.random.split(key, 6)
+    moved = move_outline(visible, keys[0])
+
+    # A box that lacks: it cuts the mask in two, takes a side, or makes a hole.
+    centre = jax.random.uniform(keys[1], (count, 2), minval=0.25, maxval=0.75)
+    half = jax.random.uniform(keys[2], (count, 2), minval=0.01, maxval=0.12)
+    grid = (jnp.arange(size) + 0.5) / size
+    in_rows = jnp.abs(grid[None, :] - centre[:, :1]) < half[:, :1]
+    in_columns = jnp.abs(grid[None, :] - centre[:, 1:]) < half[:, 1:]
+    erased = in_rows[:, :, None] & in_columns[:, None, :]
+    erases = jax.random.bernoulli(keys[3], ERASED_SHARE, (count, 1, 1))
+    kept = jnp.where(erased & erases, 0.0, moved)
+    # Nothing is left of some small objects: these keep all.
+    left_over = kept.sum((1, 2)) >= 0.6 * visible.sum((1, 2))
+    moved = jnp.where(left_over[:, None, None], kept, moved)
+
+    # A bit of the neighbour near the outline.
+    near = blur(visible, 5) > 0.08
+    patch = low_noise(keys[4], count, size, 8) > 1.0
+    spills = jax.random.bernoulli(keys[5], 0.25, (count, 1, 1))
+    return jnp.where(near & patch & (others > 0.5) & spills, 1.0, moved)
+
+
+def move_outline(mask: Float[Array, "m s s"], key: Array) -> Float[Array, "m s s"]:
+    """Masks whose outline moves in or out, evenly and by smooth noise."""
+    count, size, _ = mask.shape
+    keys = jax.random.split(key, 3)
+    soft = blur(mask, 4)
+    even = jax.random.uniform(keys[0], (count, 1, 1), minval=-1) * MAX_OUTLINE_NOISE * 0.7
+    uneven = low_noise(keys[1], count, size, 12) * jax.random.uniform(
+        keys[2], (count, 1, 1), maxval=0.25
+    )
+    return (soft + even * (soft > 0.01) + uneven > 0.5).astype(jnp.float32)
+
+
+def blur(mask: Float[Array, "m s s"], radius: int) -> Float[Array, "m s s"]:
+    """The mean over a square of 2 radius + 1 pixels, twice: nearly a Gaussian."""
+    side = 2 * radius + 1
+    for _ in range(2):
+        mask = jax.lax.reduce_window(mask, 0.0, jax.lax.add, (1, side, 1), (1, 1, 1), "SAME")
+        mask = jax.lax.reduce_window(mask, 0.0, jax.lax.add, (1, 1, side), (1, 1, 1), "SAME")
+        mask = mask / side**2
+    return mask
+
+
+def low_noise(key: Array, count: int, size: int, cells: int) -> Float[Array, "m s s"]:
+    """Smooth noise of variance about one, with `cells` independent values each way."""
+    noise = jax.random.normal(key, (count, cells, cells))
+    return jax.image.resize(noise, (count, size, size), "cubic")
+
+
+def completion_loss(
+    logits: Float[Array, "m s s"],
+    given: Float[Array, "m s s"],
+    complete: Float[Array, "m s s"],
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Cross-entropy, soft IoU of the whole answer, and dice of what is added."""
+    target = (complete > 0.5).astype(jnp.float32)
+    entropy = optax.sigmoid_binary_cross_entropy(logits, target)
+    weight = jnp.where(given > 0.5, VISIBLE_WEIGHT, 1.0)
+    entropy = (entropy * weight).sum((1, 2)) / (target.sum((1, 2)) + 32)
+
+    probability = jax.nn.sigmoid(logits)
+    answer = jnp.maximum(given, probability)
+    intersection = (answer * target).sum((1, 2))
+    union = (answer + target - answer * target).sum((1, 2))
+    soft_iou = intersection / jnp.maximum(union, 1)
+
+    outside = 1 - given
+    added, hidden = probability * outside, target * outside
+    dice = (2 * (added * hidden).sum((1, 2)) + 16) / (added.sum((1, 2)) + hidden.sum((1, 2)) + 16)
+    loss = entropy.mean() + (1 - soft_iou).mean() + 0.5 * (1 - dice).mean()
+    return loss, {"entropy": entropy.mean(), "soft_iou": soft_iou.mean(), "dice": dice.mean()}
+
+
+def make_step(graphdef: Any, optimizer: optax.GradientTransformation, ema: float):
+    """The training step: `(weights, averaged weights, optimizer state)` from crops."""
+
+    def step(state: Any, planes: UInt8[Array, "m s s 7"], key: Array) -> tuple[Any, Any]:
+        weights, averaged, optimizer_state = state
+        inputs, given, complete = augment(planes, key)
+
+        def loss_of(weights: nnx.State) -> tuple[Array, dict[str, Array]]:
+            return completion_loss(nnx.merge(graphdef, weights)(inputs), given, complete)
+
+        (loss, parts), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
+        weights = optax.apply_updates(weights, updates)
+        averaged = optax.incremental_update(weights, averaged, 1 - ema)
+        return (weights, averaged, optimizer_state), parts | {"loss": loss}
+
+    return step
