@@ -115,11 +115,24 @@ class DecoderConfig:
     pixels of .01 would weigh as much as a small object, so 2 is better where masks end sharply, as
     those of drawn scenes do; 1 where they are vague, as those of few photos are (docs/log.md). It
     changes no weights."""
+    similarity: bool = False
+    """Compare every pixel with the words of a query: the map leads the attention of the first
+    block, is one more channel for kernels, and tells the presence logit its best value; `shared`
+    only."""
+    multi_scale: bool = False
+    """The last block reads the image at half of the tokens' stride, and pixel features get one more
+    3x3 convolution at that stride and one at a quarter; `shared` only."""
+
+    @property
+    def region_dim(self) -> int:
+        """Channels that an image region has: those of the pixel features and of a pixel's
+        coordinates."""
+        return self.mask_dim + NUM_COORDINATES
 
     @property
     def kernel_dim(self) -> int:
-        """Channels of a kernel: those of the pixel features and of a pixel's coordinates."""
-        return self.mask_dim + NUM_COORDINATES
+        """Channels of a query's kernel: those of a region, and the similarity with its words."""
+        return self.region_dim + int(self.similarity)
 
 
 @dataclass(frozen=True)
@@ -193,7 +206,11 @@ class LossConfig:
     (docs/heads.md)."""
     slots: float = 0.15
     aux: float = 0.5
-    """Fused masks after the earlier decoder blocks, at half resolution."""
+    """Fused masks after the earlier decoder blocks, at half resolution; and the similarity of the
+    pixels with the words, where the decoder uses it."""
+    uncertain: float = 0.0
+    """Share of a mask's cross entropy that its most uncertain eighth of cells has, in place of all
+    cells alike. Mask2Former's sampled points have 0.75; 0 = all cells alike."""
     type: float = 1.0
     type_smoothing: float = 0.03
     """Label smoothing of the mask type, so that probabilities stay calibrated on new wordings."""
@@ -430,6 +447,13 @@ def check_config(config: Config) -> Config:
         raise InputError(
             f"--loss.type-smoothing {loss.type_smoothing} is not in [0, 0.5); 0 = none"
         )
+    if not 0 <= loss.uncertain <= 1:
+        raise InputError(f"--loss.uncertain {loss.uncertain} is not in [0, 1]; 0 = all cells alike")
+    if loss.uncertain and loss.masks == "sam":
+        raise InputError(
+            "--loss.uncertain is for cross entropy, and --loss.masks sam has a focal loss; give "
+            "--loss.masks mask2former or lisa"
+        )
     if config.model.refines and loss.instance <= 0:
         raise InputError(
             f"--loss.instance {loss.instance} leaves the refined kernels untrained; give a weight "
@@ -499,6 +523,10 @@ def check_sizes(model: ModelConfig) -> None:
             f"{dim} is odd; half of the channels of a position are sines, the other half cosines"
         )
     if decoder.type == "sam":
+        for name in ("similarity", "multi_scale"):
+            if getattr(decoder, name):
+                flag = f"--model.decoder.{name.replace('_', '-')}"
+                raise InputError(f"{flag} is for --model.decoder.type shared; leave out one")
         if decoder.dim != vision.out_dim:
             raise InputError(
                 f"{dim}: SAM's decoder reads the image tokens as they are; give "

@@ -166,8 +166,8 @@ class R2SM(nnx.Module):
 
         # Supervised per pixel and per instance. The instance MLP also refines kernels.
         self.dense_head = Linear(decoder.fine_dim, 2 * decoder.dim + 4, dtype=dtype, rngs=rngs)
-        kernel_dim = decoder.kernel_dim
-        instance_dims = (kernel_dim, INSTANCE_MLP_DIM, 2 * (kernel_dim + 1))
+        region_dim = decoder.region_dim
+        instance_dims = (region_dim, INSTANCE_MLP_DIM, 2 * (region_dim + 1))
         self.instance_mlp = MLP(instance_dims, dtype=dtype, rngs=rngs)
         self.name_projection = Linear(config.text.dim, decoder.dim, rngs=rngs)
 
@@ -222,7 +222,9 @@ class R2SM(nnx.Module):
         decoded = self.decode_kernels(image_features, text, text_mask)
 
         # A mask is the dot product of a kernel with the pixel features.
-        modal, amodal = predict_masks(decoded.refined_kernels, decoded.pixel_features)
+        modal, amodal = predict_masks(
+            decoded.refined_kernels, decoded.pixel_features, decoded.similarity
+        )
         modal = modal - self.config.mask_threshold
         amodal = amodal - self.config.mask_threshold
 
@@ -253,10 +255,19 @@ class R2SM(nnx.Module):
         """The mask decoder's kernels and scores, which losses read; `decode` makes masks of
         them."""
         states = rearrange(text, "b k t l e -> b k t (l e)").astype(self.config.dtype)
-        decoded = self.decoder(image_features.tokens, image_features.fine, states, text_mask)
+        tokens, coarse, fine = image_features
+        if isinstance(self.decoder, SamMaskDecoder):
+            decoded = self.decoder(tokens, fine, states, text_mask)
+        else:
+            visible = None
+            if self.config.decoder.similarity:
+                visible = self.dense_output(image_features).visible
+            decoded = self.decoder(tokens, coarse, fine, states, text_mask, visible)
         if not self.config.refines:
             return decoded
-        refined_kernels = self.refine_kernels(decoded.kernels, decoded.presence, image_features)
+        refined_kernels = self.refine_kernels(
+            decoded.kernels, decoded.presence, image_features, decoded.similarity
+        )
         return decoded._replace(refined_kernels=refined_kernels)
 
     def refine_kernels(
@@ -264,6 +275,7 @@ class R2SM(nnx.Module):
         kernels: MaskKernels,
         presence: Float[Array, "b k q"],
         image_features: ImageFeatures,
+        similarity: Float[Array, "b k _h2 _w2"] | None = None,
     ) -> MaskKernels:
         """Averages kernels with `instance_kernels` of the modal masks that they predict.
 
@@ -271,7 +283,7 @@ class R2SM(nnx.Module):
         like; they make different errors. A mean feature describes one instance, so the fused kernel
         changes only where exactly one slot has a target.
         """
-        modal, _ = predict_masks(kernels, image_features.fine)
+        modal, _ = predict_masks(kernels, image_features.fine, similarity)
         num_masks = modal.shape[2]
         # Training makes them from true masks, which end sharply; predicted ones have tails.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
@@ -281,6 +293,9 @@ class R2SM(nnx.Module):
         pixel_weights = rearrange(
             from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
         )
+        # Kernels from pixels do not read the similarity with words, which has the last channel.
+        num_channels = kernels.weights.shape[-1] - pixel_weights.shape[-1]
+        pixel_weights = jnp.pad(pixel_weights, [(0, 0)] * 4 + [(0, num_channels)])
         pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
         # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused

@@ -56,6 +56,7 @@ def compute_losses(
     return {
         **query_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
         "aux": aux_loss(output.decoder, pixel_features, targets, config),
+        **similarity_loss(output.decoder, targets, config),
         **slot_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
         "instance": instance_loss(
             output.instance_kernels, output.image_features.fine, targets, config
@@ -71,7 +72,7 @@ def total_loss(losses: Losses, config: LossConfig) -> Float[Array, ""]:
     return (
         losses["modal"]
         + losses["amodal"]
-        + config.aux * losses["aux"]
+        + config.aux * (losses["aux"] + losses.get("similarity", 0.0))
         + config.slots * losses["slots"]
         + config.instance * losses["instance"]
         + config.type * losses["type"]
@@ -97,7 +98,8 @@ def query_losses(
     threshold: float,
 ) -> Losses:
     """Losses of the fused masks, of their presence and of their predicted IoUs."""
-    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features)
+    similarity = decoder.similarity
+    modal, amodal = predict_masks(decoder.kernels.fused, pixel_features, similarity)
     modal_loss, amodal_loss = mask_losses(
         modal[:, :, 0], amodal[:, :, 0], targets.queries, targets.pixel_weight[:, None], config
     )
@@ -108,7 +110,9 @@ def query_losses(
 
     # The predicted IoU is that of the final masks, which refined kernels draw. Refining itself has
     # no loss: its kernels come from `instance_kernels`, which `instance_loss` trains.
-    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.fused, pixel_features)
+    refined_modal, refined_amodal = predict_masks(
+        decoder.refined_kernels.fused, pixel_features, similarity
+    )
     iou_losses = iou_error(
         decoder.iou[:, :, 0],
         refined_modal[:, :, 0],
@@ -140,12 +144,30 @@ def aux_loss(
 
     total = jnp.zeros(())
     for kernels in decoder.aux_kernels:
-        modal, amodal = predict_masks(kernels.fused, pixel_features)
+        modal, amodal = predict_masks(kernels.fused, pixel_features, decoder.similarity)
         modal_loss, amodal_loss = mask_losses(
             modal[:, :, 0], amodal[:, :, 0], queries, pixel_weight, config
         )
         total += (modal_loss + amodal_loss) / len(decoder.aux_kernels)
     return total
+
+
+def similarity_loss(decoder: DecoderOutput, targets: Targets, config: LossConfig) -> Losses:
+    """Mean loss of the similarity of pixels with words as a modal mask, where the decoder has it.
+
+    Its target is all that the query means; words such as "left" a pixel cannot judge, but what is
+    not of the kind it can. Queries for something absent teach every pixel of an image.
+    """
+    if decoder.similarity is None:
+        return {}
+    losses = mask_loss(
+        decoder.similarity,
+        pool_masks(targets.queries.modal),
+        pool_masks(targets.pixel_weight[:, None]),
+        config.masks,
+        config.uncertain,
+    )
+    return {"similarity": weighted_sum(losses, targets.queries.modal_weight)}
 
 
 # Slots: one mask for each instance of a query.
@@ -164,8 +186,11 @@ def slot_losses(
     pixel_features = pool_pixels(pixel_features)
     pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
     presence = decoder.presence[:, :, 1:]
-    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features)
-    refined_modal, refined_amodal = predict_masks(decoder.refined_kernels.slots, pixel_features)
+    similarity = decoder.similarity
+    modal, amodal = predict_masks(decoder.kernels.slots, pixel_features, similarity)
+    refined_modal, refined_amodal = predict_masks(
+        decoder.refined_kernels.slots, pixel_features, similarity
+    )
 
     match_amodal = targets.match_amodal[..., None, None, None]
     match_logits = jnp.where(match_amodal, amodal, modal)
@@ -311,8 +336,9 @@ def mask_losses(
     config: LossConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean loss of the modal and of the amodal masks that are supervised."""
-    modal_losses = mask_loss(modal, targets.modal, pixel_weight, config.masks)
-    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, config.masks)
+    pair, uncertain = config.masks, config.uncertain
+    modal_losses = mask_loss(modal, targets.modal, pixel_weight, pair, uncertain)
+    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, pair, uncertain)
     return (
         weighted_sum(modal_losses, targets.modal_weight),
         weighted_sum(amodal_losses, targets.amodal_weight),
@@ -324,18 +350,23 @@ def mask_loss(
     target: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
     pair: MaskPair,
+    uncertain: float = 0.0,
 ) -> Float[Array, "*n"]:
     """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
-    or SAM (paper, appendix A)."""
+    or SAM (paper, appendix A). `uncertain`: see `LossConfig`."""
     dice = dice_loss(logits, target, pixel_weight)
     if pair == "sam":
         focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
         return 20 * pixel_mean(focal, pixel_weight) + dice
 
-    cross_entropy = optax.sigmoid_binary_cross_entropy(logits, target)
+    pixel_losses = optax.sigmoid_binary_cross_entropy(logits, target)
+    cross_entropy = pixel_mean(pixel_losses, pixel_weight)
+    if uncertain:
+        of_uncertain = uncertain_mean(pixel_losses, logits, pixel_weight)
+        cross_entropy = cross_entropy + uncertain * (of_uncertain - cross_entropy)
     if pair == "lisa":
-        return 2 * pixel_mean(cross_entropy, pixel_weight) + 0.5 * dice
-    return 5 * pixel_mean(cross_entropy, pixel_weight) + 5 * dice
+        return 2 * cross_entropy + 0.5 * dice
+    return 5 * cross_entropy + 5 * dice
 
 
 def dice_loss(
@@ -357,6 +388,28 @@ def pixel_mean(
 ) -> Float[Array, "*n"]:
     """Weighted mean over the cells of each mask."""
     return (values * pixel_weight).sum((-2, -1)) / jnp.maximum(pixel_weight.sum((-2, -1)), 1)
+
+
+def uncertain_mean(
+    values: Float[Array, "*n h w"],
+    logits: Float[Array, "*n h w"],
+    pixel_weight: Float[Array, "*#n h w"],
+) -> Float[Array, "*n"]:
+    """Weighted mean over the cells of each mask whose logits are nearest to 0, an eighth of all.
+
+    Mask2Former (mask2former/modeling/criterion.py) trains on random points, three quarters of them
+    uncertain. Here cells are few enough to look at all of them, so that nothing is random.
+    """
+    h, w = logits.shape[-2:]
+    pixel_weight = jnp.broadcast_to(pixel_weight, logits.shape)
+    # What does not count comes last.
+    uncertainty = jnp.where(pixel_weight > 0, -jnp.abs(logits), -jnp.inf)
+    flat = rearrange(jax.lax.stop_gradient(uncertainty), "... h w -> ... (h w)")
+    num_cells = h * w // 8
+    _, cells = jax.lax.top_k(flat, num_cells)
+    chosen_values = jnp.take_along_axis(rearrange(values, "... h w -> ... (h w)"), cells, -1)
+    chosen_weight = jnp.take_along_axis(rearrange(pixel_weight, "... h w -> ... (h w)"), cells, -1)
+    return (chosen_values * chosen_weight).sum(-1) / jnp.maximum(chosen_weight.sum(-1), 1)
 
 
 def iou_error(
