@@ -268,6 +268,9 @@ class DataConfig:
     same data."""
     queries: int = 8
     """Queries per image and step."""
+    hard_absent: bool = False
+    """Ask for one to three things that a composed photograph lacks, in place of one, in training;
+    mostly for such as occur with what is there, or are of the same supercategory."""
     instances: int = 8
     """Instances per image that are supervised; those that a query means come first."""
     token_drop: float = 0.2

@@ -105,6 +105,7 @@ def open_dataset(
         images_dir=data.images,
         backgrounds=data.backgrounds,
         cutouts=data.cutouts,
+        hard_absent=data.hard_absent,
         need_images=need_images,
     )
 
@@ -120,15 +121,16 @@ def open_source(
     images_dir: str | PathLike[str] | None = None,
     backgrounds: str | PathLike[str] | None = None,
     cutouts: str | PathLike[str] | None = None,
+    hard_absent: bool = False,
     need_images: bool = True,
 ) -> Source:
     """Opens `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
     or `tfds:DIR`.
 
     `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of
-    photos) is for cut-outs only, `cutouts` (a folder of objects) for composed photographs,
-    `images_dir` for files. Without `need_images`, a JSON file may be alone: its samples then have
-    no image.
+    photos) is for cut-outs only, `cutouts` (a folder of objects) and `hard_absent` for composed
+    photographs, `images_dir` for files. Without `need_images`, a JSON file may be alone: its
+    samples then have no image.
 
     Raises InputError for an unknown SPEC or split, or unreadable data.
     """
@@ -155,6 +157,7 @@ def open_source(
             queries=queries,
             images=images_dir,
             cutouts=cutouts,
+            hard_absent=hard_absent,
         )
     if where.kind == "json":
         return load_json_split(where.path, split, images_dir, need_images=need_images)

@@ -42,6 +42,7 @@ from r2sm_jax.synthetic.queries.write import (
     write_queries,
 )
 from r2sm_jax.synthetic.random_choice import choose, pick
+from r2sm_jax.synthetic.related import RelatedNames
 from r2sm_jax.synthetic.scenes.layout import (
     Item,
     Layout,
@@ -70,6 +71,7 @@ MAX_STRETCH = 1.35  # by which a cut-out is scaled up or down, from its size in 
 FOLDER_SHARE = 0.3  # of the pasted objects, from the folder of cut-outs where one is given
 TONE_SHARE = 0.35  # how far the colours of a cut-out move to those of the photo below it
 NUM_QUERIES_PER_ABSENT = 8  # in training, one query of so many has no target
+MAX_ABSENT_RATIO = 3  # up to so many times as many with `hard_absent`
 
 
 class CutoutPool:
@@ -112,12 +114,14 @@ class ComposeSource(ProceduralSource):
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
+        hard_absent: bool = False,
         **options: int,
     ):
         """`count` pictures whose longer side is `size`, of the photos of one or more files.
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
-        objects for training.
+        objects for training. With `hard_absent` training asks for more things that are not there,
+        and for such as could be.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         too few cut-outs.
@@ -130,6 +134,7 @@ class ComposeSource(ProceduralSource):
 
         self.cutouts = self._find_cutouts()
         self._pools = {file: self.make_pool(file) for file in self.photos.files}
+        self.related = find_related(self.photos) if hard_absent and self.is_training else None
 
         self.folder_cutouts: list[CutoutFile] = []
         if cutouts is not None and self.is_training:
@@ -166,6 +171,11 @@ class ComposeSource(ProceduralSource):
             min_hidden_share=MIN_OCCLUSION,
             max_loss_of_free=0.3,
         )
+
+    def fingerprint(self) -> str:
+        """Changes with all that the samples depend on, except their number."""
+        fingerprint = super().fingerprint()
+        return fingerprint if self.related is None else f"{fingerprint} hard absent"
 
     def _choose_photos(self) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""
@@ -254,7 +264,8 @@ class ComposeSource(ProceduralSource):
     def write_queries(
         self, scene: Scene, rng: np.random.Generator, first_id: int
     ) -> tuple[Query, ...]:
-        """As for all scenes, and some without a target: 1 of 8 in training, all in `val_absent`."""
+        """As for all scenes, and some without a target: 1 of 8 in training, with `hard_absent` 1 to
+        3; all in `val_absent`."""
         num_absent = 0
         if self.split == ABSENT_SPLIT:
             num_absent = self.queries
@@ -262,9 +273,15 @@ class ComposeSource(ProceduralSource):
             num_absent = self.queries // NUM_QUERIES_PER_ABSENT
 
         present = {display_name(instance.category) for instance in scene.instances}
+        absent = [name for name in scene.marked_classes if name not in present]
+        weights = None
+        if self.related is not None:
+            num_absent *= int(rng.integers(1, 1 + MAX_ABSENT_RATIO))
+            weights = self.related.weights(absent, present)
         absent_queries = write_absent_queries(
             scene.facts,
-            [name for name in scene.marked_classes if name not in present],
+            absent,
+            weights=weights,
             rng=rng,
             count=num_absent,
             split=SPLITS[self.split],
@@ -388,6 +405,17 @@ class ComposeSource(ProceduralSource):
             if number < len(pasted):  # masks of the photo are visible parts: they hide nothing
                 covered |= mask
         return instances
+
+
+def find_related(photos: Photos) -> RelatedNames:
+    """What occurs together in the training photos of the files that mark all of their classes."""
+    classes = []
+    kinds: dict[str, str] = {}
+    for file in photos.files:
+        if not file.is_partial:
+            classes += [file.classes_at(index) for index in file.photos_of_split("train")]
+            kinds |= file.kinds
+    return RelatedNames(classes, kinds)
 
 
 def _horizontal_position(instance: Instance) -> int:
