@@ -20,18 +20,18 @@ from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import DataConfig, ProcessConfig
 from r2sm_jax.data.sources import REPORTED, SourceSpec, open_dataset, split_names
 from r2sm_jax.errors import InputError, cli_main, writing
-from r2sm_jax.evaluation.compare import (
-    COMPARISON_TITLE,
-    compare,
-    comparison_intro,
-    comparison_markdown,
-    comparison_tables,
-)
+from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import Evaluated, make_report
-from r2sm_jax.evaluation.tables import report_markdown
+from r2sm_jax.evaluation.tables import (
+    COMPARISON_TITLE,
+    comparison_intro,
+    comparison_markdown,
+    comparison_tables,
+    report_markdown,
+)
 from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.training.sharding import is_main_process, running
 

@@ -6,7 +6,7 @@ from flax import nnx
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.evaluation.report import mask_type_scores
+from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.r2sm import Calibration

@@ -14,7 +14,7 @@ from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluate import main
-from r2sm_jax.evaluation.compare import FIGURES, QUERIES_FILE, compare
+from r2sm_jax.evaluation.compare import COMPARED, QUERIES_FILE, compare
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import make_report
@@ -76,7 +76,7 @@ def test_values_are_those_of_the_reports(reports):
     for i, name in enumerate("ab"):
         report = json.loads((reports / name / "report.json").read_text())["splits"]["all"]
         for kind, figures in compared.items():
-            for key in set(FIGURES.values()) - {"accuracy"}:
+            for key in set(COMPARED) - {"accuracy"}:
                 value = figures[key]["values"][i]
                 expected = report[kind][key]
                 assert value == (expected and pytest.approx(expected, abs=1e-9))

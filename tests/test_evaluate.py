@@ -191,8 +191,10 @@ def test_masks_come_back_to_the_images_own_resolution_without_their_padding(pred
     source = ListedSource(oblong(size, 3))
     results = evaluate_source(PerfectPredictor(predictor, source), source).results
     for result in results:
-        predicted = result.amodal if result.mask_type == "amodal" else result.modal
-        overlap = getattr(predicted, result.mask_type)
+        if result.mask_type == "amodal":
+            overlap = result.predicted_amodal.with_amodal
+        else:
+            overlap = result.predicted_modal.with_modal
         assert overlap.intersection / overlap.union > 0.93
     # The wrong order, on the same masks: enlarge the padded square to the image's size.
     square = np.zeros((max(size), max(size)), bool)

@@ -7,10 +7,10 @@ import pytest
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance
-from r2sm_jax.evaluation.decide_and_segment import cgf1_figures, leak, pair_figures
-from r2sm_jax.evaluation.instances import rank_detections
+from r2sm_jax.evaluation.decisions import mask_type_scores
+from r2sm_jax.evaluation.instances import cgf1_figures, rank_detections
 from r2sm_jax.evaluation.iou import VARIANTS, lisa, overlap, precision_at
-from r2sm_jax.evaluation.report import mask_type_scores, split_figures
+from r2sm_jax.evaluation.report import leak, pair_figures, split_figures
 from r2sm_jax.evaluation.scorer import QueryResult, QueryTruth, score
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.query import Query
@@ -176,11 +176,11 @@ def test_the_predicted_type_chooses_the_mask():
     predicted = (LEFT, LEFT | TOP)
     truth = (TOP, LEFT | TOP)
     as_modal = score_masks(predicted, truth, mask_type="amodal", probability=0.2)
-    assert as_modal.mask == as_modal.modal and as_modal.overlap == (4, 6, 4, 6)
+    assert as_modal.answer == as_modal.predicted_modal and as_modal.overlap == (4, 6, 4, 6)
     as_amodal = score_masks(predicted, truth, mask_type="amodal", probability=0.9)
-    assert as_amodal.mask == as_amodal.amodal and as_amodal.overlap == (6, 6, 6, 6)
+    assert as_amodal.answer == as_amodal.predicted_amodal and as_amodal.overlap == (6, 6, 6, 6)
     undecided = score_masks(predicted, truth, mask_type="amodal", probability=None)
-    assert undecided.mask == undecided.modal and undecided.predicted_type is None
+    assert undecided.answer == undecided.predicted_modal and undecided.predicted_type is None
     wrong = score_masks(predicted, truth, mask_type="modal", probability=0.9)
     assert wrong.overlap == (4, 6, 6, 4)
 

@@ -124,8 +124,8 @@ def test_random_masks_score_what_a_loop_over_pixels_gives(tmp_path, has_ignored)
         modal = masks.union((i.modal for i in targets), (HEIGHT, WIDTH)) & counted
         amodal = masks.union((i.amodal for i in targets), (HEIGHT, WIDTH)) & counted
         answer = answers[query.id] & counted
-        assert result.mask.modal == overlap(answer, modal)
-        assert result.mask.amodal == overlap(answer, amodal)
+        assert result.answer.with_modal == overlap(answer, modal)
+        assert result.answer.with_amodal == overlap(answer, amodal)
         if query.id == 2:
             assert result.occluded_overlap == overlap(answer & ~modal, amodal & ~modal)
 

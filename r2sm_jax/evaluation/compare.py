@@ -1,5 +1,10 @@
-"""`queries.csv`, a line for every query that was scored, and reports side by side by these
-files."""
+"""Compares reports query by query.
+
+    write_queries    results of a report              -> `queries.csv`, a line for each query
+    compare          `queries.csv` of several reports -> figures and paired differences, as a dict
+
+tables.py formats a comparison.
+"""
 
 import csv
 import json
@@ -15,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from r2sm_jax.errors import InputError, read_bytes
 from r2sm_jax.evaluation.iou import Ratio, interval, iou_ratios, mean_ratio
 from r2sm_jax.evaluation.scorer import QueryResult
-from r2sm_jax.evaluation.tables import QUERY_TYPES, Table, percent, to_markdown
+from r2sm_jax.query import QUERY_TYPES
 
 QUERIES_FILE = "queries.csv"
 COLUMNS = (
@@ -34,15 +39,8 @@ COLUMNS = (
     "boundary_intersection",
     "boundary_union",
 )
-COMPARISON_TITLE = "R2SM evaluations side by side"
-FIGURES = {
-    "gIoU": "giou",
-    "cIoU": "ciou",
-    "occluded IoU": "occluded_iou",
-    "boundary IoU": "boundary_iou",
-    "mask type right": "accuracy",
-}
-"""Rows of a comparison, and the figures in them."""
+COMPARED = ("giou", "ciou", "occluded_iou", "boundary_iou", "accuracy")
+"""Figures of a comparison."""
 
 
 class QueryTable(NamedTuple):
@@ -182,7 +180,7 @@ def _compare_split(tables: Sequence[QueryTable]) -> dict[str, Any]:
         images = tables[0].image_id[rows]
         ratios = [_figure_ratios(table, rows) for table in tables]
         figures[kind] = {}
-        for name in FIGURES.values():
+        for name in COMPARED:
             first = ratios[0][name]
             figures[kind][name] = {
                 "values": [_value(ratio[name]) for ratio in ratios],
@@ -209,54 +207,3 @@ def _difference(images: Int[np.ndarray, " n"], ratio: Ratio, first: Ratio) -> di
     if value is None or first_value is None:
         return {"value": None, "interval": None}
     return {"value": value - first_value, "interval": interval(images, ratio, minus=first)}
-
-
-def comparison_tables(compared: dict[str, Any]) -> list[Table]:
-    """A table for each split, with differences from the first report."""
-    names = _short_names(compared)
-    header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    tables = []
-    for split, kinds in compared["splits"].items():
-        rows = []
-        for title, key in FIGURES.items():
-            for kind, figures in kinds.items():
-                values = [percent(value) for value in figures[key]["values"]]
-                differences = [_difference_text(d) for d in figures[key]["differences"]]
-                rows.append([f"{title}, {kind}", *values, *differences])
-        tables.append(Table(split, header, rows))
-    return tables
-
-
-def comparison_intro(compared: dict[str, Any]) -> list[str]:
-    """Which reports are compared, and how differences are written."""
-    names = _short_names(compared)
-    reports = [f"{name}: `{path}`" for name, path in zip(names, compared["reports"], strict=True)]
-    return [
-        "; ".join(reports),
-        f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over "
-        "images. A star: the interval leaves out 0.",
-    ]
-
-
-def comparison_markdown(compared: dict[str, Any]) -> str:
-    """The comparison as Markdown."""
-    return to_markdown(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
-
-
-def _short_names(compared: dict[str, Any]) -> list[str]:
-    """The names of the folders, or letters where two are the same."""
-    names = [Path(report).name for report in compared["reports"]]
-    if len(set(names)) < len(names):
-        names = [chr(ord("A") + i) for i in range(len(names))]
-    return names
-
-
-def _difference_text(difference: dict[str, Any]) -> str:
-    if difference["value"] is None:
-        return "–"
-    text = f"{100 * difference['value']:+.2f}"
-    if difference["interval"] is not None:
-        low, high = difference["interval"]
-        star = " *" if low > 0 or high < 0 else ""
-        text += f" ({100 * low:+.2f} to {100 * high:+.2f}){star}"
-    return text

@@ -17,6 +17,8 @@ from scipy.optimize import linear_sum_assignment
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.evaluation.decisions import matthews_correlation
+from r2sm_jax.evaluation.iou import Scores
 
 MAX_DETECTIONS = 100
 """Detections of a query that count."""
@@ -24,6 +26,9 @@ CATEGORY = 1
 MIN_OCCLUSION = (0.15, 0.25, 0.40)
 """Hidden shares from which VRSP and AISFormer count an object as occluded. Their tables call them
 APs, APm and APl."""
+
+F1_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+"""IoUs from which a detection counts as right in cgF1."""
 
 
 class QueryDetections(NamedTuple):
@@ -219,4 +224,50 @@ def muse(queries: Sequence[QueryDetections]) -> dict[str, float | None]:
     return {
         "giou": float(np.mean(means)) if means else None,
         "ciou": total_intersection / total_union if total_union else None,
+    }
+
+
+def positive_micro_f1(queries: Sequence[QueryDetections]) -> float | None:
+    """F1 of the instances of queries that have a target, as the mean over the IoU thresholds.
+
+    Detections and instances are paired for the greatest sum of IoUs. As in SAM 3's
+    sam3/eval/cgf1_eval.py, queries without a target count in the correlation only.
+    """
+    num_truths = 0
+    num_detections = 0
+    num_right = np.zeros(len(F1_THRESHOLDS), np.int64)
+    for query in queries:
+        iou, _, truth_areas = drop_ignored(query)
+        if not len(truth_areas):
+            continue
+        num_truths += len(truth_areas)
+        num_detections += len(iou)
+        paired_iou = iou[linear_sum_assignment(-iou)]
+        # An IoU at the threshold is right; 1e-9 undoes the rounding of linspace.
+        num_right += (paired_iou[:, None] >= F1_THRESHOLDS - 1e-9).sum(0)
+    if not num_truths:
+        return None
+    return float(np.mean(2 * num_right / (num_truths + num_detections)))
+
+
+def presence_correlation(queries: Sequence[QueryDetections]) -> float | None:
+    """SAM 3's IL_MCC: the Matthews correlation of "there is a target" over queries."""
+    counts = np.zeros(4, np.int64)
+    for query in queries:
+        iou, _, truth_areas = drop_ignored(query)
+        counts[2 * (len(truth_areas) > 0) + (len(iou) > 0)] += 1
+    tn, fp, fn, tp = counts.tolist()
+    return matthews_correlation(tp, fp, fn, tn)
+
+
+def cgf1_figures(queries: Sequence[QueryDetections], type_mcc: float | None) -> Scores:
+    """cgF1 = F1 of the instances times the correlation of presence, and its typed form with the
+    correlation of the mask type in place of presence. None where a factor is undefined."""
+    f1 = positive_micro_f1(queries)
+    presence_mcc = presence_correlation(queries)
+    return {
+        "positive_micro_f1": f1,
+        "presence_mcc": presence_mcc,
+        "cgf1": None if f1 is None or presence_mcc is None else f1 * presence_mcc,
+        "typed_cgf1": None if f1 is None or type_mcc is None else f1 * type_mcc,
     }

@@ -21,14 +21,13 @@ from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
 from r2sm_jax.evaluation.gallery import example_rows, select_examples
 from r2sm_jax.evaluation.report import Evaluated
 from r2sm_jax.evaluation.tables import (
-    QUERY_TYPES,
     Table,
     decision_figures_by_name,
-    interval_text,
     percent,
     report_intro,
     report_markdown,
     report_tables,
+    split_tiles,
 )
 
 PICTURE_SIZE = 288
@@ -37,14 +36,6 @@ PICTURE_SIZE = 288
 Gallery = Mapping[str, Sequence[Sequence[Panel]]]
 """Rows of panels by title."""
 Curve = list[dict[str, float]]
-
-
-class Tile(NamedTuple):
-    """A figure in large letters."""
-
-    label: str
-    value: str
-    interval: str
 
 
 class Chart(NamedTuple):
@@ -120,19 +111,6 @@ def picture_url(panel: Panel) -> str:
     """A panel's image with its masks as an address that holds all of it."""
     ratio = PICTURE_SIZE / max(panel.image.shape[:2])
     return data_url(draw_panel(panel, ratio), "WEBP", quality=82)
-
-
-def split_tiles(split: Mapping[str, Any]) -> list[Tile]:
-    """The main figures of a split."""
-    shown = [(f"gIoU, {kind}", split[kind], "giou") for kind in QUERY_TYPES]
-    shown.append(("cIoU, all", split["all"], "ciou"))
-    shown.append(("occluded IoU", split["all"], "occluded_iou"))
-    if split["mask_type"]["accuracy"] is not None:
-        shown.append(("mask type right", split["mask_type"], "accuracy"))
-    return [
-        Tile(label, percent(figures[key]), interval_text(figures, key))
-        for label, figures, key in shown
-    ]
 
 
 def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:

@@ -1,20 +1,32 @@
-"""Results of queries -> the figures of a report. Each is defined in docs/metrics.md."""
+"""Computes the figures of a report from the results of queries.
+
+A report passes through four files, and no other file computes, formats or draws one of its numbers:
+
+    scorer.py     prediction and truth of a query       -> `QueryResult`: counts of pixels
+    report.py     results of a split                    -> figures as a dict, `report.json`
+    tables.py     figures                               -> tables and text, `report.md`
+    page.py       tables, pictures (gallery.py), charts -> `report.html`
+
+This file selects the queries of each figure. What a figure is, is defined in docs/metrics.md and
+computed by iou.py (masks), instances.py (detections) and decisions.py (mask types).
+"""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 import r2sm_jax
 from r2sm_jax.data.dataset import Source
-from r2sm_jax.evaluation.decide_and_segment import (
+from r2sm_jax.evaluation.decisions import calibration_curve, mask_type_scores
+from r2sm_jax.evaluation.instances import (
     cgf1_figures,
-    leak,
-    matthews_correlation,
-    pair_figures,
+    instance_figures,
+    muse,
+    occlusion_figures,
 )
-from r2sm_jax.evaluation.instances import instance_figures, muse, occlusion_figures
 from r2sm_jax.evaluation.iou import (
     VARIANTS,
     Overlap,
@@ -30,23 +42,22 @@ from r2sm_jax.evaluation.scorer import EvalResults, QueryResult
 from r2sm_jax.query import MASK_TYPES, MaskType, Sentence, keyword_mask_type
 
 MAX_OCCLUSION = {"none": 0.0, "0-0.15": 0.15, "0.15-0.25": 0.25, "0.25-0.40": 0.40, "0.40-1": 1.0}
-"""Upper edges of the occlusion bins, which belong to their bins."""
+"""Upper edges of the occlusion bins. An edge belongs to the bin below it."""
 MAX_AREA = {"small": 32**2, "medium": 96**2, "large": 1e10}
-NUM_BINS = 10
-"""Of a calibration curve."""
+"""Upper edges of the bins by area of the target in pixels, as in COCO."""
 
 Evaluated = Mapping[str, tuple[Source, EvalResults]]
-"""Source and results of every split."""
+"""The data of each split, and the results of its queries."""
 
 
 def stack_overlaps(overlaps: Sequence[Overlap | None]) -> Int[np.ndarray, "n 4"]:
-    """The overlaps that there are as rows."""
+    """Returns overlaps as rows, without those that are None."""
     rows = [overlap for overlap in overlaps if overlap is not None]
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
 def answer_overlaps(results: Sequence[QueryResult]) -> Int[np.ndarray, "n 4"]:
-    """The answers against the requested masks."""
+    """Returns the overlaps of the answers with the requested masks."""
     return stack_overlaps([result.overlap for result in results])
 
 
@@ -75,7 +86,7 @@ def split_figures(results: Sequence[QueryResult], *, with_instances: bool = True
 
 
 def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[str, Any]:
-    """The figures of the masks of some queries, with intervals over images."""
+    """Computes the figures of the masks of some queries, with intervals over images."""
     overlaps = answer_overlaps(results)
     occluded = stack_overlaps([result.occluded_overlap for result in results])
     complete = stack_overlaps([result.amodal_overlap for result in results])
@@ -110,14 +121,16 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
 
 
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
-    """IoU of the answer with the requested mask less that with the other one.
+    """Mean IoU of the answer with the requested mask less that with the other one.
 
-    The mean over the queries where the two true masks differ: the IoU that knowing the type gains.
+    It is over the queries whose two true masks differ, and tells how much better an answer fits the
+    requested mask than the other one.
     """
     requested = []
     other = []
     for result in results:
-        modal, amodal = result.mask
+        modal, amodal = result.answer
+        # modal ⊆ amodal, so equal areas are equal masks.
         if amodal is None or amodal.truth == modal.truth:
             continue
         requested.append(result.overlap)
@@ -128,11 +141,26 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
     return float(gaps.mean())
 
 
+def leak(results: Sequence[QueryResult]) -> float | None:
+    """Mean share of the hidden part that answers to modal queries paint: |P ∩ (A − M)| / |A − M|.
+
+    Over modal queries whose target is partly hidden.
+    """
+    shares = []
+    for result in results:
+        modal, amodal = result.answer
+        if result.mask_type == "amodal" or amodal is None or amodal.truth <= modal.truth:
+            continue
+        painted = amodal.intersection - modal.intersection
+        shares.append(painted / (amodal.truth - modal.truth))
+    return float(np.mean(shares)) if shares else None
+
+
 # References: the same masks with another decision, and the true masks of one type for all.
 
 
 def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
-    """gIoU and cIoU of every reference; None where the system gives one mask only."""
+    """Computes gIoU and cIoU of every reference; None where the system gives one mask only."""
     overlaps = {
         "always_modal": [overlap_with_type(result, "modal") for result in results],
         "always_amodal": [overlap_with_type(result, "amodal") for result in results],
@@ -145,17 +173,19 @@ def reference_figures(results: Sequence[QueryResult]) -> dict[str, Scores]:
 
 
 def overlap_with_type(result: QueryResult, mask_type: MaskType) -> Overlap | None:
-    """The overlap of the answer that the system would give with this decision."""
-    answer = result.amodal if mask_type == "amodal" else result.modal
+    """Returns the overlap of the answer that the system would give with this decision."""
+    answer = result.predicted_amodal if mask_type == "amodal" else result.predicted_modal
     if answer is None:
         return None
-    return answer.amodal if result.mask_type == "amodal" else answer.modal
+    return answer.with_amodal if result.mask_type == "amodal" else answer.with_modal
 
 
 def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None:
-    """The overlap of one true mask as the answer: what a split allows without understanding the
-    type."""
-    modal, amodal = result.mask
+    """Returns the overlap of one true mask as the answer.
+
+    It tells what a split allows to a system with perfect masks that does not understand the type.
+    """
+    modal, amodal = result.answer
     if amodal is None:
         return None
     predicted = modal.truth if mask_type == "modal" else amodal.truth
@@ -168,9 +198,10 @@ def overlap_of_truth(result: QueryResult, mask_type: MaskType) -> Overlap | None
 
 
 def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
-    """gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
+    """Computes gIoU, cIoU, occluded IoU and number of queries of each group of every breakdown."""
     if not results:
         return {}
+    # Results by breakdown, then by group.
     groups: dict[str, dict[str, list[QueryResult]]] = {}
     for result in results:
         for breakdown, group in groups_of(result).items():
@@ -195,7 +226,7 @@ def breakdowns(results: Sequence[QueryResult]) -> dict[str, dict[str, Any]]:
 
 
 def groups_of(result: QueryResult) -> dict[str, str | None]:
-    """The group of a query in each breakdown; None where it belongs to none."""
+    """Returns the group of a query in each breakdown; None where it belongs to none."""
     kind = result.query.kind
     occlusion = None
     if result.occlusion_rate is not None:
@@ -224,8 +255,10 @@ def _name_of_flag(flag: Any, yes: str, no: str) -> str | None:
 
 
 def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
-    """The figures of the decisions about the type; calibration where every decision has a
-    probability."""
+    """Computes the figures of the decisions about the mask type.
+
+    Calibration figures are None unless every decision has a probability.
+    """
     decided = [result for result in results if result.predicted_type is not None]
     is_amodal = np.array([result.mask_type == "amodal" for result in decided], bool)
     predicted = np.array([result.predicted_type == "amodal" for result in decided], bool)
@@ -247,7 +280,10 @@ def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
 def sentence_figures(
     sentences: Sequence[Sentence], probability: Float[np.ndarray, " n"], *, calibrated: bool
 ) -> dict[str, Any]:
-    """The figures of decisions about sentences without an image. The interval is over sentences."""
+    """Computes the figures of decisions about sentences without an image.
+
+    The interval is over sentences.
+    """
     is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
     is_right = ((probability > 0.5) == is_amodal).astype(float)
     keyword_right = [keyword_mask_type(s.text) == s.mask_type for s in sentences]
@@ -260,70 +296,42 @@ def sentence_figures(
     }
 
 
-def mask_type_scores(
-    probability: Float[np.ndarray, " n"],
-    is_amodal: Bool[np.ndarray, " n"],
-    predicted: Bool[np.ndarray, " n"] | None = None,
-    *,
-    calibrated: bool = True,
-) -> dict[str, Any]:
-    """Scores decisions for amodal, which is the positive class.
+def pair_figures(results: Sequence[QueryResult]) -> Scores:
+    """Shares of the pairs of a modal and an amodal sentence about the same instances.
 
-    Returns accuracy (of all, of modal and of amodal queries), F1, Matthews correlation, confusion
-    counts, and the calibration of the probabilities. Figures are None where they are undefined.
-
-    Args:
-        probability: of amodal.
-        is_amodal: the truth.
-        predicted: the decisions; by default probabilities above 0.5.
-        calibrated: False where the probabilities are mere decisions.
+    A system that ignores the sentence answers both alike. Returns `both_right`, `swapped`,
+    `both_modal`, `both_amodal`, which sum to 1, and the number of `pairs`.
     """
-    if not len(probability):
-        names = ("accuracy", *MASK_TYPES, "f1", "mcc", "ece", "confusion", "reliability")
-        return dict.fromkeys(names)
-    if predicted is None:
-        predicted = probability > 0.5
-    tn, fp, fn, tp = np.bincount(2 * is_amodal + predicted, minlength=4).tolist()
+    # Decisions by image and instances, then by the requested type.
+    decisions: dict[tuple[int, frozenset[int]], dict[str, list[str]]] = {}
+    for result in results:
+        if result.predicted_type is None or not result.query.instance_ids:
+            continue
+        target = (result.image_id, frozenset(result.query.instance_ids))
+        by_type = decisions.setdefault(target, {mask_type: [] for mask_type in MASK_TYPES})
+        by_type[result.mask_type].append(result.predicted_type)
 
-    curve = None
-    ece = None
-    if calibrated:
-        curve = reliability(probability, is_amodal)
-        gaps = [abs(b["confidence"] - b["accuracy"]) * b["queries"] for b in curve]
-        ece = sum(gaps) / len(predicted)
-    return {
-        "accuracy": (tp + tn) / len(predicted),
-        "modal": tn / (tn + fp) if tn + fp else None,
-        "amodal": tp / (tp + fn) if tp + fn else None,
-        "f1": 2 * tp / (2 * tp + fp + fn) if tp + fp + fn else None,
-        "mcc": matthews_correlation(tp, fp, fn, tn),
-        "ece": ece,
-        "confusion": {
-            "amodal_as_amodal": tp,
-            "amodal_as_modal": fn,
-            "modal_as_amodal": fp,
-            "modal_as_modal": tn,
-        },
-        "reliability": curve,
+    names = {
+        ("modal", "amodal"): "both_right",
+        ("amodal", "modal"): "swapped",
+        ("modal", "modal"): "both_modal",
+        ("amodal", "amodal"): "both_amodal",
     }
-
-
-def reliability(
-    probability: Float[np.ndarray, " n"], is_amodal: Bool[np.ndarray, " n"]
-) -> list[dict[str, float]]:
-    """The calibration curve of decisions, over confidences from 0.5 to 1.
-
-    The mean gap of confidence and accuracy, weighted by queries, is the calibration error (ECE; Guo
-    et al. 2017, arXiv 1706.04599).
-    """
-    confidence = np.maximum(probability, 1 - probability)
-    is_right = (probability > 0.5) == is_amodal
-    return _curve((confidence - 0.5) * 2, confidence, is_right)
+    counts = dict.fromkeys(names.values(), 0)
+    for by_type in decisions.values():
+        for pair in product(by_type["modal"], by_type["amodal"]):
+            counts[names[pair]] += 1
+    num_pairs = sum(counts.values())
+    figures: Scores = {name: n / num_pairs if num_pairs else None for name, n in counts.items()}
+    figures["pairs"] = num_pairs
+    return figures
 
 
 def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
-    """The mean absolute error of the predicted IoU over queries that have a target, and its
-    curve."""
+    """Computes the mean absolute error of the predicted IoU, and its calibration curve.
+
+    Only queries that have a target count: without one, the IoU is 0 or 1 by presence alone.
+    """
     counted = []
     for result in results:
         if result.predicted_iou is not None and result.overlap.truth:
@@ -333,22 +341,7 @@ def predicted_iou_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     predicted = np.array([result.predicted_iou for result in counted], float)
     iou = lisa_iou(answer_overlaps(counted))
     error = float(np.abs(predicted - iou).mean())
-    return {"error": error, "curve": _curve(predicted, predicted, iou)}
-
-
-def _curve(
-    position: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray
-) -> list[dict[str, float]]:
-    """Number and means of the queries in each of the bins that has any. `position` is in 0..1."""
-    bins = np.minimum((position * NUM_BINS).astype(int), NUM_BINS - 1)
-    curve = []
-    for b in np.unique(bins):
-        in_bin = bins == b
-        point: dict[str, float] = {"queries": int(in_bin.sum())}
-        point["confidence"] = float(confidence[in_bin].mean())
-        point["accuracy"] = float(accuracy[in_bin].mean())
-        curve.append(point)
-    return curve
+    return {"error": error, "curve": calibration_curve(predicted, predicted, iou)}
 
 
 # The whole report

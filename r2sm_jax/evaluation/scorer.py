@@ -108,8 +108,8 @@ def query_truths_at(source: Source, index: int, sample: Sample | None = None) ->
 class TruthOverlaps(NamedTuple):
     """A predicted mask against the two true masks of its query. Ignored regions count nowhere."""
 
-    modal: Overlap
-    amodal: Overlap | None
+    with_modal: Overlap
+    with_amodal: Overlap | None
     """None where the complete shape is not annotated."""
 
 
@@ -126,17 +126,18 @@ class QueryResult:
 
     query: Query
     index: int
-    """Of the image in its source."""
+    """Index of the image in its source."""
     image_id: int
-    mask: TruthOverlaps
-    """The mask that the system answers with."""
-    modal: TruthOverlaps | None
-    amodal: TruthOverlaps | None
-    """What it would answer with either mask type; None where the system gives one mask only."""
+    answer: TruthOverlaps
+    """Overlaps of the mask that the system answers with."""
+    predicted_modal: TruthOverlaps | None
+    """Overlaps of its modal mask; None where the system gives one mask only."""
+    predicted_amodal: TruthOverlaps | None
+    """Overlaps of its amodal mask; None where the system gives one mask only."""
     boundary: Overlap
     """Boundaries of the answer and of the requested mask."""
     predicted_type: MaskType | None
-    """None without a decision."""
+    """The decision; None where the system makes none."""
     amodal_probability: float | None
     predicted_iou: float | None
     presence: float | None = field(compare=False)
@@ -166,20 +167,21 @@ class QueryResult:
     @property
     def overlap(self) -> Overlap:
         """The answer against the requested mask."""
-        amodal = self.mask.amodal
-        if self.mask_type == "amodal":
-            assert amodal is not None  # else the query is not scored
-            return amodal
-        return self.mask.modal
+        if self.mask_type == "modal":
+            return self.answer.with_modal
+        assert self.answer.with_amodal is not None  # else the query is not scored
+        return self.answer.with_amodal
 
     @property
     def amodal_overlap(self) -> Overlap | None:
-        """The predicted against the true complete shape, whatever was requested; None where either
-        is not known."""
-        if self.amodal is not None:
-            return self.amodal.amodal
+        """The predicted against the true complete shape, whatever was requested.
+
+        None where the shape is not annotated, or the system gives one mask for a modal query.
+        """
+        if self.predicted_amodal is not None:
+            return self.predicted_amodal.with_amodal
         if self.mask_type == "amodal":
-            return self.mask.amodal
+            return self.answer.with_amodal
         return None
 
     @property
@@ -188,7 +190,7 @@ class QueryResult:
 
         None unless the query asks for the complete shape of something that is partly hidden.
         """
-        modal, amodal = self.mask
+        modal, amodal = self.answer
         if self.mask_type == "modal" or amodal is None or amodal.truth <= modal.truth:
             return None
         return count_overlap(
@@ -199,8 +201,8 @@ class QueryResult:
 
     @property
     def occlusion_rate(self) -> float | None:
-        """Share of the target that is hidden."""
-        modal, amodal = self.mask
+        """Share of the target that is hidden; None where the complete shape is not annotated."""
+        modal, amodal = self.answer
         if amodal is None or not amodal.truth:
             return None
         return 1 - modal.truth / amodal.truth
@@ -232,9 +234,9 @@ def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
         query=truth.query,
         index=truth.index,
         image_id=truth.image_id,
-        mask=count_overlaps(mask, true_masks, truth),
-        modal=modal_overlaps,
-        amodal=amodal_overlaps,
+        answer=count_overlaps(mask, true_masks, truth),
+        predicted_modal=modal_overlaps,
+        predicted_amodal=amodal_overlaps,
         boundary=boundary_overlap(mask, requested, ignored),
         predicted_type=prediction.mask_type,
         amodal_probability=prediction.amodal_probability,

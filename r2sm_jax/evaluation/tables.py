@@ -1,14 +1,18 @@
-"""A report as tables, and these as Markdown."""
+"""Formats the figures of report.py and compare.py: tables, headline figures, text and Markdown.
+
+Nothing is computed here. Figures are fractions of 1 and are written in percent.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from r2sm_jax.evaluation.iou import PRECISION_THRESHOLDS
 from r2sm_jax.evaluation.published import TABLE_2, TABLE_3
+from r2sm_jax.query import QUERY_TYPES
 
-QUERY_TYPES = ("all", "modal", "amodal")
-
+# Columns of each table: header -> name of the figure that fills it.
 MASKS = {
     "gIoU": "giou",
     "cIoU": "ciou",
@@ -19,7 +23,6 @@ MASKS = {
     "wrong-type gap": "wrong_type_gap",
     "leak": "leak",
 }
-"""Columns and the figures that fill them; so are the next ones."""
 PRECISION = {
     "AP": "ap",
     "AP50": "ap50",
@@ -52,11 +55,23 @@ PAIRS = {
     "both modal": "both_modal",
     "both amodal": "both_amodal",
 }
+COMPARED_ROWS = {
+    "gIoU": "giou",
+    "cIoU": "ciou",
+    "occluded IoU": "occluded_iou",
+    "boundary IoU": "boundary_iou",
+    "mask type right": "accuracy",
+}
+"""Rows of a comparison, not columns."""
 HASHES = {
     "weights": "weights_sha256",
     "predictions": "predictions_sha256",
     "language model": "language_model_sha256",
 }
+"""Hashes that the introduction names: text -> key of `meta`."""
+
+
+COMPARISON_TITLE = "R2SM evaluations side by side"
 
 
 class Table(NamedTuple):
@@ -65,6 +80,14 @@ class Table(NamedTuple):
     title: str
     header: list[str]
     rows: list[list[str]]
+
+
+class Tile(NamedTuple):
+    """A figure in large letters."""
+
+    label: str
+    value: str
+    interval: str
 
 
 def percent(value: float | None) -> str:
@@ -103,13 +126,6 @@ def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Tab
         tables += [_precision_table(splits), _occlusion_table(splits)]
         tables += [_variant_table(splits), _breakdown_table(splits)]
     return tables
-
-
-def decision_figures_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The figures of the decisions in each split, and in each list of sentences without images."""
-    figures = {name: split["mask_type"] for name, split in report["splits"].items()}
-    figures |= report["sentences"]
-    return {name: f for name, f in figures.items() if f["accuracy"] is not None}
 
 
 def _mask_table(splits: Mapping[str, Any]) -> Table:
@@ -242,6 +258,83 @@ def _breakdown_table(splits: Mapping[str, Any]) -> Table:
                 label = f"{name}, {breakdown}: {group}"
                 rows.append([label, f"{figures['queries']}", *values])
     return Table("Kinds of queries", ["", "queries", *columns], rows)
+
+
+# Headline figures
+
+
+def split_tiles(split: Mapping[str, Any]) -> list[Tile]:
+    """The main figures of a split."""
+    shown = [(f"gIoU, {kind}", split[kind], "giou") for kind in QUERY_TYPES]
+    shown.append(("cIoU, all", split["all"], "ciou"))
+    shown.append(("occluded IoU", split["all"], "occluded_iou"))
+    if split["mask_type"]["accuracy"] is not None:
+        shown.append(("mask type right", split["mask_type"], "accuracy"))
+    return [
+        Tile(label, percent(figures[key]), interval_text(figures, key))
+        for label, figures, key in shown
+    ]
+
+
+def decision_figures_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The figures of the decisions in each split, and in each list of sentences without images."""
+    figures = {name: split["mask_type"] for name, split in report["splits"].items()}
+    figures |= report["sentences"]
+    return {name: f for name, f in figures.items() if f["accuracy"] is not None}
+
+
+# A comparison of reports
+
+
+def comparison_tables(compared: dict[str, Any]) -> list[Table]:
+    """A table for each split, with differences from the first report."""
+    names = _short_names(compared)
+    header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    tables = []
+    for split, kinds in compared["splits"].items():
+        rows = []
+        for title, key in COMPARED_ROWS.items():
+            for kind, figures in kinds.items():
+                values = [percent(value) for value in figures[key]["values"]]
+                differences = [_difference_text(d) for d in figures[key]["differences"]]
+                rows.append([f"{title}, {kind}", *values, *differences])
+        tables.append(Table(split, header, rows))
+    return tables
+
+
+def comparison_intro(compared: dict[str, Any]) -> list[str]:
+    """Which reports are compared, and how differences are written."""
+    names = _short_names(compared)
+    reports = [f"{name}: `{path}`" for name, path in zip(names, compared["reports"], strict=True)]
+    return [
+        "; ".join(reports),
+        f"Percent; differences from {names[0]} with 95 % intervals of a paired bootstrap over "
+        "images. A star: the interval leaves out 0.",
+    ]
+
+
+def comparison_markdown(compared: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    return to_markdown(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
+
+
+def _short_names(compared: dict[str, Any]) -> list[str]:
+    """The names of the folders, or letters where two are the same."""
+    names = [Path(report).name for report in compared["reports"]]
+    if len(set(names)) < len(names):
+        names = [chr(ord("A") + i) for i in range(len(names))]
+    return names
+
+
+def _difference_text(difference: dict[str, Any]) -> str:
+    if difference["value"] is None:
+        return "–"
+    text = f"{100 * difference['value']:+.2f}"
+    if difference["interval"] is not None:
+        low, high = difference["interval"]
+        star = " *" if low > 0 or high < 0 else ""
+        text += f" ({100 * low:+.2f} to {100 * high:+.2f}){star}"
+    return text
 
 
 # Text
