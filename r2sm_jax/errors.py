@@ -157,7 +157,7 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
         if str(error).startswith("Extra data"):
             raise InputError(
                 f"{where}: this is more than one JSON value, perhaps one object a line ({error}); "
-                f"write them as one list, or name the file .jsonl where lines are read; give {what}"
+                f"write them as one list (data convert also reads lines, from .jsonl); give {what}"
             ) from error
         raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
 

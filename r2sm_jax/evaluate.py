@@ -176,6 +176,8 @@ def check_results(source: str, evaluated: Evaluated) -> None:
     """Prints which queries are left out and why. Raises InputError if none is scored."""
     left_out = []
     for name, (_, results) in evaluated.items():
+        for oddity in results.oddities:
+            print(f"warning: {oddity}", file=sys.stderr)
         sentence = results.describe_left_out()
         if sentence:
             left_out.append(f"{name}: {sentence}")

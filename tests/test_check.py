@@ -44,7 +44,7 @@ def good() -> dict[str, Any]:
         else:
             annotation |= {"segmentation": box_rle(4, 4, 12, 10), "visible_mask": visible}
         annotations.append(annotation)
-        query = {"id": number, "image_id": image_id, "text": "the cup", "mask_type": "amodal"}
+        query = {"id": number, "image_id": image_id, "text": f"cup {number}", "mask_type": "amodal"}
         queries.append(query | {"instance_ids": [number]})
     size = {"height": HEIGHT, "width": WIDTH}
     return {
@@ -139,6 +139,17 @@ def with_flags(*flags: dict[str, Any]) -> dict[str, Any]:
     return records
 
 
+def with_queries(*indices: int) -> dict[str, Any]:
+    records = good()
+    return records | {"queries": [records["queries"][index] for index in indices]}
+
+
+def with_category(name: str) -> dict[str, Any]:
+    records = good()
+    records["categories"].append({"id": 2, "name": name})
+    return records
+
+
 CROWD = {"iscrowd": 1}
 ONLY_VISIBLE = {"segmentation": None, "visible_mask": box_rle(1, 1, 6, 6)}
 WARNINGS = [
@@ -147,6 +158,14 @@ WARNINGS = [
     (with_flags(CROWD), "1 of 4 queries mean ignored annotations only"),
     (changed("annotations", 0, **ONLY_VISIBLE), "1 of 4 amodal queries are about objects whose"),
     (fully_visible(good()), "no object is hidden anywhere"),
+    (with_queries(0, 2), "no amodal query is about an object of which a part is hidden"),
+    (
+        changed("annotations", 1, segmentation=box_rle(1, 1, 6, 6), visible_mask=None),
+        "1 of 4 annot",
+    ),
+    (changed("queries", 1, text="Cup  1", instance_ids=[1]), "1 of 4 queries repeat another"),
+    (changed("queries", 1, text="cup 1"), "1 sentences have queries about one image that ask"),
+    (with_category("Cup "), "categories differ in case or blanks only ('cup', 'Cup ')"),
 ]
 
 

@@ -398,3 +398,43 @@ def test_a_bsds_file_with_six_annotators():
     collector = read_coco(real("readers/schema/BSDS_amodal_train.json"), preset="cocoa")
     assert (len(collector.images), len(collector.annotations)) == (1, 2)
     assert collector.bad_records == []
+
+
+def test_hidden_parts_in_the_place_of_visible_ones(tmp_path):
+    """The stated rates tell."""
+    content = coco()
+    content["annotations"] += [a | {"id": a["id"] + 10} for a in content["annotations"]]
+    for annotation in content["annotations"]:
+        if annotation["occlude_rate"]:
+            annotation["visible_mask"] = masks.encode(BACK & FRONT)
+    with pytest.raises(InputError, match="2 of 2 objects have the size of what occlude_rate says"):
+        read_coco(write(tmp_path / "c.json", content), preset="cocoa-cls")
+
+
+def test_images_of_lvis_have_an_address_in_place_of_a_name(tmp_path):
+    content = coco()
+    del content["images"][0]["file_name"]
+    content["images"][0]["coco_url"] = "http://images.cocodataset.org/train2017/a.jpg"
+    path = write(tmp_path / "c.json", content)
+    (tmp_path / "train2017").mkdir()
+    photo(tmp_path / "train2017" / "a.jpg")
+    for images, name in ((None, "a.jpg"), (tmp_path, "train2017/a.jpg")):
+        collector = read_coco(path, preset="cocoa-cls", images=images)
+        assert collector.images[7]["file_name"] == name
+
+
+@pytest.mark.parametrize("area", [float("nan"), float("inf")])
+def test_an_area_that_is_no_number_is_not_compared(area, tmp_path):
+    content = coco()
+    for annotation in content["annotations"]:
+        annotation["area"] = area
+    path = write(tmp_path / "c.json", content)
+    assert read_coco(path, preset="cocoa-cls").notes == []
+
+
+def test_counts_that_are_printed_bytes(tmp_path):
+    content = coco()
+    rle = content["annotations"][0]["segmentation"]
+    rle["counts"] = str(rle["counts"].encode())
+    with pytest.raises(InputError, match=r"str\(\) of bytes; write counts.decode"):
+        read_coco(write(tmp_path / "c.json", content), preset="cocoa-cls")

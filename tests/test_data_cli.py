@@ -75,7 +75,8 @@ def test_notes_and_bad_records_go_to_stderr(tmp_path, command):
     photo(tmp_path / "a.jpg")
     path, out = write(tmp_path / "c.json", content), tmp_path / "out.json"
     end = command(main, "convert", "cocoa-cls", path, "--out", out, "--queries", 0)
-    summary, first, second, note = end.err.splitlines()
+    summary, first, second, note, repeated = end.err.splitlines()
+    assert "have the mask and the category of another one" in repeated
     assert end.code == 0 and "3 of 404 records cannot be used" in summary
     assert "annotation 108: its segmentation" in first and "and 1 more: " in first
     assert "annotation 110: category_id 999" in second and "occlude_rate 0.500" in note

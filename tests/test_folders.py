@@ -40,7 +40,7 @@ def pix2gestalt(folder: Path, count: int = 2) -> Path:
 def test_folders_of_pix2gestalt(tmp_path, command):
     source = pix2gestalt(tmp_path / "p")
     end = command(main, "convert", "folders", source, "--out", tmp_path / "o.json")
-    assert (end.code, end.err) == (0, "")
+    assert end.code == 0 and "no query could be written" in end.err  # the object has no name
     assert "2 images, 2 annotations, 1 categories" in end.out
     sample = read_json(tmp_path / "o.json")[1]
     (instance,) = sample.instances
@@ -135,6 +135,17 @@ def test_exchanged_folders_and_inverted_masks(tmp_path):
         save(folder / "whole_mask" / f"{number}_whole_mask.png", ~BACK)
         save(folder / "visible_object_mask" / f"{number}_visible_mask.png", ~BACK_VISIBLE & ~BACK)
     with pytest.raises(InputError, match="2 of 2 objects are white in all corners"):
+        collect(read_mask_folders([folder]))
+
+
+def test_objects_of_which_nothing_is_visible(tmp_path):
+    """One is noted; most of them are refused."""
+    folder = pix2gestalt(tmp_path)
+    save(folder / "visible_object_mask" / "0_visible_mask.png", BACK & ~BACK)
+    collector = collect(read_mask_folders([folder]))
+    assert "nothing of it is visible" in str(collector.notes[0])
+    save(folder / "visible_object_mask" / "1_visible_mask.png", BACK & ~BACK)
+    with pytest.raises(InputError, match="2 of 2 objects are empty"):
         collect(read_mask_folders([folder]))
 
 

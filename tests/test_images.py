@@ -370,3 +370,14 @@ def test_a_link_whose_target_is_gone_is_named(tmp_path):
     for read in (find_folder, read_config):
         with pytest.raises(InputError, match="points at gone"):
             read(tmp_path / "latest")
+
+
+@pytest.mark.parametrize("colour", [0, 255])
+def test_a_mask_that_is_drawn_in_the_transparency(colour):
+    pixels = np.full((4, 6, 4), colour, np.uint8)
+    pixels[..., 3] = 0
+    pixels[1:3, 2:5, 3] = 255
+    bright = brightness(Image.fromarray(pixels)) == 255
+    np.testing.assert_array_equal(bright, pixels[..., 3] == 255)
+    pixels[..., :3], pixels[..., 3] = 0, 255
+    assert not brightness(Image.fromarray(pixels)).any()  # black and opaque: empty

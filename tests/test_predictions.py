@@ -392,3 +392,22 @@ def test_ap_by_occlusion_needs_the_rates_of_all_instances(tmp_path):
 def score_figures(folder: Path, dataset: Dataset, entries: list[dict]) -> dict:
     path = save(folder / "p.json", entries)
     return split_figures(score_predictions(path, dataset).results)
+
+
+def test_what_the_author_of_predictions_may_not_have_meant(tmp_path):
+    dataset = make_dataset(tmp_path)
+    right = [entry(query_id, block(2, 4, 10, 14), 0.5) for query_id in SCORED]
+
+    def oddities(entries):
+        return score_predictions(save(tmp_path / "p.json", entries), dataset).oddities
+
+    assert oddities(right) == oddities([*right, entry(1, block(2, 4, 10, 14), 0.4)]) == []
+    (doubled,) = oddities(right * 2)
+    assert "5 of 10 entries repeat another one" in doubled and "p.json" in doubled
+    (inverted,) = oddities([entry(query_id, ~block(2, 4, 10, 14)) for query_id in SCORED])
+    assert "5 of 5 masks cover all corners" in inverted
+    (empty,) = oddities([entry(query_id, block(0, 0, 0, 0)) for query_id in SCORED])
+    assert "all masks are empty" in empty
+    del right[1]["score"]
+    with pytest.raises(InputError, match="1 of 5 entries have no score"):
+        oddities(right)

@@ -258,6 +258,18 @@ def test_r2sm_queries_by_ids_or_answer(tmp_path):
     assert targets(collect(read_r2sm([path], records), 0, records)) == [[2, 1]]
 
 
+def test_r2sm_ids_as_strings_or_alone_and_tags_around_the_sentence(tmp_path):
+    records = json.loads(dataset_file(tmp_path).read_text())
+    lines = [
+        r2sm_line(instance_ids=["32"]),
+        r2sm_line(instance_ids=32),
+        r2sm_line(text="<Q>the cup</Q>"),
+    ]
+    collector = collect(read_r2sm([write(tmp_path / "q.json", lines)], records), 0, records)
+    assert targets(collector) == [[2]] * 3
+    assert {query["text"] for query in collector.queries} == {"the cup"}
+
+
 def test_r2sm_images_of_one_name_in_two_folders(tmp_path):
     images = [{"id": i, "file_name": f"{i}/a.jpg", "height": 9, "width": 9} for i in (1, 2)]
     records = {"images": images, "annotations": [], "categories": [], "queries": []}

@@ -88,7 +88,8 @@ def brightness(image: Image.Image) -> np.ndarray:
     """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is
     transparent.
 
-    Of several greys of a palette the darkest is 0. In a palette image with colours, or whose
+    Where all is black, a mask that is drawn in the transparency counts. Of several greys of a
+    palette the darkest is 0. In a palette image with colours, or whose
     palette is all black, each label counts as a brightness above 255 of its own, and 0 is what is
     black or transparent, or else label 0.
     """
@@ -97,7 +98,7 @@ def brightness(image: Image.Image) -> np.ndarray:
     rgba, labels = np.asarray(image.convert("RGBA")), np.asarray(image, np.int32)
     values = rgba[..., :3].max(-1) * (rgba[..., 3] > 0)
     if image.mode != "P":
-        return values
+        return values if values.any() or not np.ptp(rgba[..., 3]) else rgba[..., 3]
     if (np.ptp(rgba[..., :3], axis=-1) == 0).all() and any(image.getpalette() or ()):
         return values - values.min() if np.ptp(values) else values
     return np.where(

@@ -140,6 +140,8 @@ def from_pixels(values: np.ndarray) -> Mask:
 def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
     """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on
     others."""
+    if isinstance(polygon, Sequence) and any(isinstance(point, Mapping) for point in polygon):
+        raise ValueError("a polygon is a list of objects; write [x1, y1, x2, y2, x3, y3, ...]")
     if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
         raise ValueError("a polygon needs at least three points, as [x1, y1, x2, y2, x3, y3, ...]")
     try:
@@ -307,6 +309,8 @@ def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
     text = counts if isinstance(counts, bytes) else counts.encode("latin-1", "replace")
     codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # lower characters wrap around
     if not len(codes) or codes.max() > 63 or codes[-1] & 32:
+        if text.startswith((b"b'", b'b"')):
+            raise ValueError("the RLE's 'counts' is str() of bytes; write counts.decode() instead")
         raise ValueError("the RLE's 'counts' is damaged or cut short")
     ends = np.flatnonzero(codes < 32)
     starts = np.concatenate([[0], ends[:-1] + 1])

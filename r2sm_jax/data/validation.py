@@ -447,7 +447,7 @@ class BoxComparison:
 
         # Tools that do not compute an area write 0, 1 or the box's.
         area = annotation.get("area")
-        if not isinstance(area, int | float) or area <= 1:
+        if not isinstance(area, int | float) or not 1 < area < np.inf:
             return
         if stated is not None and np.isclose(area, stated[2] * stated[3], rtol=0.1):
             return

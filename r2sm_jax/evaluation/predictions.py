@@ -10,7 +10,7 @@ Formats, by name:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
     truths = list(query_truths(source))
     sizes = {truth.query.id: (truth.height, truth.width) for truth in truths}
     predicted = read_predictions(path, sizes, form)
-    results = EvalResults()
+    results = EvalResults(oddities=[f"{path}: {oddity}" for oddity in find_oddities(predicted)])
     for truth in truths:
         if not truth.is_scored:
             results.count_left_out(truth)
@@ -87,6 +87,35 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
         prediction = None if entries is None else entries.to_prediction(truth)
         results.add(score(prediction, truth))
     return results
+
+
+def find_oddities(predicted: Mapping[int, PredictedMasks]) -> Iterator[str]:
+    """What the author of predictions may not have meant, one sentence each."""
+    candidates = [c for p in predicted.values() for c in p.instances]
+    num_distinct = 0
+    for p in predicted.values():
+        num_distinct += len({(c.mask["counts"], c.score) for c in p.instances})
+    if num_distinct < len(candidates):
+        yield (
+            f"{len(candidates) - num_distinct} of {len(candidates)} entries repeat another one of "
+            "their query, mask and score; a merge of several processes may have doubled them"
+        )
+
+    rles = [c.mask for c in candidates] + [p.fused for p in predicted.values() if p.fused]
+    areas = masks.areas(rles)
+    if not any(areas):
+        yield "all masks are empty"
+    num_inverted = 0
+    for rle, area in zip(rles, areas, strict=True):
+        height, width = rle["size"]
+        # Only large masks are looked at, since that takes longer.
+        if area > height * width / 2:
+            num_inverted += bool(masks.expand(rle)[[0, 0, -1, -1], [0, -1, 0, -1]].all())
+    if num_inverted > max(1, len(rles) / 2):
+        yield (
+            f"{num_inverted} of {len(rles)} masks cover all corners of the image and most of it; "
+            "they may be inverted"
+        )
 
 
 def read_predictions(path: Path, sizes: Sizes, form: str = "auto") -> dict[int, PredictedMasks]:
@@ -146,6 +175,12 @@ def _read_coco(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
         except ValueError as error:
             raise InputError(f"{where}: {error}; see docs/metrics.md") from error
 
+    num_scored = sum(isinstance(entry, dict) and "score" in entry for entry in entries)
+    if 0 < num_scored < len(entries):
+        raise InputError(
+            f"{path}: {len(entries) - num_scored} of {len(entries)} entries have no score; give it "
+            "for every entry or for none"
+        )
     undecided = [number for number, p in predicted.items() if p.predicted_type is None]
     if 0 < len(undecided) < len(predicted):
         raise InputError(

@@ -296,6 +296,8 @@ class EvalResults:
     """Queries that are left out, since all of their targets are regions to ignore."""
     num_not_annotated: int = 0
     """Amodal queries that are left out, since the complete shape of a target is not annotated."""
+    oddities: list[str] = field(default_factory=list)
+    """What may be wrong with the predictions of another system, one sentence each."""
 
     def add(self, result: QueryResult) -> None:
         """Adds the result of one query."""

@@ -3,6 +3,7 @@
 import filecmp
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -259,6 +260,8 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
     if num_queries:
         yield f"{num_queries} of {len(records['queries'])} queries mean ignored annotations only"
 
+    yield from find_repeated(records)
+
     by_id = {annotation["id"]: annotation for annotation in annotations}
     amodal = [query for query in records["queries"] if query["mask_type"] == "amodal"]
     num_unknown = 0
@@ -276,6 +279,51 @@ def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     if has_complete and not any(_is_occluded(a, sizes[a["image_id"]]) for a in annotations):
         yield "no object is hidden anywhere, so that modal and amodal masks are the same"
+        return
+    targets = (by_id[i] for query in amodal for i in query["instance_ids"])
+    if has_complete and amodal and not any(_is_occluded(a, sizes[a["image_id"]]) for a in targets):
+        yield "no amodal query is about an object of which a part is hidden"
+
+
+def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
+    """What a file holds twice, or twice and differently, one sentence each."""
+    annotations = records["annotations"]
+    masks_of_images: set[tuple[Any, ...]] = set()
+    for a in annotations:
+        shapes = repr((a.get("segmentation"), a.get("visible_mask")))
+        masks_of_images.add((a["image_id"], a["category_id"], shapes))
+    num_repeated = len(annotations) - len(masks_of_images)
+    if num_repeated:
+        yield (
+            f"{num_repeated} of {len(annotations)} annotations have the mask and the category of "
+            "another one of their image; remove those that are there twice"
+        )
+
+    # One sentence about an image should have one meaning.
+    meanings: dict[tuple[Any, str], Counter[Any]] = {}
+    for query in records["queries"]:
+        sentence = query["image_id"], " ".join(query["text"].lower().split())
+        meaning = query["mask_type"], frozenset(query["instance_ids"])
+        meanings.setdefault(sentence, Counter())[meaning] += 1
+    num_queries = len(records["queries"])
+    num_repeated = sum(counts.total() - len(counts) for counts in meanings.values())
+    if num_repeated:
+        yield f"{num_repeated} of {num_queries} queries repeat another one of their image"
+    ambiguous = [sentence for sentence, counts in meanings.items() if len(counts) > 1]
+    if ambiguous:
+        image_id, text = ambiguous[0]
+        yield (
+            f"{len(ambiguous)} sentences have queries about one image that ask for different mask "
+            f"types or objects (image {image_id}: {text!r})"
+        )
+
+    names: dict[str, list[str]] = {}
+    for category in records["categories"]:
+        key = " ".join(category["name"].lower().split())
+        names.setdefault(key, []).append(category["name"])
+    similar = next((same for same in names.values() if len(same) > 1), None)
+    if similar is not None:
+        yield f"categories differ in case or blanks only ({', '.join(map(repr, similar))})"
 
 
 def find_turned_images(records: Mapping[str, Any], folders: Sequence[Path]) -> str:

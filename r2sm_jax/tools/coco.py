@@ -38,6 +38,7 @@ from r2sm_jax.tools.entries import (
     read_json_files,
 )
 from r2sm_jax.tools.records import (
+    RATE_TOLERANCE,
     ImageRecord,
     Item,
     MaskComparison,
@@ -47,9 +48,6 @@ from r2sm_jax.tools.records import (
     mask_fields,
     names_of_image,
 )
-
-RATE_TOLERANCE = 0.02
-"""Stored and recomputed occlusion rates may differ by this much before the user is told."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +270,7 @@ def _images_of_file(
     for image_id, entry in images.items():
         try:
             size = _stated_size(entry, options)
-            names = [entry.text("file_name")]
+            names = _names_of(entry)
             image = make_image(entry, names, options.images_dir, image_id + shift, size)
         except RecordError as error:
             # An image takes its annotations along, so that --max-bad counts all that is lost.
@@ -377,6 +375,16 @@ def _as_annotation(region: Entry, number: int) -> Entry:
     return Entry(region.path, f"region {number}", annotation)
 
 
+def _names_of(image: Entry) -> list[str]:
+    """The names that the file of an image may have. LVIS gives its address alone, whose end is the
+    folder and the name of COCO 2017."""
+    address = image.get("coco_url")
+    if image.get("file_name") is not None or not is_text(address):
+        return [image.text("file_name")]
+    path = PurePosixPath(address)
+    return [path.name, f"{path.parent.name}/{path.name}"]
+
+
 def _stated_size(image: Entry, options: _ReadOptions) -> Size | None:
     """The size that a file states for an image; None if the image file itself counts."""
     is_stated = image.get("height") is not None or image.get("width") is not None
@@ -432,7 +440,7 @@ def _read_image(
         except RecordError as error:
             yield error.bad_record
             continue
-        comparisons.masks.add(modal, amodal)
+        comparisons.masks.add(modal, amodal, annotation.get("occlude_rate"))
         # A box of D2SA that reaches out of the image is not that of the cropped mask.
         if options.oversize != "crop":
             fields = object_record.fields

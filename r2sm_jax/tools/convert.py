@@ -25,7 +25,7 @@ from r2sm_jax.data.dataset import read_records
 from r2sm_jax.data.validation import find_shared_files
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.check import CROWD_REMEDY, counts_of, queries_of_ignored
+from r2sm_jax.tools.check import CROWD_REMEDY, counts_of, find_repeated, queries_of_ignored
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.entries import Note, group_by_reason
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
@@ -199,6 +199,9 @@ def convert(
     records = collector.to_records(f"converted from {name}: {sources}")
     if template.queries:
         add_template_queries(files.out, records, template.queries, template.seed)
+        if not records["queries"]:
+            remedy = "name the classes, or write queries with `data queries requests`"
+            print(f"note: no query could be written; {remedy}", file=sys.stderr)
     print_notes(notes_on_all_records(collector, records, ", ".join(map(str, files.sources))))
     write_json(files.out, records, files.overwrite)
     types = Counter(query["mask_type"] for query in records["queries"])
@@ -234,6 +237,9 @@ def notes_on_all_records(
     rates = [a["occlude_rate"] for a in collector.annotations if "occlude_rate" in a]
     if rates and not any(rates):
         sentence = f"no pixel of the {len(rates)} objects is hidden; check the names of the fields"
+        yield Note(sources, sentence)
+
+    for sentence in find_repeated(records):
         yield Note(sources, sentence)
 
     num_useless = len(queries_of_ignored(records))

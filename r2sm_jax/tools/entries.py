@@ -87,6 +87,10 @@ class Entry:
         value = self.get(key)
         if isinstance(value, types) and not isinstance(value, bool):
             return value
+        if not isinstance(self.value, Mapping):
+            kind = JSON_TYPES.get(type(self.value), repr(self.value))
+            problem = f"it is {kind}, not an object with {key!r}"
+            raise self.error(problem, "check that the format is the right one")
         expected = " or ".join(JSON_TYPES[kind] for kind in types)
         actual = "missing" if value is None else JSON_TYPES.get(type(value), repr(value))
         raise self.error(

@@ -110,6 +110,8 @@ def _read_object(
         raise entry.error("its mask has no pixel", "correct it")
     comparison.add(modal, amodal)
     notes = []
+    if not modal.any():
+        notes.append(entry.note("nothing of it is visible"))
     num_outside = masks.area(modal & ~amodal)
     if num_outside:
         what = f"{num_outside} visible pixels outside the complete mask were added to it"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.data.validation import is_id
+from r2sm_jax.data.validation import is_id, is_text
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, RecordError, Size, read_list_files
 from r2sm_jax.tools.records import (
@@ -25,6 +25,9 @@ from r2sm_jax.tools.records import (
     mask_fields,
 )
 from r2sm_jax.tools.referring import named_objects
+
+TAGS = re.compile("</?[QA]>")
+"""What R2SM's prompts have a language model write around a question and its answer."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,13 @@ def _read_query(
         raise entry.error(problem, "convert the images first, and name it as the dataset does")
 
     numbers = _instance_ids(entry, fields)
-    for number in numbers:
+    targets = []
+    for value in numbers:
+        # JSON keys are strings, and so are ids in files that were made of them.
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
         if not is_id(number) or (image_id, number) not in index.annotation_ids:
             raise entry.error(f"image {name!r} has no instance {number!r}", "correct the id")
-    targets = [index.annotation_ids[image_id, number] for number in numbers]
+        targets.append(index.annotation_ids[image_id, number])
     image = index.images[image_id]
     size = image["height"], image["width"]
     query = _make_query(entry, fields, mask_type, targets)
@@ -189,6 +195,8 @@ def _instance_ids(entry: Entry, fields: R2SMFields) -> list[Any]:
     """The ids of the targets, from their field or from the answer."""
     answer = entry.get(fields.answer)
     numbers = entry.get(fields.instances)
+    if is_id(numbers):
+        numbers = [numbers]
     if numbers is None and isinstance(answer, str):
         numbers = _read_ids(entry, answer)
     if not isinstance(numbers, list):
@@ -204,7 +212,10 @@ def _make_query(
     if own_type not in MASK_TYPES:
         raise entry.error(f"its mask type is {own_type!r}", 'write "modal" or "amodal"')
     answer = entry.get(fields.answer)
-    return QueryRecord(entry.text(fields.text), own_type, targets, {"task": "reasoning"}, answer)
+    text = TAGS.sub(" ", entry.text(fields.text))
+    if not is_text(text):
+        raise entry.error(f"its {fields.text!r} is empty", "write it")
+    return QueryRecord(text, own_type, targets, {"task": "reasoning"}, answer)
 
 
 def _read_ids(entry: Entry, answer: str) -> list[int]:

@@ -30,6 +30,9 @@ from r2sm_jax.data.validation import MAX_VISIBLE_RATIO, check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
 
+RATE_TOLERANCE = 0.02
+"""Stored and recomputed occlusion rates may differ by this much before the user is told."""
+
 
 @dataclass(frozen=True)
 class ImageRecord:
@@ -259,19 +262,41 @@ class MaskComparison:
     """Objects whose visible mask is clearly larger than the complete one."""
     num_inverted: int = 0
     """Objects that have all corners of the image and most of its pixels."""
+    num_unseen: int = 0
+    """Objects of which nothing is visible."""
+    num_complements: int = 0
+    """Objects whose visible share is stated as their hidden one."""
 
-    def add(self, modal: np.ndarray, amodal: np.ndarray) -> None:
+    def add(self, modal: np.ndarray, amodal: np.ndarray, stated_rate: Any = None) -> None:
+        """Compares the masks `[H W]` of one object, and its `occlude_rate` if a number is
+        stated."""
         self.num_objects += 1
         self.num_different += not np.array_equal(modal, amodal)
         self.num_larger += masks.area(modal) > MAX_VISIBLE_RATIO * masks.area(amodal)
         has_corners = amodal[[0, 0, -1, -1], [0, -1, 0, -1]].all()
         self.num_inverted += bool(has_corners) and amodal.mean() > 0.5
+        self.num_unseen += not modal.any()
+        if isinstance(stated_rate, int | float) and amodal.any():
+            visible_share = 1 - masks.occlude_rate(modal & amodal, amodal)
+            is_rate = abs(stated_rate - (1 - visible_share)) <= RATE_TOLERANCE
+            self.num_complements += (
+                not is_rate and abs(stated_rate - visible_share) <= RATE_TOLERANCE
+            )
 
     def check(self, source: str, remedy: str) -> None:
         """Raises InputError if most masks contradict what they are meant to be."""
         if self.num_larger > max(1, self.num_different / 2):
             problem = f"the visible masks of {self.num_larger} of {self.num_objects} objects"
             raise InputError(f"{source}: {problem} are larger than the complete ones; {remedy}")
+        if self.num_unseen > max(1, self.num_objects / 2):
+            problem = f"the visible masks of {self.num_unseen} of {self.num_objects} objects"
+            raise InputError(f"{source}: {problem} are empty; give the masks of what is seen")
+        if self.num_complements > max(1, self.num_different / 2):
+            problem = f"the visible masks of {self.num_complements} of {self.num_different} objects"
+            raise InputError(
+                f"{source}: {problem} have the size of what occlude_rate says is hidden; give the "
+                "field of what is seen with --visible-field"
+            )
         if self.num_inverted > max(1, self.num_objects / 2):
             problem = f"the masks of {self.num_inverted} of {self.num_objects} objects"
             raise InputError(
