@@ -263,6 +263,13 @@ class DataConfig:
     """Folder of RGBA images whose objects are laid over composed photos as well, in training."""
     scenes: int = 8192
     """Number of procedural or composed training scenes."""
+    fresh: bool = False
+    """A new picture at every visit, of scenes, compose and cutouts. compose then uses every photo,
+    whatever the number of `scenes`. Nothing of a picture is kept, so that frozen encoders and the
+    language model run in every step."""
+    workers: int = 0
+    """Processes that make training batches, at every visit; 0 = threads of this process, and what
+    does not change is made once and kept."""
     seed: int = 0
     """Seed of the scenes. It differs from the training seed, so that runs with other seeds have the
     same data."""
@@ -282,12 +289,29 @@ class DataConfig:
     crop: float = 1.0
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""
+    scale_jitter: tuple[float, float] = (1.0, 1.0)
+    """Smallest and largest factor by which the size of an image changes at random: above 1 it is a
+    crop, whose queries are left out as by `crop`, below 1 it fills a part of the model's frame."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
     name colours."""
     cache_dir: str | None = None
     """Folder of drawn images and of features by frozen models, of images without augmentation;
     later runs read it."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether images and sentences are made at each visit, and frozen models run in the step.
+
+        Pictures that are new at every visit have new sentences, and each worker process would need
+        a copy of what is kept.
+        """
+        return self.fresh or self.workers > 0
+
+    @property
+    def changes_scale(self) -> bool:
+        """Whether `scale_jitter` does anything."""
+        return self.scale_jitter != (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -308,6 +332,9 @@ class LoopConfig:
     on CPUs with AMX or AVX512-BF16, float32 on other CPUs, tensorfloat32 on accelerators."""
     deterministic: bool = False
     """On a GPU, only operations whose results are the same bits each time; slower."""
+    ema: float = 0.0
+    """Decay of a running average of the weights, which evaluation, selection and export then use;
+    0 = none. In the first steps it is smaller, so that the random start is forgotten."""
     seed: int = 0
     """Seed of the initial weights, the order of examples and augmentation."""
     log_every: int = 50
@@ -394,6 +421,7 @@ MIN_VALUES = {
     "data.scenes": 1,
     "data.instances": 1,
     "data.text_only_queries": 0,
+    "data.workers": 0,
     "model.text.max_tokens": 3,
     "distributed.fsdp": 1,
     "train.evaluate_samples": 1,
@@ -440,6 +468,11 @@ def check_config(config: Config) -> Config:
         raise InputError(
             f"--data.crop {data.crop} is not a share; give one above 0 and up to 1 (1 = no crops)"
         )
+    if not 0 < data.scale_jitter[0] <= data.scale_jitter[1]:
+        raise InputError(
+            f"--data.scale-jitter {data.scale_jitter[0]} {data.scale_jitter[1]}: give two factors "
+            "above 0, the smaller one first, such as 0.5 2; 1 1 = none"
+        )
     if not 0 <= data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
     if not 0 <= data.token_drop < 1:
@@ -467,6 +500,11 @@ def check_config(config: Config) -> Config:
         raise InputError(
             f"--model.decoder.refine-exponent {config.model.decoder.refine_exponent}: give a "
             "number above 0, such as 1 or 2"
+        )
+    if not 0 <= config.train.ema < 1:
+        raise InputError(
+            f"--train.ema {config.train.ema} is not in [0, 1); give one such as 0.999, or 0 for "
+            "none"
         )
     if config.train.select_on == "test":
         raise InputError(

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from r2sm_jax.cli import parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.batches import Batch, ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.dataset import Dataset, Source, check_teaches
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
@@ -42,7 +42,7 @@ from r2sm_jax.data.sources import (
     write_text_only_queries,
 )
 from r2sm_jax.data.splits import WHOLE_TRAIN
-from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.text_states import TextStates, quantile
 from r2sm_jax.data.validation import find_pictures_in_both
 from r2sm_jax.errors import InputError, cli_main
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
@@ -91,6 +91,8 @@ from r2sm_jax.training.sharding import (
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
+NUM_READ_SAMPLES = 128
+"""Samples whose sentences tell how long those of all samples are, where sentences are not kept."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The others are padded to the longest among
 them, and attention takes time for padding too."""
@@ -121,10 +123,17 @@ def open_data(config: Config, split: str, count: int) -> Source:
     if split != "train":
         return spread_evenly(open_dataset(data, split, image_size=size, count=count), count)
 
-    is_procedural = SourceSpec.parse(data.source).is_procedural
-    if config.train.select_on != "dev" and not is_procedural:
+    spec = SourceSpec.parse(data.source)
+    if config.train.select_on != "dev" and not spec.is_procedural:
         split = WHOLE_TRAIN
-    return open_dataset(data, split, image_size=size, count=count, queries=data.queries)
+    all_photos = data.fresh and spec.kind == "compose"
+    return open_dataset(
+        data,
+        split,
+        image_size=size,
+        count=None if all_photos else count,
+        queries=data.queries,
+    )
 
 
 def open_reported(config: Config) -> dict[str, Source]:
@@ -163,13 +172,20 @@ def prepare_data(config: Config, log: Log) -> TrainingData:
     configuration."""
     prepared = prepare_images(config, log)
     source = prepared.source
-    sentences = [text for index in range(len(prepared)) for text in prepared.texts(index)]
+    indices = range(len(prepared))
+    if config.data.keeps_nothing:
+        # Sentences that come later are like those of a few samples.
+        step = -(-len(prepared) // NUM_READ_SAMPLES)
+        indices = range(0, len(prepared), step)
+    sentences = [text for index in indices for text in prepared.texts(index)]
     # Only a head that reads words learns from sentences without an image.
     has_text_head = config.model.head in LEARNED_HEADS
     num_text_only = config.data.text_only_queries if has_text_head else 0
     text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
 
-    texts = encode_sentences(config, sentences + [query.text for query in text_only], log)
+    texts = open_language_model(config)
+    if not config.data.keeps_nothing:
+        encode_sentences(config, texts, sentences + [query.text for query in text_only], log)
     if source.is_procedural:
         has_absent_targets = asks_for_absent_things(config.data.source, config.data.images)
     else:
@@ -197,8 +213,24 @@ def prepare_images(config: Config, log: Log) -> PreparedSource:
         if warning:
             print(f"warning: {data.source}: {warning}", flush=True)
 
+    if data.fresh and not source.is_procedural:
+        raise InputError(
+            f"--data.fresh: the images of {data.source} do not change; leave the flag out, or give "
+            "scenes, compose or cutouts"
+        )
+
     image_size = config.model.vision.image_size
-    prepared = PreparedSource(source, image_size, config.model.mask_size, crop=data.crop)
+    prepared = PreparedSource(
+        source,
+        image_size,
+        config.model.mask_size,
+        crop=data.crop,
+        scale_jitter=data.scale_jitter,
+        fresh=data.fresh,
+    )
+    if config.data.keeps_nothing:
+        log(f"{len(prepared)} training images, prepared anew at each visit")
+        return prepared
     process = (jax.process_index(), jax.process_count())
     is_cached = prepared.cache(data.cache_dir, process=process, wait=barrier)
     log(
@@ -209,13 +241,15 @@ def prepare_images(config: Config, log: Log) -> PreparedSource:
     return prepared
 
 
-def encode_sentences(config: Config, sentences: Sequence[str], log: Log) -> TextStates:
-    """Opens the language model and computes the token states of all sentences. Raises InputError if
-    the model cannot be read or has another width than the configuration says."""
+def open_language_model(config: Config) -> TextStates:
+    """Opens the language model. Raises InputError if it cannot be read or has another width than
+    the configuration says."""
     text = config.model.text
-    cache_dir = config.data.cache_dir
     texts = TextStates(
-        text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=cache_dir
+        text.name,
+        layers=text.layers,
+        max_tokens=text.max_tokens,
+        cache_dir=config.data.cache_dir,
     )
     texts.encoder.weights = shard_locally(config.distributed.fsdp, texts.encoder.weights)
     if text.dim != texts.dim:
@@ -223,12 +257,16 @@ def encode_sentences(config: Config, sentences: Sequence[str], log: Log) -> Text
             f"--model.text.dim {text.dim}: {text.name} has token states of width {texts.dim}; give "
             "that"
         )
+    return texts
+
+
+def encode_sentences(config: Config, texts: TextStates, sentences: Sequence[str], log: Log) -> None:
+    """Computes the token states of all sentences, which stay in `texts`."""
     # States on disk are shared by runs of any precision.
-    precision = "float32" if cache_dir else config.train.matmul_precision
+    precision = "float32" if config.data.cache_dir else config.train.matmul_precision
     texts.encode(sentences, precision=precision)
     trim_memory()
     log(f"{texts.truncation_summary()}, encoded")
-    return texts
 
 
 def make_example_builder(
@@ -242,17 +280,18 @@ def make_example_builder(
 
     `sentences` are those of the images, `text_only` those without an image.
     """
-    tokens = texts.token_quantile(sentences, FITTING_QUANTILE)
-    too_long = frozenset(
-        sentence for sentence in sentences if texts.count_tokens(sentence) > tokens
-    )
-    log(f"{len(too_long)} queries of more than {tokens} tokens are left out of training")
-    text_only_tokens = texts.token_quantile([query.text for query in text_only], FITTING_QUANTILE)
-    type_tokens = max(tokens, text_only_tokens)
+    is_kept = not config.data.keeps_nothing
+    count_tokens = texts.count_tokens if is_kept else texts.tokenizer.count
+    lengths = {sentence: count_tokens(sentence) for sentence in sentences}
+    text_only_lengths = [count_tokens(query.text) for query in text_only]
+    tokens = quantile([lengths[sentence] for sentence in sentences], FITTING_QUANTILE)
+    num_too_long = sum(length > tokens for length in lengths.values())
+    log(f"{num_too_long} queries of more than {tokens} tokens are left out of training")
+    type_tokens = max(tokens, quantile(text_only_lengths, FITTING_QUANTILE))
 
     data = config.data
     return ExampleBuilder(
-        text_states=texts,
+        text_states=texts if is_kept else TokenIds(texts.tokenizer),
         tokens=tokens,
         queries=data.queries,
         instances=data.instances,
@@ -261,9 +300,13 @@ def make_example_builder(
         token_drop=data.token_drop,
         colour_jitter=data.colour_jitter,
         has_text_head=config.model.head in LEARNED_HEADS,
-        text_only=[q for q in text_only if texts.count_tokens(q.text) <= type_tokens],
+        text_only=[
+            query
+            for query, length in zip(text_only, text_only_lengths, strict=True)
+            if length <= type_tokens
+        ],
         type_tokens=type_tokens,
-        too_long=too_long,
+        count_tokens=count_tokens,
     )
 
 
@@ -278,7 +321,24 @@ def make_batches(
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         shard=(jax.process_index(), jax.process_count()),
+        workers=config.data.workers,
     )
+
+
+def make_text_encoder(data: TrainingData, config: Config, mesh: Mesh) -> Callable[[Batch], Batch]:
+    """What replaces the token ids of a batch by their states, where these are not kept."""
+    if not config.data.keeps_nothing:
+        return lambda batch: batch
+
+    encoder = data.texts.encoder
+    weights = place(mesh, encoder.weights)
+
+    def encode(batch: Batch) -> Batch:
+        ids = {name: batch[name] for name in ("text", "type_text") if name in batch}
+        precision = config.train.matmul_precision
+        return batch | {name: encoder.states_of_ids(weights, ids[name], precision) for name in ids}
+
+    return encode
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -402,7 +462,7 @@ def train(config: Config) -> Path:
         optimizer = make_optimizer(
             config.optimizer, config.train.steps, config.train.matmul_precision
         )
-        make_state = partial(init_state, optimizer=optimizer)
+        make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
         shapes = jax.eval_shape(make_state, params)
         checkpoints = Checkpoints(folder)
         position = None
@@ -428,6 +488,8 @@ def train(config: Config) -> Path:
             weights = nnx.merge_state(state.params, constants)
             features = precompute(graphdef, weights, data.prepared, config)
         batches = make_batches(data, config, features)
+        stack.callback(batches.close)
+        encode_text = make_text_encoder(data, config, mesh)
         if position is not None:
             batches.set_state(position)
 
@@ -435,14 +497,15 @@ def train(config: Config) -> Path:
         logs = Logs(folder, config, start=int(state.step))
         stop = StopOnSignal(mesh)
         predictor = Predictor(
-            config.model, graphdef, nnx.merge_state(state.params, constants), data.texts
+            config.model, graphdef, nnx.merge_state(state.weights, constants), data.texts
         )
         first_step = int(state.step) + 1
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
             batch = next(batches)
             images = {step - 1: images.get(step - 1), step: batch["index"]}
-            state, values = train_step(state, constants, shard_batch(mesh, batch), names)
+            batch = encode_text(shard_batch(mesh, batch))
+            state, values = train_step(state, constants, batch, names)
 
             is_last = step == config.train.steps or stop.requested()
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
@@ -467,7 +530,7 @@ def train(config: Config) -> Path:
             if saves:
                 # Calibration belongs to the weights: it is fitted now and saved with them. After a
                 # signal there is no time for masks, whose calibration is then that of before.
-                weights = nnx.merge_state(state.params, constants)
+                weights = nnx.merge_state(state.weights, constants)
                 predictor = predictor.updated(weights=weights)
                 calibration = calibrate_type(predictor, calibration)
                 if is_planned:

@@ -193,15 +193,13 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
     for seed in range(20):
-        e = assemble(
-            p, seed, has_text_head=True, too_long=frozenset({p["texts"][1], p["texts"][2]})
-        )
+        e = assemble(p, seed, has_text_head=True, count_tokens=lambda t: 9 * (t in p["texts"][1:3]))
         assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
         assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
             {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
         )
         assert e["type_valid"].sum() == 2 and not e["query_instances"][2:].any()
-    assert not assemble(p, too_long=frozenset(p["texts"]))["query_mask"].any()
+    assert not assemble(p, count_tokens=lambda _: 9)["query_mask"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():

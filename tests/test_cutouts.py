@@ -138,8 +138,12 @@ def test_samples_are_rebuilt_exactly(folder, source, samples):
     assert digest(CutoutSource(folder, "train", NUM_SCENES, seed=4)[3]) != digest(samples[3])
 
 
+def num_pixels(image: int) -> int:
+    return 16**2
+
+
 def test_a_cache_keeps_the_latest_images_within_its_bytes():
-    cache = ImageCache[int](max_bytes=6 * 10 * 16**2, image_side=16)
+    cache = ImageCache[int](max_bytes=6 * 10 * 16**2, num_pixels=num_pixels)
     reads: list[int] = []
 
     def read(k: int) -> int:

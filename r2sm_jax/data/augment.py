@@ -1,4 +1,4 @@
-"""Random changes of training samples: crops, colours, mirroring, tokens that are hidden."""
+"""Random changes of training samples: crops, sizes, colours, mirroring, tokens that are hidden."""
 
 import re
 from dataclasses import replace
@@ -25,17 +25,37 @@ NAMES_A_POSITION = re.compile(
 
 
 def random_crop(sample: Sample, min_share: float, rng: np.random.Generator) -> Sample:
-    """A random window of a sample, each side at least `min_share` of the image's side.
+    """A random window of a sample (`cut_out`), each side at least `min_share` of the image's."""
+    height, width = sample.image.shape[:2]
+    rows = random_interval(height, rng.uniform(min_share, 1), rng)
+    columns = random_interval(width, rng.uniform(min_share, 1), rng)
+    return cut_out(sample, (rows, columns))
+
+
+def random_scale(
+    sample: Sample, limits: tuple[float, float], rng: np.random.Generator
+) -> tuple[Sample, float]:
+    """A sample and the share of the model's frame that it fills, for a random factor of its size.
+
+    All factors within the limits are equally likely on a logarithmic scale. Above 1 a random window
+    of the sample fills the frame, below 1 the sample fills a part of it.
+    """
+    scale = float(np.exp(rng.uniform(*np.log(limits))))
+    if scale <= 1:
+        return sample, scale
+    height, width = sample.image.shape[:2]
+    rows = random_interval(height, 1 / scale, rng)
+    columns = random_interval(width, 1 / scale, rng)
+    return cut_out(sample, (rows, columns)), 1.0
+
+
+def cut_out(sample: Sample, window: tuple[slice, slice]) -> Sample:
+    """The part of a sample in a window of rows and columns.
 
     Instances without a pixel in the window are left out. So are queries that mean an instance of
     which less than `MIN_SHARE_IN_CROP` remains, and queries that name a position among instances
     of a category of which one is cropped so.
     """
-    height, width = sample.image.shape[:2]
-    rows = random_interval(height, min_share, rng)
-    columns = random_interval(width, min_share, rng)
-    window = (rows, columns)
-
     instances: list[Instance] = []
     complete_ids: set[int] = set()
     for instance in sample.instances:
@@ -62,9 +82,9 @@ def random_crop(sample: Sample, min_share: float, rng: np.random.Generator) -> S
     )
 
 
-def random_interval(side: int, min_share: float, rng: np.random.Generator) -> slice:
-    """A random part of 0..side, of at least `min_share` of its length."""
-    length = max(1, round(side * rng.uniform(min_share, 1)))
+def random_interval(side: int, share: float, rng: np.random.Generator) -> slice:
+    """A random part of 0..side, of this share of its length."""
+    length = max(1, round(side * share))
     start = int(rng.integers(side - length + 1))
     return slice(start, start + length)
 

@@ -15,32 +15,50 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
     slot_targets     int   [b k q]       the first q of them; -1 = none
     is_amodal        bool  [b k]         the query asks for the complete shape
     query_mask       bool  [b k]         a query, not padding
-    text             f16   [b k t l e]   frozen token states
+    text             f16   [b k t l e]   frozen token states; int32 [b k t] where the language model
+                                         runs in the step: token ids
     text_mask        bool  [b k t]       a token, not padding
     index            int   [b]           position in the source
 
 and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` sentences an image
 that it learns from:
 
-    type_text        f16   [b f t l e]   states of some queries and of sentences without an image
+    type_text        f16   [b f t l e]   states of some queries and of sentences without an image;
+                                         int32 [b f t] where `text` is
     type_text_mask   bool  [b f t]       their tokens, some hidden
     type_is_amodal   bool  [b f]
     type_valid       bool  [b f]         a sentence, not padding
 """
 
 import os
+import shutil
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 
-from r2sm_jax.data.augment import NAMES_A_SIDE, drop_tokens, jitter_colours, mirror, random_crop
+from r2sm_jax.data.augment import (
+    NAMES_A_SIDE,
+    drop_tokens,
+    jitter_colours,
+    mirror,
+    random_crop,
+    random_scale,
+)
 from r2sm_jax.data.prepare import Prepared, PreparedSource
+from r2sm_jax.data.text_states import NO_TOKEN, QueryTokenizer
+from r2sm_jax.errors import InputError
 from r2sm_jax.query import Sentence
 
 Batch = dict[str, Any]
+BUFFERED_BATCHES = 2
+"""Batches that each worker process has ready."""
 NUM_TYPE_SENTENCES = 9
 NUM_TEXT_ONLY = 6
 """How many of the `NUM_TYPE_SENTENCES` have no image, where there are such sentences."""
@@ -55,7 +73,7 @@ class ExampleBuilder:
     """
 
     text_states: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
-    """Sentences and a number of tokens -> states and which tokens are real."""
+    """Sentences and a number of tokens -> states or token ids, and which tokens are real."""
     tokens: int
     """Tokens that the queries are padded to."""
     queries: int
@@ -70,14 +88,14 @@ class ExampleBuilder:
     """Tokens that the sentences of the mask-type head are padded to; 0 = `tokens`."""
     has_text_head: bool = False
     """Whether a mask-type head learns from words alone."""
-    too_long: frozenset[str] = frozenset()
-    """Queries of more than `tokens` tokens, which are left out."""
+    count_tokens: Callable[[str], int] | None = None
+    """The number of tokens of a query; those of more than `tokens` are left out."""
     cached_features: Callable[[int], Batch] | None = None
     """Image features that training does not change, by position in the source."""
 
     def __call__(self, index: int, prepared: Prepared, rng: np.random.Generator) -> Batch:
         """One example of sample `index`."""
-        usable = [i for i, text in enumerate(prepared["texts"]) if text not in self.too_long]
+        usable = [i for i, text in enumerate(prepared["texts"]) if self._fits(text)]
         rows = np.sort(rng.permutation(usable)[: self.queries].astype(int))
         is_mirrored = self.mirror and rng.random() < 0.5
         if is_mirrored:
@@ -100,6 +118,9 @@ class ExampleBuilder:
         if self.cached_features is not None:
             example |= self.cached_features(index)
         return example
+
+    def _fits(self, text: str) -> bool:
+        return self.count_tokens is None or self.count_tokens(text) <= self.tokens
 
     def _instance_arrays(self, prepared: Prepared, columns: np.ndarray) -> Batch:
         """The masks and names of the instances `columns`, padded to `instances`."""
@@ -184,6 +205,58 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
     return np.pad(values, widths, constant_values=fill)
 
 
+@dataclass(frozen=True)
+class TokenIds:
+    """The `text_states` of an `ExampleBuilder` where the language model runs in the step."""
+
+    tokenizer: QueryTokenizer
+
+    def __call__(self, texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids with `NO_TOKEN` in place of padding, and which of them are real, `[k t]`."""
+        ids = self.tokenizer.padded(texts, tokens)
+        mask = ids != NO_TOKEN
+        mask[:, 0] = True  # a sentence without tokens, as in `pad_ids`
+        return ids, mask
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A sample at one of its visits."""
+
+    index: int
+    number: int
+
+
+def number_visit(position: int, index: int, *, num_samples: int) -> Visit:
+    """The visit at a position of an endless order in which `num_samples` samples come in turn."""
+    return Visit(index, position // num_samples)
+
+
+@dataclass(frozen=True)
+class VisitBuilder:
+    """A sample at a visit -> the arrays of one example. Worker processes get copies of it."""
+
+    source: PreparedSource
+    build_example: ExampleBuilder
+
+    def __call__(self, visit: Visit | int, rng: np.random.Generator) -> Batch:
+        """The example of a visit, or of a sample that is the same at every visit."""
+        if not isinstance(visit, Visit):
+            visit = Visit(visit, 0)
+        source = self.source
+        if not source.is_augmented and not source.fresh:
+            return self.build_example(visit.index, source[visit.index], rng)
+
+        # Crop and size are drawn before everything else.
+        sample = source.sample_at(visit.index, visit.number)
+        share = 1.0
+        if source.crop < 1:
+            sample = random_crop(sample, source.crop, rng)
+        if source.scale_jitter != (1.0, 1.0):
+            sample, share = random_scale(sample, source.scale_jitter, rng)
+        return self.build_example(visit.index, source.prepare(sample, share=share), rng)
+
+
 def training_batches(
     source: PreparedSource,
     build_example: ExampleBuilder,
@@ -191,24 +264,110 @@ def training_batches(
     batch_size: int,
     seed: int,
     shard: tuple[int, int] = (0, 1),
+    workers: int = 0,
 ) -> grain.DatasetIterator:
     """An endless, reshuffled, resumable iterator of batches.
 
-    `shard` (i, n): this is process i of n. Each of them gives every n-th row of a batch of
-    `batch_size` rows. The rows, and the position that is saved, do not depend on n.
+    Args:
+        source: The samples.
+        build_example: Makes the rows.
+        batch_size: Rows of a batch, over all processes that train together.
+        seed: Of the order and of all random changes.
+        shard: (i, n): this is process i of n. Each of them gives every n-th row of a batch. The
+            rows, and the position that is saved, do not depend on n.
+        workers: Number of processes that prepare batches; 0 = threads of this one. The batches do
+            not depend on it.
     """
-
-    def visit(index: int, rng: np.random.Generator) -> Batch:
-        if source.crop < 1:
-            # A crop is drawn before everything else.
-            prepared = source.prepare(random_crop(source.source[index], source.crop, rng))
-        else:
-            prepared = source[index]
-        return build_example(index, prepared, rng)
-
-    examples = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(visit)
+    num_samples = len(source)
+    examples = grain.MapDataset.range(num_samples).seed(seed).shuffle().repeat()
+    if source.fresh:
+        # The position tells the visit, so that a resumed run makes the same pictures.
+        examples = examples.map_with_index(partial(number_visit, num_samples=num_samples))
+    examples = examples.random_map(VisitBuilder(source, build_example))
     process, num_processes = shard
     batches = examples[process::num_processes].batch(batch_size // num_processes)
+    if workers:
+        image_size, mask_size = source.sizes
+        bytes_of_row = 4 * image_size**2 + 2 * build_example.instances * mask_size**2
+        return WorkerBatches(batches, workers, bytes_of_row * batch_size // num_processes)
+
     threads = min(16, os.cpu_count() or 1)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     return iter(batches.to_iter_dataset(options))
+
+
+class WorkerBatches(grain.DatasetIterator):
+    """Batches that worker processes make ahead, in the order in which one process would.
+
+    Its state is the number of batches so far, as grain's is without workers, so that a resumed run
+    may have another number of them. Workers start at the first batch.
+    """
+
+    def __init__(self, batches: grain.MapDataset[Batch], workers: int, num_bytes: int):
+        """`num_bytes`: about the size of a batch."""
+        super().__init__()
+        self._batches = batches
+        self._workers = workers
+        self._num_bytes = num_bytes
+        self._position = 0
+        self._iterator: grain.DatasetIterator | None = None
+
+    def __next__(self) -> Batch:
+        """The next batch. Raises InputError as a worker does, and where one was killed."""
+        if self._iterator is None:
+            self._iterator = self._start()
+        try:
+            batch = next(self._iterator)
+        except RuntimeError as error:
+            if "terminated unexpectedly" not in str(error):
+                raise
+            raise InputError(
+                f"--data.workers {self._workers}: a worker process was killed, perhaps since the "
+                "memory was full; give fewer workers or smaller images, then --resume"
+            ) from error
+        self._position += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_index": self._position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.close()
+        self._position = state["next_index"]
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
+
+    def _start(self) -> grain.DatasetIterator:
+        # grain reads flags of absl, which only a program of absl parses.
+        flags.FLAGS.mark_as_parsed()
+        # A worker makes one batch after the other: the cores are busy with other workers.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        batches = self._batches[self._position :].to_iter_dataset(options)
+        if not self._has_shared_memory():
+            # Arrays go through pipes, which takes this process a quarter of its time.
+            options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+            batches = grain.experimental.WithOptionsIterDataset(batches, options)
+        batches = batches.mp_prefetch(
+            grain.MultiprocessingOptions(
+                num_workers=self._workers, per_worker_buffer_size=BUFFERED_BATCHES
+            ),
+            worker_init_fn=_leave_signals,
+        )
+        return iter(batches)
+
+    def _has_shared_memory(self) -> bool:
+        """Whether all batches of all workers fit there; containers often have 64 MB."""
+        try:
+            free = shutil.disk_usage("/dev/shm").free
+        except OSError:
+            return True  # not Linux, where the system decides
+        return free > 2 * self._num_bytes * self._workers * (BUFFERED_BATCHES + 2)
+
+
+def _leave_signals(worker: int, num_workers: int) -> None:
+    """Ctrl-C reaches workers too, but the main process saves first and then ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -20,7 +20,7 @@ zero."""
 @dataclass(frozen=True)
 class Letterbox:
     """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to
-    it, the aspect kept, the rest padded at the right and at the bottom.
+    it (or to a `share` of it), the aspect kept, the rest padded at the right and at the bottom.
 
     Images, masks and logits share one geometry: pixel centres at half-integers
     (`align_corners=False`), scaled by `resized / original` along each axis, top left corners on
@@ -30,6 +30,8 @@ class Letterbox:
     height: int
     width: int
     size: int
+    share: float = 1.0
+    """The longer side fills this share of the frame's."""
 
     def __post_init__(self) -> None:
         if min(self.height, self.width, self.size) < 1:
@@ -40,7 +42,7 @@ class Letterbox:
     @property
     def resized(self) -> tuple[int, int]:
         """Height and width of the image inside the frame."""
-        scale = self.size / max(self.height, self.width)
+        scale = self.share * self.size / max(self.height, self.width)
         return max(1, int(self.height * scale + 0.5)), max(1, int(self.width * scale + 0.5))
 
     def image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S 3"]:

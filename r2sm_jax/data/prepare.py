@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -29,15 +29,28 @@ MAX_DISK_BYTES = 16 << 30
 """Prepared samples are cached up to these sizes, and prepared anew at each visit beyond them."""
 
 
+@runtime_checkable
+class FreshSource(Protocol):
+    """A source that can make other samples at each visit."""
+
+    def at_visit(self, index: int, visit: int) -> Sample: ...
+
+
 def prepare(
-    sample: Sample, *, image_size: int, mask_size: int, vocabulary: dict[str, tuple[str, ...]]
+    sample: Sample,
+    *,
+    image_size: int,
+    mask_size: int,
+    vocabulary: dict[str, tuple[str, ...]],
+    share: float = 1.0,
 ) -> Prepared:
     """Letterboxes a sample and pools its masks to the resolution of the losses.
 
-    Ignored instances, and queries that mean one, are left out.
+    The image fills a `share` of the frame. Ignored instances, and queries that mean one, are left
+    out.
     """
     height, width = sample.image.shape[:2]
-    letterbox = Letterbox(height, width, image_size)
+    letterbox = Letterbox(height, width, image_size, share)
     instances = [instance for instance in sample.instances if not instance.ignore]
     ignored = [instance.complete for instance in sample.instances if instance.ignore]
     ignored_pixels = masks.union(ignored, (height, width))
@@ -69,7 +82,7 @@ def prepare(
         "amodal": pool([instance.complete for instance in instances]),
         "has_amodal": np.array([instance.amodal is not None for instance in instances], bool),
         "labels": labels,
-        "boxes": boxes.reshape(-1, 4) / max(height, width),
+        "boxes": boxes.reshape(-1, 4) * (share / max(height, width)),
         "pixel_weight": pool([~ignored_pixels])[0],
         "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
         "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
@@ -103,10 +116,30 @@ class CachedSamples:
 class PreparedSource:
     """Samples at training resolution, from the cache after `cache`, else prepared at each visit."""
 
-    def __init__(self, source: Source, image_size: int, mask_size: int, *, crop: float = 1.0):
-        """`crop`: the smallest share of a side that a random crop keeps; 1 = no crops."""
+    def __init__(
+        self,
+        source: Source,
+        image_size: int,
+        mask_size: int,
+        *,
+        crop: float = 1.0,
+        scale_jitter: tuple[float, float] = (1.0, 1.0),
+        fresh: bool = False,
+    ):
+        """The samples of `source` at these sizes.
+
+        Args:
+            source: Where the samples come from.
+            image_size: Pixels of a side of the letterboxed image.
+            mask_size: Cells of a side of the masks.
+            crop: The smallest share of a side that a random crop keeps; 1 = no crops.
+            scale_jitter: The smallest and the largest random factor of an image's size.
+            fresh: Whether a sample is made anew at each visit. Its source must do so.
+        """
         self.source = source
         self.crop = crop
+        self.scale_jitter = scale_jitter
+        self.fresh = fresh
         self.sizes = (image_size, mask_size)
         self.prepare = partial(
             prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary
@@ -121,6 +154,21 @@ class PreparedSource:
         if self._cached is not None:
             return self._cached[index]
         return self.prepare(self.source[index])
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether samples are cropped or scaled at random, and so cannot be kept."""
+        return self.crop < 1 or self.scale_jitter != (1.0, 1.0)
+
+    def sample_at(self, index: int, visit: int) -> Sample:
+        """The sample that a visit reads in place of sample `index`, in full size and not cropped.
+
+        That is another one at each visit where the samples are fresh.
+        """
+        if self.fresh:
+            assert isinstance(self.source, FreshSource)
+            return self.source.at_visit(index, visit)
+        return self.source[index]
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The sentences of all queries of sample `index`."""
@@ -162,8 +210,8 @@ class PreparedSource:
     ) -> bool:
         """Prepares every sample now, on all cores. Returns whether it did so.
 
-        It does not if crops differ from visit to visit, or if the samples are too large together,
-        judged by the first one.
+        It does not if samples differ from visit to visit, or if they are too large together, judged
+        by the first one.
 
         Args:
             folder: Where the samples of a source that has a fingerprint are stored, also for later
@@ -171,7 +219,7 @@ class PreparedSource:
             process: The number of this process, and how many there are. Each prepares its share.
             wait: Returns when all processes have called it, so that all shares are written.
         """
-        if self.crop < 1 or not len(self):
+        if self.is_augmented or self.fresh or not len(self):
             return False
 
         first = to_arrays(self[0])

@@ -78,7 +78,7 @@ def open_dataset(
     split: str,
     *,
     image_size: int,
-    count: int,
+    count: int | None,
     queries: int = 8,
     need_images: bool = True,
 ) -> Source:
@@ -88,7 +88,8 @@ def open_dataset(
         data: The configuration.
         split: Name of the split.
         image_size: Pixels of a side of scenes, composed photographs and pictures of cut-outs.
-        count: Number of these. Files and TFDS data sets are opened whole.
+        count: Number of these; None = one for each photo that is composed. Files and TFDS data sets
+            are opened whole.
         queries: Number of queries for each of these.
         need_images: False to score a dataset file without its images.
 
@@ -114,7 +115,7 @@ def open_source(
     spec: str,
     split: str = "train",
     *,
-    count: int = 256,
+    count: int | None = 256,
     seed: int = 0,
     size: int = 96,
     queries: int = 8,
@@ -127,26 +128,22 @@ def open_source(
     """Opens `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
     or `tfds:DIR`.
 
-    `count`, `seed`, `size` and `queries` are for the first three; `backgrounds` (a folder of
-    photos) is for cut-outs only, `cutouts` (a folder of objects) and `hard_absent` for composed
-    photographs, `images_dir` for files. Without `need_images`, a JSON file may be alone: its
-    samples then have no image.
+    `count` (None: one for each composed photo), `seed`, `size` and `queries` are for the first
+    three; `backgrounds` (a folder of photos) is for cut-outs only, `cutouts` (a folder of objects)
+    and `hard_absent` for composed photographs, `images_dir` for files. Without `need_images`, a
+    JSON file may be alone: its samples then have no image.
 
     Raises InputError for an unknown SPEC or split, or unreadable data.
     """
     where = SourceSpec.parse(spec)
-    if where.path is None:
-        return SceneSource(split, count, seed=seed, size=size, queries=queries)
-    if where.kind == "cutouts":
-        return CutoutSource(
-            where.path,
-            split,
-            count,
-            seed=seed,
-            size=size,
-            queries=queries,
-            backgrounds=backgrounds,
-        )
+    if where.kind == "json":
+        assert where.path is not None
+        return load_json_split(where.path, split, images_dir, need_images=need_images)
+    if where.kind == "tfds":
+        from r2sm_jax.data.tfds import TfdsSource  # imports slowly
+
+        assert where.path is not None
+        return TfdsSource(where.path, split)
     if where.kind == "compose":
         return ComposeSource(
             where.paths,
@@ -159,12 +156,20 @@ def open_source(
             cutouts=cutouts,
             hard_absent=hard_absent,
         )
-    if where.kind == "json":
-        return load_json_split(where.path, split, images_dir, need_images=need_images)
 
-    from r2sm_jax.data.tfds import TfdsSource  # imports slowly
-
-    return TfdsSource(where.path, split)
+    if count is None:
+        raise ValueError(f"{spec}: the number of samples is missing")
+    if where.path is None:
+        return SceneSource(split, count, seed=seed, size=size, queries=queries)
+    return CutoutSource(
+        where.path,
+        split,
+        count,
+        seed=seed,
+        size=size,
+        queries=queries,
+        backgrounds=backgrounds,
+    )
 
 
 def spread_evenly(source: Source, count: int) -> Source:

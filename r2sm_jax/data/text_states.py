@@ -15,6 +15,7 @@ from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,6 +46,8 @@ MAX_REQUEST_SENTENCES = 1024
 """Sentences of requests that stay in memory, so that the memory of a server does not grow."""
 MAX_MEMORY_BYTES = 128 << 20
 """States in memory. The 93,000 sentences of a default run have 3 GB of states."""
+NO_TOKEN = -1
+"""Takes the place of padding among token ids: 0 is a word of some language models."""
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 PROBE = (
     "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the "
@@ -96,6 +99,24 @@ class QueryTokenizer:
                 self.truncated.add(sentence)
         return [encoding.ids for encoding in encodings]
 
+    def count(self, sentence: str) -> int:
+        """The number of tokens of a sentence, up to the limit."""
+        return len(self._encode([sentence])[0].ids)
+
+    def padded(self, sentences: Sequence[str], length: int) -> Int[np.ndarray, "k t"]:
+        """Token ids, cut or filled up to `length`; `NO_TOKEN` is in place of padding."""
+        ids = np.full((len(sentences), length), NO_TOKEN, np.int32)
+        for row, tokens in enumerate(self(sentences)):
+            ids[row, : len(tokens)] = tokens[:length]
+        return ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process has a lock of its own."""
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_lock": threading.Lock()}
+
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the limit; the first may be a part."""
         (encoding,) = self._encode([sentence])
@@ -128,6 +149,8 @@ class FrozenTextEncoder:
         layers: The hidden layers whose states are given; 0 = the embeddings.
         weights: The weights, in the type of the file.
         sha256: Hash of the file of the weights.
+        compute_states: The compiled function from weights, ids `[k t]`, mask `[k t]` and a
+            precision to states `[k t l e]`.
     """
 
     def __init__(self, folder: Path, *, layers: tuple[int, ...]):
@@ -152,7 +175,17 @@ class FrozenTextEncoder:
                 set_matmul_precision(encoder, precision)
                 return encoder.float16_states(ids, mask, layers)
 
-        self._compute_states = compute_states
+        self.compute_states = compute_states
+
+    def states_of_ids(
+        self, weights: nnx.State, ids: jax.Array, precision: MatmulPrecision
+    ) -> jax.Array:
+        """States `[b k t l e]` of token ids `[b k t]` with `NO_TOKEN` in place of padding, on the
+        devices of `weights`."""
+        rows = ids.reshape(-1, ids.shape[-1])
+        mask = (rows != NO_TOKEN).at[:, 0].set(True)  # a sentence without tokens, as in `pad_ids`
+        states = self.compute_states(weights, rows.clip(0), mask, precision)
+        return states.reshape(*ids.shape, *states.shape[2:])
 
     def __call__(
         self,
@@ -165,7 +198,7 @@ class FrozenTextEncoder:
         """The states of each sentence, without padding; the batch is padded to `rows` x
         `length`."""
         ids, mask = pad_ids(token_ids, rows, length)
-        states = np.asarray(self._compute_states(self.weights, ids, mask, precision))
+        states = np.asarray(self.compute_states(self.weights, ids, mask, precision))
         counts = [max(len(tokens), 1) for tokens in token_ids]
         return [states[row, :count].copy() for row, count in enumerate(counts)]
 
@@ -433,8 +466,7 @@ class TextStates:
 
     def token_quantile(self, sentences: Iterable[str], share: float = 1.0) -> int:
         """The number of tokens that this share of the encoded sentences does not exceed."""
-        counts = [self.count_tokens(sentence) for sentence in sentences]
-        return int(np.quantile(counts, share, method="higher")) if counts else 1
+        return quantile([self.count_tokens(sentence) for sentence in sentences], share)
 
     def embeddings(self, names: tuple[str, ...]) -> Float32[np.ndarray, "v e"]:
         """One vector for each name from the last of the layers, centred and with unit variance.
@@ -485,6 +517,11 @@ class TextStates:
                 ids = [token_ids[sentence] for sentence in batch]
                 states = self.encoder(ids, rows=rows, length=length, precision=precision)
                 yield from zip(batch, states, strict=True)
+
+
+def quantile(counts: Sequence[int], share: float) -> int:
+    """The number that this share of the counts does not exceed; 1 where there are none."""
+    return int(np.quantile(counts, share, method="higher")) if counts else 1
 
 
 def round_up(number: int, step: int) -> int:

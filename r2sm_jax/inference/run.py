@@ -124,7 +124,7 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
         config,
         sizes,
         graphdef,
-        restored.state.params,
+        restored.state.weights,
         restored.constants,
         restored.calibration,
         int(restored.state.step),

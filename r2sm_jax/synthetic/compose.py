@@ -31,7 +31,13 @@ from r2sm_jax.synthetic.photos import (
     Photos,
     random_zoom,
 )
-from r2sm_jax.synthetic.pictures import ImageCache, paste_sprites, random_flip, rescale
+from r2sm_jax.synthetic.pictures import (
+    ImageCache,
+    count_pixels,
+    paste_sprites,
+    random_flip,
+    rescale,
+)
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.queries.nouns import display_name, lexicon
 from r2sm_jax.synthetic.queries.write import (
@@ -110,14 +116,16 @@ class ComposeSource(ProceduralSource):
         self,
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         split: str,
-        count: int,
+        count: int | None,
         *,
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
         hard_absent: bool = False,
         **options: int,
     ):
-        """`count` pictures whose longer side is `size`, of the photos of one or more files.
+        """`count` pictures, or one for each photo, of the photos of one or more files.
+
+        Their longer side is `size`.
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
         objects for training. With `hard_absent` training asks for more things that are not there,
@@ -126,10 +134,11 @@ class ComposeSource(ProceduralSource):
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         too few cut-outs.
         """
-        super().__init__(split, count, **options)
+        super().__init__(split, 0, **options)
         self.is_training = split == "train"
         self.photos = Photos(paths, images)
-        self.photo_indices = self._choose_photos()
+        self.photo_indices = self._choose_photos(count)
+        self.count = len(self.photo_indices) if count is None else count
         photo_classes = [name for file in self.photos.files for name in file.classes]
 
         self.cutouts = self._find_cutouts()
@@ -157,9 +166,9 @@ class ComposeSource(ProceduralSource):
 
         self._photo_side = round(MAX_ZOOM * self.size) if self.is_training else self.size
         self._cutout_side = round(MAX_STRETCH * self.size)
-        self._photo_cache = ImageCache[Photo](MAX_CACHE_BYTES, self._photo_side)
+        self._photo_cache = ImageCache[Photo](MAX_CACHE_BYTES, pixels_of_photo)
         self._cutout_cache = ImageCache[tuple[Image.Image, np.ndarray]](
-            MAX_CACHE_BYTES, self._cutout_side
+            MAX_CACHE_BYTES, pixels_of_cutout
         )
         self._rules = LayoutRules(
             hidden_range=(MIN_OCCLUSION + 0.01, MAX_OCCLUSION - 0.01),
@@ -177,7 +186,7 @@ class ComposeSource(ProceduralSource):
         fingerprint = super().fingerprint()
         return fingerprint if self.related is None else f"{fingerprint} hard absent"
 
-    def _choose_photos(self) -> list[int]:
+    def _choose_photos(self, count: int | None) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""
         photos = self.photos.photos_of_split(self.split)
         if self.split == ABSENT_SPLIT:
@@ -188,11 +197,11 @@ class ComposeSource(ProceduralSource):
                     f"so that there are no queries for the split {self.split!r}; choose another"
                 )
         # Held-out splits keep their order, so that more pictures begin with the same ones.
-        if not self.is_training or self.count >= len(photos):
+        if not self.is_training or count is None or count >= len(photos):
             return photos
 
         warnings.warn(
-            f"{self.photos.name}: {self.count:,} of the {len(photos):,} photos of the split "
+            f"{self.photos.name}: {count:,} of the {len(photos):,} photos of the split "
             f"{self.split!r} are used, chosen by seed; compose more pictures to use all "
             "(--data.scenes)",
             stacklevel=3,
@@ -421,6 +430,16 @@ def find_related(photos: Photos) -> RelatedNames:
 def _horizontal_position(instance: Instance) -> int:
     x0, _, x1, _ = masks.box(instance.modal)
     return x0 + x1
+
+
+def pixels_of_photo(photo: Photo) -> int:
+    """The size of a photo in a cache."""
+    return count_pixels(photo.image)
+
+
+def pixels_of_cutout(cutout: tuple[Image.Image, np.ndarray]) -> int:
+    """The size of a picture of a cut-out, with its mean colour, in a cache."""
+    return count_pixels(cutout[0])
 
 
 def nouns_of(classes: Sequence[str]) -> list[frozenset[str]]:

@@ -18,7 +18,7 @@ from PIL import Image
 from r2sm_jax.data.images import decode, find_images, leads_outside
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError, load_json
-from r2sm_jax.synthetic.pictures import ImageCache, crop_to_object, filled_share
+from r2sm_jax.synthetic.pictures import ImageCache, count_pixels, crop_to_object, filled_share
 from r2sm_jax.synthetic.queries.nouns import clean_name
 from r2sm_jax.synthetic.scenes.layout import Item
 from r2sm_jax.synthetic.scenes.paint import alpha_mask
@@ -60,7 +60,7 @@ class CutoutFolder:
         """Raises InputError for a folder without any, a damaged image, and a wrong index."""
         self.path = folder
         self.max_side = max_side
-        self._cache = ImageCache[Image.Image | None](MAX_CACHE_BYTES, max_side)
+        self._cache = ImageCache[Image.Image | None](MAX_CACHE_BYTES, count_pixels)
 
         all_files = [_describe_file(folder, record) for record in _find_records(folder)]
         all_files.sort(key=lambda cutout: cutout.name)

@@ -18,6 +18,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.synthetic.cutout_folder import MAX_CACHE_BYTES, CutoutFile, CutoutFolder
 from r2sm_jax.synthetic.pictures import (
     ImageCache,
+    count_pixels,
     crop_to_object,
     filled_share,
     paste_sprites,
@@ -87,7 +88,7 @@ class CutoutSource(ProceduralSource):
             paths = find_images(Path(backgrounds), PHOTO_SUFFIXES, "background photos")
             names_of_split = divide([path.name for path in paths], HELD_OUT, key=_stem)[part]
             self.photos = [path for path in paths if path.name in names_of_split]
-        self._photo_cache = ImageCache[Image.Image](MAX_CACHE_BYTES, 2 * self.size)
+        self._photo_cache = ImageCache[Image.Image](MAX_CACHE_BYTES, count_pixels)
 
         self.vocabulary = {"category": tuple(sorted({c.item.category for c in self.cutouts}))}
         groups = {c.item.attributes["group"] for c in self.cutouts if c.item.attributes}

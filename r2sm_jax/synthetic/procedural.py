@@ -84,15 +84,26 @@ class ProceduralSource(ABC):
 
     def __getitem__(self, index: int) -> Sample:
         """Scene `index` with its queries. Raises IndexError from `count` on."""
+        return self.at_visit(index, 0)
+
+    def at_visit(self, index: int, visit: int) -> Sample:
+        """Another scene in place of scene `index` at each visit; at visit 0 that scene itself.
+
+        It is the one that a source of more scenes has as number `visit * count + index`. Raises
+        IndexError from `count` on.
+        """
         if not 0 <= index < self.count:
             raise IndexError(index)
 
-        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + index
+        # Ten million scenes are different, then they come again.
+        num_visits = max(1, SPLIT_STRIDE // self.count)
+        first = visit % num_visits * self.count
+        number = list(SPLITS).index(self.split) * SPLIT_STRIDE + first + index
         scene = self.make_scene(number)
         # Queries have a generator of their own, so that a change in the picture leaves them alone.
         rng = np.random.default_rng((self.seed, number, 1))
         queries = self.write_queries(scene, rng, first_id=QUERY_STRIDE * number)
-        file_name = f"{self.split}_{index:06d}.png"
+        file_name = f"{self.split}_{first + index:06d}.png"
         return Sample(number, file_name, scene.image, scene.instances, queries)
 
     def queries_at(self, index: int) -> tuple[Query, ...]:

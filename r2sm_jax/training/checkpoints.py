@@ -1,8 +1,9 @@
 """Checkpoints of a run: saved as a whole or not at all, and verified when they are read.
 
-A checkpoint holds the parameters, the optimizer state, the step, the model's constants, its
-calibration, and the position in the data. The latest two are kept, and the one with the highest
-gIoU. Arrays are stored by path, without library classes. A digest tells whether a file is damaged.
+A checkpoint holds the parameters, their running average if there is one, the optimizer state, the
+step, the model's constants, its calibration, and the position in the data. The latest two are kept,
+and the one with the highest gIoU. Arrays are stored by path, without library classes. A digest
+tells whether a file is damaged.
 """
 
 import hashlib

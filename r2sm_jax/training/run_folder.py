@@ -49,6 +49,7 @@ MAY_CHANGE = {
     "data.backgrounds",
     "data.cutouts",
     "data.cache_dir",
+    "data.workers",
 }
 """Fields that a resumed run may change: they change no parameter, or only by the order in which
 numbers are added. Data may lie elsewhere, since `check_inputs` compares their hash."""
@@ -114,12 +115,15 @@ def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
 def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
     """Raises InputError if a resumed run would go on with another configuration, except for fields
     of `MAY_CHANGE`."""
+    may_change = set(MAY_CHANGE)
+    if resumed.data.keeps_nothing != config.data.keeps_nothing:
+        may_change.remove("data.workers")
     before = flatten_dict(to_json(resumed), sep=".")
     now = flatten_dict(to_json(config), sep=".")
     changes = [
         f"{name} ({value} in the run, {now[name]} now)"
         for name, value in before.items()
-        if name not in MAY_CHANGE and value != now[name]
+        if name not in may_change and value != now[name]
     ]
     if changes:
         raise InputError(

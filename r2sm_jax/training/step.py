@@ -32,6 +32,13 @@ class TrainState(NamedTuple):
     params: nnx.State
     opt_state: optax.OptState
     step: Int[Array, ""]
+    average: nnx.State | None = None
+    """The running average of `params` (`--train.ema`), if there is one."""
+
+    @property
+    def weights(self) -> nnx.State:
+        """What evaluation, selection and export use in place of `params`."""
+        return self.params if self.average is None else self.average
 
 
 def split_model(
@@ -45,9 +52,22 @@ def split_model(
     return graphdef, params, constants
 
 
-def init_state(params: nnx.State, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    return TrainState(params, jax.jit(optimizer.init)(params), jnp.zeros((), jnp.int32))
+def init_state(
+    params: nnx.State, optimizer: optax.GradientTransformation, *, averaged: bool = False
+) -> TrainState:
+    """The state before the first step. `averaged`: with a running average of the parameters."""
+    opt_state = jax.jit(optimizer.init)(params)
+    average = jax.tree.map(jnp.copy, params) if averaged else None
+    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), average)
+
+
+def update_average(
+    average: nnx.State, params: nnx.State, step: Int[Array, ""], decay: float
+) -> nnx.State:
+    """The running average after a step. In the first steps its decay is smaller, `(1 + step) / (10
+    + step)` as in TensorFlow's ExponentialMovingAverage, so that it forgets the random start."""
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda a, p: a + (1 - decay_now) * (p - a), average, params)
 
 
 def predict_for_training(
@@ -104,8 +124,11 @@ def train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
 
+    average = state.average
+    if average is not None:
+        average = update_average(average, params, state.step, config.train.ema)
     values = losses | {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-    return TrainState(params, opt_state, state.step + 1), values
+    return TrainState(params, opt_state, state.step + 1, average), values
 
 
 def add_parts(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
@@ -151,4 +174,5 @@ def abstract_state(
     """Graph, training state and constants of a run as shapes; nothing is computed."""
     graphdef, params, constants = nnx.split(abstract_model(config.model, sizes), nnx.Param, ...)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    return graphdef, jax.eval_shape(partial(init_state, optimizer=optimizer), params), constants
+    make_state = partial(init_state, optimizer=optimizer, averaged=config.train.ema > 0)
+    return graphdef, jax.eval_shape(make_state, params), constants
