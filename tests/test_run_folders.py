@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import sys
 from collections import namedtuple
 from dataclasses import replace
 from datetime import datetime
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import grain
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from test_train import at_step
@@ -18,7 +20,7 @@ from test_train import at_step
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
-from r2sm_jax.training import run_folder
+from r2sm_jax.training import checkpoints as checkpoints_module, run_folder
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.run_folder import LATEST, make_folder, read_config, write_config
 from r2sm_jax.training.step import TrainState
@@ -96,6 +98,43 @@ def test_a_damaged_checkpoint_is_written_again_and_never_taken_for_another(tmp_p
     restored = Checkpoints(tmp_path).restore(state(0, 0), constants, step=4, only=True)
     batches.set_state(restored.position)
     assert restored.state.params["w"][0] == 5 and batches.get_state()["next_index"] == 7
+
+
+def test_each_file_of_a_checkpoint_cut_short(tmp_path, capsys):
+    """Another checkpoint is taken, or the file makes no difference, or one sentence names it."""
+    constants = nnx.State({})
+    checkpoints = Checkpoints(tmp_path)
+    state = TrainState(nnx.State({"w": jnp.arange(2000.0)}), (), jnp.array(1))
+    for step in (1, 2):
+        state = state._replace(step=jnp.array(step))
+        checkpoints.save(state, constants, iterator(step), step / 10)
+    checkpoints.close()
+    for path in sorted((tmp_path / "checkpoints" / "2").rglob("*")):
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        if path.name == "metrics":
+            with pytest.raises(InputError, match=r"metrics: the score .* remove the file"):
+                Checkpoints(tmp_path)
+        else:
+            restored = Checkpoints(tmp_path).restore(state, constants)
+            is_damaged = "checkpoint 2 is damaged" in capsys.readouterr().err
+            assert int(restored.state.step) == (1 if is_damaged else 2)
+            np.testing.assert_array_equal(restored.state.params["w"], state.params["w"])
+        path.write_bytes(content)
+
+
+def test_threads_of_a_failed_save_print_nothing(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    checkpoints_module._silence_late_callbacks()
+    hook = sys.unraisablehook
+    checkpoints_module._silence_late_callbacks()
+    assert sys.unraisablehook is hook
+    for message in ("Event loop is closed", "something else"):
+        hook(SimpleNamespace(exc_value=RuntimeError(message)))
+    assert [str(one.exc_value) for one in printed] == ["something else"]
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_it_writes(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ tells whether a file is damaged.
 """
 
 import hashlib
+import json
 import logging
 import shutil
 import sys
@@ -63,12 +64,26 @@ class Checkpoints:
         # orbax logs the traceback of each thread that fails; `_guard` says it in one sentence.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        _silence_late_callbacks()
+        self._check_scores()
         best = policies.BestN(
             get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False
         )
         keep = policies.AnyPreservationPolicy([policies.LatestN(2), best])
         options: Any = {"directory": self.folder.absolute(), "preservation_policy": keep}
         self._orbax = ocp.training.Checkpointer(**options)
+
+    def _check_scores(self) -> None:
+        """Raises InputError for a file with the gIoU of a checkpoint that cannot be read: orbax
+        reads all of them at once."""
+        for file in sorted(self.folder.glob("*/metrics/metrics")):
+            try:
+                json.loads(file.read_bytes())
+            except (OSError, ValueError) as error:
+                raise InputError(
+                    f"{file}: the score of this checkpoint cannot be read ({error}); remove the "
+                    "file, and the checkpoint counts as not evaluated"
+                ) from error
 
     @property
     def steps(self) -> list[int]:
@@ -172,6 +187,8 @@ class Checkpoints:
                 return self._read(number, state, constants)
             except Exception as error:  # damaged files fail in orbax, tensorstore or json
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+                if "incompatible handler" in reason:  # orbax's words for files that it cannot parse
+                    reason = "its files are cut short or missing"
                 problem = f"checkpoint {number} is damaged or does not fit ({reason})"
                 if only:
                     others = f"the steps that are there are {', '.join(map(str, self.steps))}"
@@ -188,6 +205,8 @@ class Checkpoints:
         shapes = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
         arrays = self._orbax.load_checkpointables(step, {"arrays": shapes})["arrays"]
         metadata: Any = self._orbax.checkpointables_metadata(step).custom_metadata
+        if not metadata:
+            raise ValueError("its metadata is cut short or missing")
         if digest(arrays) != metadata["digest"]:
             raise ValueError("its digest does not match its arrays")
 
@@ -199,6 +218,21 @@ class Checkpoints:
             Calibration(**metadata["calibration"]),
             metadata["position"],
         )
+
+
+def _silence_late_callbacks() -> None:
+    """Drops what threads of a failed save print when its event loop is closed already: a traceback
+    each, after the sentence that says what failed."""
+    previous = sys.unraisablehook
+    if getattr(previous, "drops_late_callbacks", False):
+        return
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
+
+    vars(hook)["drops_late_callbacks"] = True
+    sys.unraisablehook = hook
 
 
 def save_not_finite(
