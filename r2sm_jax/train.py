@@ -28,7 +28,7 @@ from rich.table import Table
 from r2sm_jax.cli import parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import Batch, ExampleBuilder, TokenIds, training_batches
-from r2sm_jax.data.dataset import Dataset, Source, check_teaches
+from r2sm_jax.data.dataset import Dataset, Source
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
@@ -41,6 +41,7 @@ from r2sm_jax.data.sources import (
     spread_evenly,
     write_text_only_queries,
 )
+from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates, quantile
 from r2sm_jax.data.validation import find_pictures_in_both

@@ -108,7 +108,7 @@ def test_exchanged_fields_are_refused(tmp_path):
     content = coco()
     content["annotations"][0] = content["annotations"][1] | {"id": 33}
     path = write(tmp_path / "c.json", content)
-    with pytest.raises(InputError, match=r"2 of 2 objects are larger .*--visible-field"):
+    with pytest.raises(InputError, match=r"2 of 2 visible masks are larger .*--visible-field"):
         read_coco(path, amodal_field="visible_mask", visible_field="segmentation")
 
 

@@ -11,8 +11,9 @@ from PIL import Image
 from sample_records import to_records
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Instance, Sample, check_teaches, read_json
+from r2sm_jax.data.dataset import Instance, Sample, read_json
 from r2sm_jax.data.sources import load_json_split
+from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Query
 from r2sm_jax.tools.records import write_json
@@ -295,7 +296,7 @@ def with_queries(*queries: Query) -> ListedSource:
     ("queries", "sentence"),
     [
         ((), "no queries"),
-        ((Query(1, "the crowd", "modal", (3,)),), "regions to ignore only"),
+        ((Query(1, "the crowd", "modal", (3,)),), "ignored annotations only"),
         ((Query(1, "the whole box", "amodal", (9,)),), "the mask that it asks for"),
     ],
 )

@@ -129,7 +129,7 @@ def test_grey_edges_are_cut_at_half(tmp_path):
 def test_exchanged_folders_and_inverted_masks(tmp_path):
     folder = pix2gestalt(tmp_path)
     exchanged = FolderNames(whole="visible_object_mask", visible="whole_mask")
-    with pytest.raises(InputError, match=r"visible masks of 2 of 2 .*--whole and --visible"):
+    with pytest.raises(InputError, match=r"2 of 2 visible masks .*--whole and --visible"):
         collect(read_mask_folders([folder], exchanged))
     for number in (0, 1):
         save(folder / "whole_mask" / f"{number}_whole_mask.png", ~BACK)

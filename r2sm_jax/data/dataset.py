@@ -22,9 +22,6 @@ from r2sm_jax.data.validation import MASKS, check_contradictions, check_records,
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.query import Query
 
-NUM_CHECKED = 200
-"""Images of a training split that `check_teaches` looks at."""
-
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -315,59 +312,6 @@ class Dataset:
         part = copy(self)
         part.images = [self.images[index] for index in indices]
         return part
-
-
-def check_teaches(source: Source, name: str) -> str:
-    """Looks at up to `NUM_CHECKED` images of a training split, evenly spread.
-
-    Returns a warning where modal and amodal masks are the same everywhere, "" otherwise. Raises
-    InputError where nothing can be learnt: no queries, or only queries whose targets are ignored or
-    whose requested mask is not annotated. `name` is the data source, for messages.
-    """
-    stride = -(-len(source) // NUM_CHECKED)
-    num_queries = 0
-    num_ignored = 0
-    num_trained = 0
-    num_amodal = 0
-    num_occluded = 0
-    for index in range(0, len(source), stride):
-        truth = source.truth_at(index)
-        by_id = {instance.id: instance for instance in truth.instances}
-        for query in truth.queries:
-            targets = [by_id[i] for i in query.instance_ids]
-            counted = [target for target in targets if not target.ignore]
-            has_amodal = all(target.amodal is not None for target in counted)
-            num_queries += 1
-            if targets and not counted:
-                num_ignored += 1
-            elif query.mask_type == "modal" or has_amodal:
-                num_trained += 1
-        for instance in truth.instances:
-            if instance.amodal is not None and not instance.ignore:
-                num_amodal += 1
-                modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
-                num_occluded += modal_area < amodal_area
-
-    if not num_queries:
-        raise InputError(
-            f"{name}: the training split has no queries; write some with "
-            "python -m r2sm_jax.data queries"
-        )
-    if num_ignored == num_queries:
-        raise InputError(
-            f"{name}: every query of the training split means regions to ignore only; set ignore "
-            "and iscrowd of single objects to 0"
-        )
-    if not num_trained:
-        raise InputError(
-            f"{name}: no query of the training split has the mask that it asks for; give "
-            "segmentation, the complete mask, of its targets"
-        )
-    if not num_amodal:
-        return "no complete mask is known (segmentation is null everywhere): only modal is learnt"
-    if not num_occluded:
-        return "no object is hidden anywhere, so that modal and amodal masks are the same"
-    return ""
 
 
 def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[str, Any]]]:

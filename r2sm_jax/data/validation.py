@@ -9,6 +9,7 @@ import reprlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple, TypeGuard
 
@@ -301,8 +302,7 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
     yield from find_shared_files([image["file_name"] for image in records["images"]])
     sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
     boxes = BoxComparison()
-    num_exchanged = 0
-    num_pairs = 0
+    areas = AreaComparison()
     for annotation in records["annotations"]:
         size = sizes[annotation["image_id"]]
         try:
@@ -317,17 +317,14 @@ def find_contradictions(records: Record) -> Iterator[Contradiction]:
 
         if len(rles) == len(MASKS):
             complete_area, visible_area = masks.areas(rles)
-            num_pairs += 1
-            num_exchanged += visible_area > MAX_VISIBLE_RATIO * complete_area
+            areas.add(visible_area, complete_area)
 
     box_contradictions = list(boxes.contradictions())
     yield from box_contradictions
     # Boxes tell the cause better.
     if not box_contradictions:
         yield from find_polygon_faults(records)
-    if num_exchanged:
-        what = "visible masks are larger than their complete masks; segmentation and visible_mask "
-        yield Contradiction(num_exchanged, num_pairs, what + "may be exchanged")
+    yield from areas.contradictions("segmentation and visible_mask may be exchanged")
 
 
 def find_shared_files(file_names: Sequence[str]) -> Iterator[Contradiction]:
@@ -407,6 +404,27 @@ def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
         "its coordinates lie outside of the image and seem to be of another scale, or of another "
         "image; give them in pixels of this one"
     )
+
+
+@dataclass
+class AreaComparison:
+    """Compares the areas of visible and complete masks, object by object."""
+
+    num_different: int = 0
+    """Objects whose two masks differ. Those that are fully visible tell nothing."""
+    num_larger: int = 0
+    """Objects whose visible mask is clearly the larger one."""
+
+    def add(self, visible_area: int, complete_area: int) -> None:
+        """Compares the number of pixels of the two masks of one object."""
+        self.num_different += visible_area != complete_area
+        self.num_larger += visible_area > MAX_VISIBLE_RATIO * complete_area
+
+    def contradictions(self, remedy: str) -> Iterator[Contradiction]:
+        """What the comparison of all objects gave."""
+        if self.num_larger:
+            what = f"visible masks are larger than their complete masks; {remedy}"
+            yield Contradiction(self.num_larger, self.num_different, what)
 
 
 class BoxComparison:

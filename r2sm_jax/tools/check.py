@@ -24,6 +24,7 @@ from r2sm_jax.data.images import (
     open_image,
     remedy_for_size,
 )
+from r2sm_jax.data.split_summary import CROWD_REMEDY, summarize
 from r2sm_jax.data.validation import (
     LISTS,
     MASKS,
@@ -37,11 +38,6 @@ from r2sm_jax.data.validation import (
 )
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.describe import describe as describe_file
-
-CROWD_REMEDY = (
-    "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
-    "objects, set it to 0, or convert with --crowds objects"
-)
 
 
 def check(
@@ -66,39 +62,85 @@ def check(
         print("\n".join(describe_file(file)))
         return
     records = load_json(file, "a dataset file")
+    report_problems(file, records, images)
+    dataset = Dataset(file, records, images)
+    if against is not None:
+        report_leaks(dataset, read_json(against, against_images, need_images=False))
+    report_contradictions(file, records, images)
+    report_turned_images(file, records, images)
+    report_what_it_teaches(dataset, records)
+    print(f"{file}: nothing wrong with {counts_of(records)}")
+
+
+def report_problems(file: Path, records: Any, images: Path | None) -> None:
+    """Prints the problems of single records. Raises InputError if there are any."""
     problems = list(find_all_problems(records, image_folders(file, images)))
+    if not problems:
+        return
     for problem in problems:
         print(problem, file=sys.stderr)
-    if problems:
-        # Many problems may have one cause, which the records can only tell where they are whole.
-        if next(find_problems(records), None) is None:
-            for contradiction in find_contradictions(records):
-                print(f"warning: {file}: {contradiction}", file=sys.stderr)
-        raise InputError(f"{file}: {len(problems)} problems; correct the records that are listed")
+    # Many problems may have one cause, which the records can only tell where they are whole.
+    if next(find_problems(records), None) is None:
+        for contradiction in find_contradictions(records):
+            print_warning(file, str(contradiction))
+    raise InputError(f"{file}: {len(problems)} problems; correct the records that are listed")
 
-    if against is not None:
-        other = read_json(against, against_images, need_images=False)
-        leaks = find_leaks(Dataset(file, records, images), other)
-        for leak in leaks:
-            print(f"{file} and {against}: {leak}", file=sys.stderr)
-        if leaks:
-            raise InputError(
-                f"{file}: {len(leaks)} images shared with {against}; remove them from one of the "
-                "two"
-            )
+
+def report_leaks(dataset: Dataset, other: Dataset) -> None:
+    """Prints the images that two files share. Raises InputError if there are any."""
+    leaks = find_leaks(dataset, other)
+    for leak in leaks:
+        print(f"{dataset.path} and {other.path}: {leak}", file=sys.stderr)
+    if leaks:
+        raise InputError(
+            f"{dataset.path}: {len(leaks)} images shared with {other.path}; remove them from one "
+            "of the two"
+        )
+
+
+def report_contradictions(file: Path, records: Mapping[str, Any], images: Path | None) -> None:
+    """Warns of what records state twice and differently. Raises InputError if most of them do."""
     shared = find_pictures_in_other_splits(file, records, images)
     for contradiction in [*find_contradictions(records), *shared]:
         if contradiction.is_systematic:
             raise InputError(f"{file}: {contradiction}")
-        print(f"warning: {file}: {contradiction}", file=sys.stderr)
-    for warning in find_warnings(records):
-        print(f"warning: {file}: {warning}", file=sys.stderr)
-    if turned := find_turned_images(records, image_folders(file, images)):
-        print(f"warning: {file}: {turned}", file=sys.stderr)
-    missing = find_missing(records)
-    if missing:
-        raise InputError(f"{file}: nothing can be trained or scored, {missing}")
-    print(f"{file}: nothing wrong with {counts_of(records)}")
+        print_warning(file, str(contradiction))
+
+
+def report_turned_images(file: Path, records: Mapping[str, Any], images: Path | None) -> None:
+    """Warns of images whose annotations may be of another orientation."""
+    folders = image_folders(file, images)
+    turned = []
+    for image in records["images"]:
+        path = find_image(folders, image["file_name"])
+        if path is not None and is_turned_unseen(path):
+            turned.append(image["file_name"])
+    if turned:
+        print_warning(
+            file,
+            f"{len(turned)} of {len(records['images'])} images are turned or mirrored by their "
+            f"EXIF orientation ({turned[0]}); their masks must be of the upright image",
+        )
+
+
+def report_what_it_teaches(dataset: Dataset, records: Mapping[str, Any]) -> None:
+    """Warns of what is not learnt or scored. Raises InputError if that is everything."""
+    summary = summarize(dataset.truth_at(index) for index in range(len(dataset)))
+    warnings = [ignored_warning(records["annotations"])]
+    warnings += find_repeated(records)
+    warnings += summary.query_warnings()
+    warnings.append(summary.mask_warning())
+    for warning in warnings:
+        if warning:
+            print_warning(dataset.path, warning)
+    reason = summary.reason_for_nothing()
+    if reason:
+        raise InputError(f"{dataset.path}: nothing can be trained or scored, since {reason}")
+
+
+def print_warning(file: Path, sentence: str) -> None:
+    """Prints a warning about a file."""
+    print(f"warning: {file}: {sentence}", file=sys.stderr)
 
 
 def find_pictures_in_other_splits(
@@ -229,60 +271,15 @@ def _annotation_problems(
             yield problem(what, "make it a part of it")
 
 
-def find_missing(records: Mapping[str, Any]) -> str:
-    """Names what a file without problems lacks to be trained or scored, with the remedy; "" if
-    nothing."""
-    if not records["annotations"]:
-        return "since it has no annotations; add them"
-    if all(map(is_ignored, records["annotations"])):
-        return f"since all annotations are ignored; {CROWD_REMEDY}"
-    if not records["queries"]:
-        return "since it has no queries; write some with `data queries template` or `requests`"
-    if not any(query["instance_ids"] for query in records["queries"]):
-        return "since no query has a target; give instance_ids"
-    if len(queries_of_ignored(records)) == len(records["queries"]):
-        return f"since all queries mean ignored annotations only; {CROWD_REMEDY}"
-    return ""
-
-
-def find_warnings(records: Mapping[str, Any]) -> Iterator[str]:
-    """What the author of a file without problems may not have meant, one sentence each."""
-    annotations = records["annotations"]
+def ignored_warning(annotations: Sequence[Mapping[str, Any]]) -> str:
+    """How many annotations are ignored and what marks them; "" if none is."""
     num_crowds = sum(bool(parse_flag(a.get("iscrowd"))) for a in annotations)
     num_ignored = sum(map(is_ignored, annotations))
-    if num_ignored:
-        causes = f"{num_crowds} by iscrowd, {num_ignored - num_crowds} by ignore"
-        sentence = f"{num_ignored} of {len(annotations)} annotations are ignored ({causes})"
-        is_half = num_crowds >= len(annotations) / 2
-        yield f"{sentence}; {CROWD_REMEDY}" if is_half else sentence
-
-    num_queries = len(queries_of_ignored(records))
-    if num_queries:
-        yield f"{num_queries} of {len(records['queries'])} queries mean ignored annotations only"
-
-    yield from find_repeated(records)
-
-    by_id = {annotation["id"]: annotation for annotation in annotations}
-    amodal = [query for query in records["queries"] if query["mask_type"] == "amodal"]
-    num_unknown = 0
-    for query in amodal:
-        targets = [by_id[i] for i in query["instance_ids"]]
-        num_unknown += any(target.get("segmentation") is None for target in targets)
-    if num_unknown:
-        yield (
-            f"{num_unknown} of {len(amodal)} amodal queries are about objects whose complete mask "
-            "is not known (segmentation is null)"
-        )
-
-    # `any` stops at the first hidden object, so that good files are hardly decoded again.
-    has_complete = any(a.get("segmentation") is not None for a in annotations)
-    sizes = {image["id"]: (image["height"], image["width"]) for image in records["images"]}
-    if has_complete and not any(_is_occluded(a, sizes[a["image_id"]]) for a in annotations):
-        yield "no object is hidden anywhere, so that modal and amodal masks are the same"
-        return
-    targets = (by_id[i] for query in amodal for i in query["instance_ids"])
-    if has_complete and amodal and not any(_is_occluded(a, sizes[a["image_id"]]) for a in targets):
-        yield "no amodal query is about an object of which a part is hidden"
+    if not num_ignored:
+        return ""
+    causes = f"{num_crowds} by iscrowd, {num_ignored - num_crowds} by ignore"
+    sentence = f"{num_ignored} of {len(annotations)} annotations are ignored ({causes})"
+    return f"{sentence}; {CROWD_REMEDY}" if num_crowds >= len(annotations) / 2 else sentence
 
 
 def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
@@ -324,40 +321,6 @@ def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
     similar = next((same for same in names.values() if len(same) > 1), None)
     if similar is not None:
         yield f"categories differ in case or blanks only ({', '.join(map(repr, similar))})"
-
-
-def find_turned_images(records: Mapping[str, Any], folders: Sequence[Path]) -> str:
-    """Counts the images whose annotations may be of another orientation, in a sentence; "" if there
-    are none."""
-    names = []
-    for image in records["images"]:
-        path = find_image(folders, image["file_name"])
-        if path is not None and is_turned_unseen(path):
-            names.append(image["file_name"])
-    if not names:
-        return ""
-    return (
-        f"{len(names)} of {len(records['images'])} images are turned or mirrored by their EXIF "
-        f"orientation ({names[0]}); their masks must be of the upright image"
-    )
-
-
-def queries_of_ignored(records: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The queries that have targets, all of them ignored."""
-    ignored = {a["id"] for a in records["annotations"] if is_ignored(a)}
-    queries = []
-    for query in records["queries"]:
-        if query["instance_ids"] and ignored.issuperset(query["instance_ids"]):
-            queries.append(query)
-    return queries
-
-
-def _is_occluded(annotation: Mapping[str, Any], size: tuple[int, int]) -> bool:
-    """Whether a part of an object is hidden."""
-    if any(annotation.get(key) is None for key in MASKS):
-        return False
-    complete, visible = (masks.compressed(annotation[key], *size) for key in MASKS)
-    return masks.areas([visible])[0] < masks.areas([complete])[0]
 
 
 def find_leaks(dataset: Dataset, other: Dataset) -> list[str]:

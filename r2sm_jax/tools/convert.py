@@ -22,10 +22,11 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data.dataset import read_records
-from r2sm_jax.data.validation import find_shared_files
+from r2sm_jax.data.split_summary import CROWD_REMEDY, has_only_ignored
+from r2sm_jax.data.validation import find_shared_files, is_ignored
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
-from r2sm_jax.tools.check import CROWD_REMEDY, counts_of, find_repeated, queries_of_ignored
+from r2sm_jax.tools.check import counts_of, find_repeated
 from r2sm_jax.tools.coco import PRESETS, MaskOptions, Preset, read_coco_like
 from r2sm_jax.tools.entries import Note, group_by_reason
 from r2sm_jax.tools.folders import FolderNames, read_mask_folders
@@ -242,7 +243,10 @@ def notes_on_all_records(
     for sentence in find_repeated(records):
         yield Note(sources, sentence)
 
-    num_useless = len(queries_of_ignored(records))
+    ignored_ids = {a["id"] for a in records["annotations"] if is_ignored(a)}
+    num_useless = 0
+    for query in records["queries"]:
+        num_useless += has_only_ignored(query["instance_ids"], ignored_ids)
     if num_useless:
         sentence = f"{num_useless} of {len(records['queries'])} queries mean ignored objects only"
         yield Note(sources, f"{sentence}, so that nothing is learnt or scored there")

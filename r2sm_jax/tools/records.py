@@ -26,7 +26,7 @@ from r2sm_jax.data.images import (
     near_name,
     remedy_for_size,
 )
-from r2sm_jax.data.validation import MAX_VISIBLE_RATIO, check_records
+from r2sm_jax.data.validation import AreaComparison, check_records
 from r2sm_jax.errors import InputError, writing
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
 
@@ -253,13 +253,10 @@ def collect(
 
 @dataclass
 class MaskComparison:
-    """Compares the visible and the complete masks of all objects of a source, which may have been
-    exchanged or inverted."""
+    """Compares the masks of all objects of a source, which may have been exchanged or inverted."""
 
+    areas: AreaComparison = field(default_factory=AreaComparison)
     num_objects: int = 0
-    num_different: int = 0
-    num_larger: int = 0
-    """Objects whose visible mask is clearly larger than the complete one."""
     num_inverted: int = 0
     """Objects that have all corners of the image and most of its pixels."""
     num_unseen: int = 0
@@ -270,9 +267,8 @@ class MaskComparison:
     def add(self, modal: np.ndarray, amodal: np.ndarray, stated_rate: Any = None) -> None:
         """Compares the masks `[H W]` of one object, and its `occlude_rate` if a number is
         stated."""
+        self.areas.add(masks.area(modal), masks.area(amodal))
         self.num_objects += 1
-        self.num_different += not np.array_equal(modal, amodal)
-        self.num_larger += masks.area(modal) > MAX_VISIBLE_RATIO * masks.area(amodal)
         has_corners = amodal[[0, 0, -1, -1], [0, -1, 0, -1]].all()
         self.num_inverted += bool(has_corners) and amodal.mean() > 0.5
         self.num_unseen += not modal.any()
@@ -284,15 +280,19 @@ class MaskComparison:
             )
 
     def check(self, source: str, remedy: str) -> None:
-        """Raises InputError if most masks contradict what they are meant to be."""
-        if self.num_larger > max(1, self.num_different / 2):
-            problem = f"the visible masks of {self.num_larger} of {self.num_objects} objects"
-            raise InputError(f"{source}: {problem} are larger than the complete ones; {remedy}")
+        """Raises InputError if most objects, and more than one, have the wrong masks.
+
+        One object alone may be an annotator's slip. `remedy` is for masks that are exchanged.
+        """
+        for contradiction in self.areas.contradictions(remedy):
+            if contradiction.is_systematic and contradiction.count > 1:
+                raise InputError(f"{source}: {contradiction}")
         if self.num_unseen > max(1, self.num_objects / 2):
             problem = f"the visible masks of {self.num_unseen} of {self.num_objects} objects"
             raise InputError(f"{source}: {problem} are empty; give the masks of what is seen")
-        if self.num_complements > max(1, self.num_different / 2):
-            problem = f"the visible masks of {self.num_complements} of {self.num_different} objects"
+        num_different = self.areas.num_different
+        if self.num_complements > max(1, num_different / 2):
+            problem = f"the visible masks of {self.num_complements} of {num_different} objects"
             raise InputError(
                 f"{source}: {problem} have the size of what occlude_rate says is hidden; give the "
                 "field of what is seen with --visible-field"

@@ -1,0 +1,139 @@
+"""What a split can teach and what can be scored on it, from counts of its objects and queries."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import ImageTruth, Source
+from r2sm_jax.errors import InputError
+
+NUM_CHECKED = 200
+"""Images of a training split that `check_teaches` looks at."""
+
+CROWD_REMEDY = (
+    "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
+    "objects, set it to 0, or convert with --crowds objects"
+)
+
+
+def has_only_ignored(instance_ids: Collection[int], ignored_ids: Collection[int]) -> bool:
+    """Whether a query has targets, and all of them are ignored in loss and metrics."""
+    return bool(instance_ids) and all(number in ignored_ids for number in instance_ids)
+
+
+@dataclass
+class SplitSummary:
+    """Counts of the objects and queries of some images."""
+
+    num_objects: int = 0
+    num_ignored: int = 0
+    """Objects that loss, queries and metrics leave out. The next two counts are without them."""
+    num_complete: int = 0
+    """Objects whose complete mask is known."""
+    num_occluded: int = 0
+    """Objects that are known to be partly hidden."""
+
+    num_queries: int = 0
+    num_with_targets: int = 0
+    num_only_ignored: int = 0
+    """Queries that mean ignored objects only."""
+    num_amodal: int = 0
+    num_without_mask: int = 0
+    """Amodal queries with a target whose complete mask is not known."""
+    num_amodal_of_occluded: int = 0
+    """Amodal queries with a target that is partly hidden."""
+
+    def add(self, truth: ImageTruth) -> None:
+        """Counts the annotations of one image."""
+        occluded_ids = set()
+        for instance in truth.instances:
+            self.num_objects += 1
+            if instance.ignore:
+                self.num_ignored += 1
+            elif instance.amodal is not None:
+                modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
+                self.num_complete += 1
+                if modal_area < amodal_area:
+                    self.num_occluded += 1
+                    occluded_ids.add(instance.id)
+
+        ignored_ids = {instance.id for instance in truth.instances if instance.ignore}
+        # Of an ignored target nothing is learnt or scored, so its masks do not matter.
+        incomplete_ids = {i.id for i in truth.instances if i.amodal is None} - ignored_ids
+        for query in truth.queries:
+            self.num_queries += 1
+            self.num_with_targets += bool(query.instance_ids)
+            self.num_only_ignored += has_only_ignored(query.instance_ids, ignored_ids)
+            if query.mask_type == "amodal":
+                self.num_amodal += 1
+                self.num_without_mask += not incomplete_ids.isdisjoint(query.instance_ids)
+                self.num_amodal_of_occluded += not occluded_ids.isdisjoint(query.instance_ids)
+
+    def reason_for_nothing(self) -> str:
+        """Why nothing can be learnt or scored, with the remedy; "" if something can."""
+        if not self.num_objects:
+            return "it has no annotations; add them"
+        if self.num_ignored == self.num_objects:
+            return f"all annotations are ignored; {CROWD_REMEDY}"
+        if not self.num_queries:
+            return (
+                "it has no queries; write some with python -m r2sm_jax.data queries template, or "
+                "requests"
+            )
+        if not self.num_with_targets:
+            return "no query has a target; give instance_ids"
+        if self.num_only_ignored == self.num_queries:
+            return f"all queries mean ignored annotations only; {CROWD_REMEDY}"
+        if self.num_only_ignored + self.num_without_mask == self.num_queries:
+            return (
+                "no query has the mask that it asks for; give segmentation, the complete mask, of "
+                "its targets"
+            )
+        return ""
+
+    def query_warnings(self) -> Iterator[str]:
+        """Yields a sentence for each kind of query of which nothing is learnt or scored."""
+        if self.num_only_ignored:
+            yield (
+                f"{self.num_only_ignored} of {self.num_queries} queries mean ignored annotations "
+                "only"
+            )
+        if self.num_without_mask:
+            yield (
+                f"{self.num_without_mask} of {self.num_amodal} amodal queries are about objects "
+                "whose complete mask is not known (segmentation is null)"
+            )
+
+    def mask_warning(self) -> str:
+        """Why modal and amodal masks cannot be told apart here; "" if they can."""
+        if not self.num_complete:
+            return (
+                "no complete mask is known (segmentation is null everywhere): only modal is learnt"
+            )
+        if not self.num_occluded:
+            return "no object is hidden anywhere, so that modal and amodal masks are the same"
+        if self.num_amodal and not self.num_amodal_of_occluded:
+            return "no amodal query is about an object of which a part is hidden"
+        return ""
+
+
+def summarize(truths: Iterable[ImageTruth]) -> SplitSummary:
+    """The counts of the annotations of all these images."""
+    summary = SplitSummary()
+    for truth in truths:
+        summary.add(truth)
+    return summary
+
+
+def check_teaches(source: Source, name: str) -> str:
+    """Looks at up to `NUM_CHECKED` images of a training split, evenly spread.
+
+    Returns a warning where modal and amodal masks are the same everywhere, "" otherwise. Raises
+    InputError, with `name`, the data source, where nothing can be learnt.
+    """
+    stride = -(-len(source) // NUM_CHECKED)
+    summary = summarize(source.truth_at(index) for index in range(0, len(source), stride))
+    reason = summary.reason_for_nothing()
+    if reason:
+        raise InputError(f"{name}: nothing can be learnt from the training split, since {reason}")
+    return summary.mask_warning()
