@@ -48,7 +48,9 @@ CHECKED = [
     "data.masks",
     "data.sheet",
     "data.sources",
+    "data.text_cache",
     "data.text_states",
+    "data.tokenizer",
 ]
 install_import_hook(
     [f"r2sm_jax.{name}" for name in CHECKED],

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from r2sm_jax.cli import parse_config
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.data import cache as feature_cache, prepare, text_states
+from r2sm_jax.data import cache as feature_cache, prepare, text_cache
 from r2sm_jax.data.cache import DTYPES, FeatureCache, digest, stamp, to_float16
 from r2sm_jax.data.prepare import Prepared, PreparedSource, to_arrays
 from r2sm_jax.data.sources import open_source
@@ -173,7 +173,7 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(
     in_memory = texts()
     in_memory.encode(SENTENCES)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(text_states, "MAX_MEMORY_BYTES", in_memory.states_of(SENTENCES[0]).nbytes)
+    monkeypatch.setattr(text_cache, "MAX_MEMORY_BYTES", in_memory.states_of(SENTENCES[0]).nbytes)
     in_files = texts()
     for part in (SENTENCES[:1], SENTENCES[1:]):
         in_files.encode(part)

@@ -12,7 +12,8 @@ from conftest import LAYERS, WIDTH
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 
-from r2sm_jax.data.text_states import TextStates, read_part
+from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.tokenizer import read_part
 from r2sm_jax.errors import InputError
 from r2sm_jax.models.text_encoder import load_text_encoder
 from r2sm_jax.synthetic.queries.sentences import intent_sentences

@@ -52,7 +52,7 @@ from r2sm_jax.data.augment import (
     random_scale,
 )
 from r2sm_jax.data.prepare import Prepared, PreparedSource
-from r2sm_jax.data.text_states import NO_TOKEN, QueryTokenizer
+from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer
 from r2sm_jax.errors import InputError
 from r2sm_jax.query import Sentence
 

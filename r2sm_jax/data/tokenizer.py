@@ -1,0 +1,161 @@
+"""From sentences to token ids: what of a sentence the language model reads, and where it is cut."""
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+from tokenizers import Encoding
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.models.hub import VOCABULARIES
+
+POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
+"""What stands at the start of a sentence without changing its meaning."""
+NO_TOKEN = -1
+"""Takes the place of padding among token ids: 0 is a word of some language models."""
+PROBE = (
+    "Only what's VISIBLE of the naïve café's mug-like cups: (12.5 %), half-hidden behind the "
+    "\u6771\u4eac sign?"
+)
+"""A sentence that tokenizers with different rules split differently."""
+
+
+def read_part(sentence: str) -> str:
+    """The part of a sentence that the language model reads.
+
+    Polite words at the start and full stops at the end are left out, since either could flip the
+    decision about the mask type. If nothing would be left, the whole sentence is read.
+    """
+    polite = POLITE_WORDS.match(sentence)
+    start = polite.end() if polite else 0
+    return sentence[start:].rstrip(". ") or sentence
+
+
+class QueryTokenizer:
+    """Turns sentences into token ids, up to a limit.
+
+    Attributes:
+        tokenizer: The tokenizer of the language model.
+        max_tokens: The limit; what is longer is cut at its end.
+        truncated: The sentences that were cut.
+    """
+
+    def __init__(self, folder: Path, *, vocab_size: int, max_tokens: int):
+        """Raises InputError if the tokenizer is missing or does not belong to the model."""
+        self.tokenizer = load_tokenizer(folder, vocab_size)
+        self.max_tokens = max_tokens
+        self.truncated: set[str] = set()
+        # The library's tokenizers keep the settings of a call, so threads take turns.
+        self._lock = threading.Lock()
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what the tokenizer does: its vocabulary, and the ids of one hard sentence."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        ids = self.tokenizer(PROBE)["input_ids"]
+        return sha256(json.dumps((vocabulary, ids)).encode()).hexdigest()
+
+    def __call__(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Returns the token ids of each sentence, and remembers which sentences were cut."""
+        encodings = self._encode(sentences)
+        for sentence, encoding in zip(sentences, encodings, strict=True):
+            if encoding.overflowing:
+                self.truncated.add(sentence)
+        return [encoding.ids for encoding in encodings]
+
+    def count(self, sentence: str) -> int:
+        """The number of tokens of a sentence, up to the limit."""
+        return len(self._encode([sentence])[0].ids)
+
+    def padded(self, sentences: Sequence[str], length: int) -> Int[np.ndarray, "k t"]:
+        """Token ids, cut or filled up to `length`; `NO_TOKEN` is in place of padding."""
+        ids = np.full((len(sentences), length), NO_TOKEN, np.int32)
+        for row, tokens in enumerate(self(sentences)):
+            ids[row, : len(tokens)] = tokens[:length]
+        return ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the lock: a copy in another process has a lock of its own."""
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_lock": threading.Lock()}
+
+    def cut_off(self, sentence: str) -> str:
+        """The words at the end of a sentence that are beyond the limit; the first may be a part."""
+        (encoding,) = self._encode([sentence])
+        starts = []
+        for part in encoding.overflowing:
+            # Special tokens have the empty span (0, 0).
+            starts += [start for start, end in part.offsets if start < end]
+        if not starts:
+            return ""
+
+        # Offsets count from where reading starts: "please" of "please please" is the second one.
+        start = sentence.rfind(read_part(sentence)) + starts[0]
+        if sentence[start] == " ":  # some tokens begin with the space before the word
+            start += 1
+        return sentence[sentence.rfind(" ", 0, start) + 1 :]
+
+    def _encode(self, sentences: Sequence[str]) -> Sequence[Encoding]:
+        """Encodings up to the limit; the rest of a longer sentence is in `overflowing`."""
+        texts = [read_part(sentence) for sentence in sentences]
+        with self._lock:
+            encoded = self.tokenizer(texts, truncation=True, max_length=self.max_tokens)
+        return encoded.encodings or []
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder.
+
+    Raises InputError if it is missing or unreadable, or has ids that the model has no embedding
+    for.
+    """
+    if not any((folder / name).exists() for name in VOCABULARIES):
+        raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # the many tokenizers raise all kinds of errors on a damaged file
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{folder}: its tokenizer cannot be read ({lines[0]})") from None
+
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add "
+            "the "
+            "file"
+        )
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise InputError(
+            f"{folder}: its tokenizer has ids up to {largest}, the model {vocab_size} embeddings; "
+            "take the tokenizer that belongs to it"
+        )
+    tokenizer.truncation_side = "right"
+    return tokenizer
+
+
+def pad_ids(
+    token_ids: Sequence[Sequence[int]], rows: int, length: int
+) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
+    """Pads token ids with 0. Returns them, and which of them are real.
+
+    The padding id does not matter: padding is masked, or comes after all that is read. A sentence
+    without tokens (decoder-only models add none of their own) is its first padding token.
+    """
+    ids = np.zeros((rows, length), np.int32)
+    mask = np.zeros((rows, length), bool)
+    mask[:, 0] = True
+    for row, tokens in enumerate(token_ids):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = True
+    return ids, mask
