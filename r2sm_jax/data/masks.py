@@ -20,20 +20,23 @@ RLE = Mapping[str, Any]
 Mask = Bool[np.ndarray, "H W"]
 MAX_PIXELS = 1 << 28
 """Larger masks are refused: decoding takes a byte a pixel, several times over."""
-MOST_PARTS, MOST_POINTS = 4, 24
-"""Of an `outline`."""
+MOST_PARTS = 4
+"""How many parts of a mask an `outline` has at most."""
+MOST_POINTS = 24
+"""How many corners a part of an `outline` has at most."""
 
 
 def encode(mask: Mask) -> dict[str, Any]:
-    """The compressed RLE of a mask `[H W]`, with a string (never bytes) as counts, so that it can
-    go into JSON."""
+    """The compressed RLE of a mask `[H W]`.
+
+    Its counts are a string, and never bytes, so that it can go into JSON.
+    """
     rle = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
 
 
 def check(rle: Any) -> dict[str, Any]:
-    """The compressed form of any RLE. Raises ValueError, with a reason, for anything that is not
-    one.
+    """Checks any RLE and returns its compressed form. Raises ValueError, with a reason.
 
     pycocotools does not check: it fills what a truncated string leaves open with uninitialised
     memory.
@@ -42,9 +45,7 @@ def check(rle: Any) -> dict[str, Any]:
     counts = rle.get("counts")
     if isinstance(counts, str | bytes):
         runs = _uncompress(counts)
-    elif isinstance(counts, Sequence) and all(
-        type(run) is int and abs(run) <= MAX_PIXELS for run in counts
-    ):
+    elif isinstance(counts, Sequence) and all(map(_is_run, counts)):
         runs = np.array(counts, np.int64)
     else:
         raise ValueError("the RLE's 'counts' is neither a string nor a list of run lengths")
@@ -53,13 +54,16 @@ def check(rle: Any) -> dict[str, Any]:
     if ((runs < 0) | (runs > height * width)).any() or runs.sum() != height * width:
         raise ValueError(f"the RLE's runs do not fill its size {height} x {width}")
     if not isinstance(counts, str | bytes):
-        counts = coco.frPyObjects(
-            {"size": [height, width], "counts": runs.tolist()}, height, width
-        )["counts"]
-    return {
-        "size": [height, width],
-        "counts": counts if isinstance(counts, str) else counts.decode(),
-    }
+        uncompressed = {"size": [height, width], "counts": runs.tolist()}
+        counts = coco.frPyObjects(uncompressed, height, width)["counts"]
+    if isinstance(counts, bytes):
+        counts = counts.decode()
+    return {"size": [height, width], "counts": counts}
+
+
+def _is_run(value: Any) -> bool:
+    """Whether a value may be a run length. `bool` is an `int` for Python, and not for JSON."""
+    return type(value) is int and abs(value) <= MAX_PIXELS
 
 
 def decode(rle: Any) -> Mask:
@@ -69,19 +73,23 @@ def decode(rle: Any) -> Mask:
 
 def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray, "H _W"]:
     """The mask of a compressed RLE, or its columns from `first` to before `end`, in Fortran order.
-    Faster than `decode`."""
+
+    It is faster than `decode`, since it does not check the RLE or change the order.
+    """
     height, width = rle["size"]
     columns = (width if end is None else end) - first
+    # Runs count pixels column by column, so columns are a range of pixels.
     edges = np.cumsum(_uncompress(rle["counts"])) - first * height
     runs = np.diff(edges.clip(0, columns * height), prepend=0)
+    # Background and mask alternate, and the first run is background.
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(columns, height).T
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """The compressed RLE of a COCO `segmentation` of an image of this size: an RLE, a polygon `[x1,
-    y1, x2, y2, ...]` or a list of polygons, of which the union is meant.
+    """The compressed RLE of a COCO `segmentation` of an image of this size.
 
-    Raises ValueError, with a reason, for anything that is not a mask of this size.
+    `segmentation` is an RLE, a polygon `[x1, y1, x2, y2, ...]`, or a list of polygons, which are
+    united. Raises ValueError, with a reason, for anything that is not a mask of this size.
     """
     if isinstance(segmentation, Mapping):
         size = rle_size(segmentation)
@@ -109,11 +117,11 @@ def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:
 
 
 def from_pixels(values: np.ndarray) -> Mask:
-    """The mask `[H W]` that the pixels of a drawn mask mean: what is brighter than half of white,
-    or of the only value besides 0. Numbers with fractions from 0 to 1 are probabilities.
+    """The mask `[H W]` of the pixels of a drawn mask.
 
-    Raises ValueError, with a reason, where that cannot be told: several labels, logits, a mask that
-    never falls to black.
+    It is what is brighter than half of white, or than half of the only value besides 0. Numbers
+    with fractions from 0 to 1 are probabilities. Raises ValueError, with a reason, where that
+    cannot be told: several labels, logits, a mask that never falls to black.
     """
     if np.issubdtype(values.dtype, np.floating):
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
@@ -138,8 +146,10 @@ def from_pixels(values: np.ndarray) -> Mask:
 
 
 def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
-    """The coordinates of a polygon. pycocotools would take four numbers for a box and crash on
-    others."""
+    """The coordinates of a polygon. Raises ValueError, with a reason, for anything else.
+
+    pycocotools would take four numbers for a box, and crash on others.
+    """
     if isinstance(polygon, Sequence) and any(isinstance(point, Mapping) for point in polygon):
         raise ValueError("a polygon is a list of objects; write [x1, y1, x2, y2, x3, y3, ...]")
     if not isinstance(polygon, Sequence) or len(polygon) < 6 or len(polygon) % 2:
@@ -154,10 +164,12 @@ def _corners(polygon: Any) -> Float[np.ndarray, " n"]:
 
 
 def merge(rles: Sequence[RLE], height: int, width: int) -> RLE:
-    """The union of compressed RLEs of one size; an empty mask where there are none."""
+    """The union of compressed RLEs of one size; an empty mask if there are none."""
     if not rles:
         return encode(np.zeros((height, width), bool))
-    return rles[0] if len(rles) == 1 else coco.merge(list(rles))
+    if len(rles) == 1:
+        return rles[0]
+    return coco.merge(list(rles))
 
 
 def intersect(one: RLE, other: RLE) -> RLE:
@@ -173,8 +185,10 @@ def areas(rles: Sequence[RLE]) -> list[int]:
 def ious(
     detections: Sequence[RLE], truth: Sequence[RLE], is_crowd: Sequence[bool]
 ) -> Float[np.ndarray, "d g"]:
-    """IoU of every pair of compressed RLEs; for a crowd region, the share of the detection that
-    lies in it."""
+    """IoU of every pair of compressed RLEs.
+
+    For a crowd region it is the share of the detection that lies in the region.
+    """
     if not detections or not truth:
         return np.zeros((len(detections), len(truth)))
     flags = [int(flag) for flag in is_crowd]
@@ -182,7 +196,7 @@ def ious(
 
 
 def rle_size(rle: Any) -> tuple[int, int]:
-    """Height and width that an RLE states. Raises ValueError where it states none."""
+    """Height and width that an RLE states. Raises ValueError if it states none."""
     size = rle.get("size") if isinstance(rle, Mapping) else None
     if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int for n in size):
         raise ValueError("the RLE's 'size' is not [height, width]")
@@ -191,7 +205,7 @@ def rle_size(rle: Any) -> tuple[int, int]:
 
 
 def check_size(height: int, width: int) -> None:
-    """Raises ValueError for what cannot be the size of an image or of an RLE."""
+    """Raises ValueError if no image and no RLE can have this size."""
     if min(height, width) < 1 or height * width > MAX_PIXELS:
         raise ValueError(
             f"{height} x {width} is no size of an RLE or an image, or more than {MAX_PIXELS} pixels"
@@ -200,14 +214,15 @@ def check_size(height: int, width: int) -> None:
 
 def box(mask: Mask) -> tuple[int, int, int, int]:
     """The tight box `(x0, y0, x1, y1)` around a mask, half-open; all zeros for an empty mask."""
-    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+    columns = np.flatnonzero(mask.any(0))
+    rows = np.flatnonzero(mask.any(1))
     if not len(rows):
         return 0, 0, 0, 0
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
 def coco_box(mask: Mask) -> list[int]:
-    """The same box in COCO's form, `[x, y, width, height]`."""
+    """The tight box around a mask in COCO's form, `[x, y, width, height]`."""
     x0, y0, x1, y1 = box(mask)
     return [x0, y0, x1 - x0, y1 - y0]
 
@@ -226,27 +241,30 @@ def occlude_rate(visible: Mask, complete: Mask) -> float:
 
 
 def union(masks: Iterable[Mask], shape: tuple[int, int]) -> Mask:
-    """The union of any number of masks `[H W]` of one `shape`; an empty mask where there are
-    none."""
+    """The union of masks `[H W]` of one `shape`; an empty mask if there are none."""
     return np.logical_or.reduce([np.zeros(shape, bool), *masks])
 
 
 def polygons(mask: Mask) -> list[list[float]]:
-    """The outlines of all parts of a mask `[H W]`, largest first, as `[x1, y1, x2, y2, ...]` in
-    pixels, holes left out. No outline moves by more than half a pixel."""
+    """The outlines of all parts of a mask `[H W]` in pixels, largest first, without holes.
+
+    Each is `[x1, y1, x2, y2, ...]`, and moves by no more than half a pixel.
+    """
     rings = (_simplify(ring, 0.5)[:-1] for ring in _outer_rings(mask))
     return [ring.round(2).ravel().tolist() for ring in rings if len(ring) > 2]
 
 
 def outline(mask: Mask) -> list[list[int]]:
-    """The outlines of the largest parts of a mask `[H W]`, for readers of text: at most
-    `MOST_PARTS` parts, as `[x1, y1, x2, y2, ...]`, each simplified to at most `MOST_POINTS` points,
-    holes left out."""
+    """The outlines of the largest parts of a mask `[H W]`, short enough for a language model.
+
+    There are at most `MOST_PARTS`, each `[x1, y1, x2, y2, ...]` of at most `MOST_POINTS` points,
+    without holes.
+    """
     return [_few_points(ring) for ring in _outer_rings(mask)[:MOST_PARTS]]
 
 
 def _few_points(ring: np.ndarray) -> list[int]:
-    """A closed ring `[n 2]` with at most `MOST_POINTS` corners, in whole pixels, flat."""
+    """Simplifies a closed ring `[n 2]` to at most `MOST_POINTS` corners, in whole pixels, flat."""
     tolerance = 1.0
     points = _simplify(ring, tolerance)
     while len(points) - 1 > MOST_POINTS:
@@ -256,7 +274,7 @@ def _few_points(ring: np.ndarray) -> list[int]:
     corners = np.rint(points).astype(int).tolist()
     distinct = [point for point, following in pairwise(corners) if point != following]
     if len(distinct) < 3:
-        # Of a few pixels rounding leaves no area, so their box stands for them.
+        # Rounding leaves a part of a few pixels no area, so its box stands for it.
         x0, y0 = np.floor(ring.min(0)).astype(int).tolist()
         x1, y1 = np.ceil(ring.max(0)).astype(int).tolist()
         distinct = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
@@ -266,13 +284,13 @@ def _few_points(ring: np.ndarray) -> list[int]:
 def _outer_rings(mask: Mask) -> list[np.ndarray]:
     """The closed outlines `[n 2]` of a mask's parts, largest first."""
     x0, y0, x1, y1 = box(mask)
+    # The frame of background closes the outlines of parts at the border of the box.
     framed = np.pad(mask[y0:y1, x0:x1].astype(np.float32), 1)
     lines = contourpy.contour_generator(z=framed, line_type="Separate").lines(0.5)
     corner = np.array([x0 - 0.5, y0 - 0.5])  # centre of the top left pixel of the frame
     rings = [np.asarray(line, np.float64) + corner for line in lines]
-    return sorted(
-        (ring for ring in rings if _signed_area(ring) > 0), key=_signed_area, reverse=True
-    )
+    outer_rings = [ring for ring in rings if _signed_area(ring) > 0]
+    return sorted(outer_rings, key=_signed_area, reverse=True)
 
 
 def _signed_area(ring: np.ndarray) -> float:
@@ -282,8 +300,11 @@ def _signed_area(ring: np.ndarray) -> float:
 
 
 def _simplify(points: np.ndarray, tolerance: float) -> np.ndarray:
-    """Those of the points `[n 2]` of a line without which it would move by more than `tolerance`
-    (Douglas and Peucker 1973)."""
+    """Leaves out points of a line `[n 2]` that moves by no more than `tolerance` without them.
+
+    The method is that of Douglas and Peucker (1973): the point that is farthest from the chord
+    stays, and so on with the two spans beside it.
+    """
     corners = {0, len(points) - 1}
     spans = [(0, len(points) - 1)]
     while spans:

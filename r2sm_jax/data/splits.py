@@ -13,14 +13,13 @@ from r2sm_jax.errors import InputError
 
 Key = TypeVar("Key", int, str)
 WHOLE_TRAIN = "train_with_dev"
-"""Split of files: `train` with the images that are held out of it as `dev`; for a run that selects
-on another split."""
-FEW = 10
-"""With fewer images than this, one is held out for each split."""
+"""The split of a file that is `train` and `dev` together, for a run that selects on another one."""
+MIN_FOR_SHARES = 10
+"""With fewer images than this, one image is held out for each split, and not a tenth."""
 
 
 def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
-    """About this share of some names or numbers, at least one, never all of two or more.
+    """Takes about this share of some names or numbers, at least one, never all of two or more.
 
     A hash of `key` alone decides, so that adding others moves hardly any to the other side.
     """
@@ -36,7 +35,7 @@ def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] 
 def divide(
     names: Iterable[Key], held_out: Mapping[str, float], key: Callable[[Key], str] = str
 ) -> dict[str, set[Key]]:
-    """Names or numbers by split: those that are `held_out`, and "train", the rest.
+    """Divides names or numbers into those that are `held_out`, and "train", the rest.
 
     `held_out` are splits with the share up to which the hash of `key` puts names there, in rising
     order. No name is in two splits, except that too few (fewer than there are splits) are shown
@@ -53,15 +52,15 @@ def divide(
 
 
 def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str) -> set[int]:
-    """The ids of a split of some images: "train", one that is `held_out` of it, `WHOLE_TRAIN` or
-    "all".
+    """The ids of the images of one split of a file.
 
-    About a tenth of the images is held out for each of `held_out`, by default "val" and "dev",
-    which are those of a single file; one image each where there are fewer than ten. Raises
-    InputError for any other split; `path` names the images.
+    `split` is "train", one that is `held_out` of it, `WHOLE_TRAIN` or "all". About a tenth of the
+    images is held out for each of `held_out`, by default "val" and "dev", which are those of a
+    single file; one image each if there are fewer than ten. Raises InputError for any other split;
+    `path` names the images.
     """
     # The share 0 takes one image.
-    tenth = 0.0 if len(image_ids) < FEW else 0.1
+    tenth = 0.0 if len(image_ids) < MIN_FOR_SHARES else 0.1
     shares = {}
     for number, name in enumerate(held_out or ("val", "dev"), start=1):
         shares[name] = tenth * number
@@ -77,8 +76,10 @@ def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str
 
 
 def resolve_split(split: str, stored: Collection[str]) -> tuple[str, tuple[str, ...]]:
-    """The split, of those that are `stored` each by itself, that has the images of `split`, and
-    what is held out of it (`split_ids`): "dev" of "train" unless it is stored itself, else nothing.
+    """The stored split that has the images of `split`, and the splits that are held out of it.
+
+    `stored` are the splits with a file of their own. "dev" is held out of "train" unless it is
+    stored; nothing else is held out.
     """
     if split in ("train", "dev") and "train" in stored and "dev" not in stored:
         return "train", ("dev",)

@@ -48,7 +48,7 @@ FEATURES = {
 
 
 class R2smQueries(tfds.core.GeneratorBasedBuilder):
-    """Writes splits of dataset files; made by `write_tfds`."""
+    """TFDS's builder for the splits of dataset files. `write_tfds` makes it."""
 
     VERSION = tfds.core.Version("1.0.0")
     name = NAME
@@ -58,13 +58,13 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
         super().__init__(**options)
 
     def _info(self) -> tfds.core.DatasetInfo:
+        """The features, and the words of each attribute in all splits, for `TfdsSource`."""
         vocabulary: dict[str, set[str]] = {}
         for dataset in self._splits.values():
             for group, words in dataset.vocabulary.items():
                 vocabulary.setdefault(group, set()).update(words)
-        metadata = tfds.core.MetadataDict(
-            {"vocabulary": {g: sorted(words) for g, words in vocabulary.items()}}
-        )
+        in_order = {group: sorted(words) for group, words in vocabulary.items()}
+        metadata = tfds.core.MetadataDict({"vocabulary": in_order})
         return self.dataset_info_from_configs(
             features=tfds.features.FeaturesDict(FEATURES), metadata=metadata
         )
@@ -78,15 +78,17 @@ class R2smQueries(tfds.core.GeneratorBasedBuilder):
 
 
 def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
-    """Writes the splits as a TFDS data set below `out`; gives the number of images of each.
+    """Writes the splits as a TFDS data set below `out`. Returns the number of images of each.
 
     Raises InputError for a split without images, an image or a mask that cannot be read, and a
     folder that cannot be written to.
     """
-    if empty := [split for split, dataset in splits.items() if not len(dataset)]:
-        raise InputError(
-            f"build: there is no image in the split {empty[0]}; name the other splits with --splits"
-        )
+    for split, dataset in splits.items():
+        if not len(dataset):
+            raise InputError(
+                f"build: there is no image in the split {split}; name the other splits with "
+                "--splits"
+            )
     if "all" in splits:
         raise InputError(
             "build: TFDS has reserved the split name 'all'; name others, such as train and val"
@@ -103,25 +105,28 @@ def write_tfds(splits: Mapping[str, Dataset], out: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _intact(folder: Path) -> Iterator[None]:
-    """Errors of TFDS and array_record about damaged files become InputError."""
+def _input_errors(folder: Path) -> Iterator[None]:
+    """Turns errors of TFDS and array_record about damaged files into InputError."""
     try:
         yield
     except (ImportError, MemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # a damaged file raises errors of protobuf, array_record or TFDS, of any kind
+    except Exception as error:  # damaged files raise errors of protobuf, array_record or TFDS
         problem = f"cannot read the TFDS data set ({error}); if it is damaged, build it again"
         raise InputError(f"{folder}: {problem}") from error
 
 
 def open_builder(folder: Path) -> Any:
-    """The TFDS builder of a folder that `data build` wrote. Raises InputError for a folder that
-    holds no such data."""
-    versions, builder = sorted(folder.glob("**/dataset_info.json")), None
-    with _intact(folder):
-        builder: Any = tfds.builder_from_directory(str(versions[-1].parent)) if versions else None
+    """Opens the newest version of a data set that `data build` wrote, as a TFDS builder.
+
+    Raises InputError for a folder that holds no such data.
+    """
+    versions = sorted(folder.glob("**/dataset_info.json"))
+    builder: Any = None
+    if versions:
+        with _input_errors(folder):
+            builder = tfds.builder_from_directory(str(versions[-1].parent))
+    # The data sets of others have no vocabulary.
     if builder is None or "vocabulary" not in (builder.info.metadata or {}):
         raise InputError(
             f"{folder}: there is no TFDS data set here that `python -m r2sm_jax.data build` wrote"
@@ -130,7 +135,7 @@ def open_builder(folder: Path) -> Any:
 
 
 class TfdsSource:
-    """One split of a folder that `data build` wrote; a sample is decoded when it is asked for.
+    """One split of a folder that `data build` wrote. A sample is decoded when it is asked for.
 
     `dev` is held out of `train` by image id, unless the folder has a `dev` of its own.
     """
@@ -140,16 +145,16 @@ class TfdsSource:
     is_procedural = False
 
     def __init__(self, folder: Path, split: str):
-        """Raises InputError for a folder that holds no such data set, and a split that it does not
-        have."""
-        self._folder, builder = folder, open_builder(folder)
+        """Opens a split. Raises InputError if the folder has no data set, or not this split."""
+        builder = open_builder(folder)
         stored, held_out = resolve_split(split, builder.info.splits)
         if stored not in builder.info.splits:
-            there = ", ".join(builder.info.splits)
+            names = ", ".join(builder.info.splits)
             raise InputError(
-                f"{folder}: there is no split {split!r}; the data set has {there}; choose one of "
+                f"{folder}: there is no split {split!r}; the data set has {names}; choose one of "
                 "these"
             )
+        self._folder = folder
         self.vocabulary = {
             group: tuple(words) for group, words in builder.info.metadata["vocabulary"].items()
         }
@@ -157,24 +162,25 @@ class TfdsSource:
         self._source: Any = builder.as_data_source(
             stored, decoders={"image": tfds.decode.SkipDecoding()}
         )
-        self._chosen: Sequence[int] = range(len(self._source))
+        # The records of this split, by their number in the stored one.
+        self._indices: Sequence[int] = range(len(self._source))
         if held_out:
             ids = [int(self._record(index)["image_id"]) for index in range(len(self._source))]
-            chosen = split_ids(folder, ids, split, *held_out)
-            self._chosen = [index for index, image_id in enumerate(ids) if image_id in chosen]
+            ids_of_split = split_ids(folder, ids, split, *held_out)
+            self._indices = [i for i, image_id in enumerate(ids) if image_id in ids_of_split]
 
     def subset(self, indices: Iterable[int]) -> "TfdsSource":
-        """The same data with just these images, in this order."""
+        """The same source with just these samples, in this order."""
         part = copy(self)
-        part._chosen = [self._chosen[index] for index in indices]
+        part._indices = [self._indices[index] for index in indices]
         return part
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> Sample:
-        """Sample `index`. Raises InputError for a damaged image or file."""
-        record = self._record(self._chosen[index])
+        """Decodes sample `index`. Raises InputError for a damaged image or file."""
+        record = self._record(self._indices[index])
         name = record["file_name"].decode()
         image = open_image(record["image"], name)
         instances = tuple(_instance(row, image.shape[:2]) for row in _rows(record["instances"]))
@@ -185,63 +191,73 @@ class TfdsSource:
         return truth_of_sample(self[index])
 
     def fingerprint(self) -> None:
-        """Not known: the files of a TFDS data set may be anywhere."""
+        """Returns None: the files of a TFDS data set may be anywhere, and changes go unseen."""
         return None
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
         """The queries of sample `index`; its image stays encoded."""
-        return _queries(self._record(self._chosen[index]))
+        return _queries(self._record(self._indices[index]))
 
     def _record(self, index: int) -> dict[str, Any]:
-        with _intact(self._folder):
+        with _input_errors(self._folder):
             return self._source[index]
 
 
 def _encode(sample: Sample, path: Path) -> dict[str, Any]:
     """A sample as a record of `FEATURES`; `path` is its image."""
-    counts = [
-        instance.convert(lambda mask: masks.encode(mask)["counts"]) for instance in sample.instances
-    ]
-    instances = [
-        vars(i) | {"amodal": i.amodal or "", "attributes": json.dumps(dict(i.attributes))}
-        for i in counts
-    ]
-    queries = [
-        vars(query)
-        | {"instance_ids": json.dumps(query.instance_ids), "kind": json.dumps(dict(query.kind))}
-        for query in sample.queries
-    ]
-    record = {
+    instances = []
+    for instance in sample.instances:
+        counts = instance.convert(lambda mask: masks.encode(mask)["counts"])
+        fields = vars(counts) | {
+            "amodal": counts.amodal or "",
+            "attributes": json.dumps(dict(counts.attributes)),
+        }
+        instances.append(fields)
+    queries = []
+    for query in sample.queries:
+        fields = vars(query) | {
+            "instance_ids": json.dumps(query.instance_ids),
+            "kind": json.dumps(dict(query.kind)),
+        }
+        queries.append(fields)
+    return {
         "image": BytesIO(path.read_bytes()),
         "image_id": sample.image_id,
         "file_name": sample.file_name,
+        "instances": instances,
+        "queries": queries,
     }
-    return record | {"instances": instances, "queries": queries}
 
 
 def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entries of a sequence, which TFDS gives as one array for each field."""
     for values in zip(*columns.values(), strict=True):
-        yield {
-            key: v.decode() if isinstance(v, bytes) else v.item()
-            for key, v in zip(columns, values, strict=True)
-        }
+        row = {}
+        for key, value in zip(columns, values, strict=True):
+            row[key] = value.decode() if isinstance(value, bytes) else value.item()
+        yield row
 
 
 def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
-    counts = Instance(
-        **{**row, "amodal": row["amodal"] or None, "attributes": json.loads(row["attributes"])}
-    )
-    return counts.convert(lambda counts: masks.decode({"size": list(size), "counts": counts}))
+    """The instance of a row, with masks `[H W]` of this size."""
+    fields = {
+        **row,
+        "amodal": row["amodal"] or None,
+        "attributes": json.loads(row["attributes"]),
+    }
+    with_counts = Instance(**fields)
+    return with_counts.convert(lambda counts: masks.decode({"size": list(size), "counts": counts}))
 
 
 def _queries(record: Mapping[str, Any]) -> tuple[Query, ...]:
-    found = []
+    """The queries of a record."""
+    queries = []
     for row in _rows(record["queries"]):
-        fields: dict[str, Any] = row | {
+        fields: dict[str, Any] = {
+            **row,
             "mask_type": MASK_TYPES[row["mask_type"]],
+            "instance_ids": tuple(json.loads(row["instance_ids"])),
             "kind": json.loads(row["kind"]),
         }
-        fields["instance_ids"] = tuple(json.loads(row["instance_ids"]))
-        found.append(Query(**fields))
-    return tuple(found)
+        queries.append(Query(**fields))
+    return tuple(queries)
