@@ -1,7 +1,7 @@
-"""The records that every data source yields, one `Sample` per image, and the dataset file that
-holds them.
+"""Samples, which every data source yields, and the dataset file that holds them.
 
-Masks have the image's own resolution. For every instance `modal ⊆ amodal`.
+A `Sample` is an image with its instances and queries. Masks have the image's own resolution. For
+every instance `modal ⊆ amodal`.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Instance(Generic[M]):
         return self.modal if self.amodal is None else self.amodal
 
     def convert(self, form: Callable[[M], N]) -> "Instance[N]":
-        """The same with masks in another form."""
+        """Converts the masks of an instance to another form, such as RLEs to arrays."""
         amodal = None if self.amodal is None else form(self.amodal)
         return Instance(
             self.id, self.category, form(self.modal), amodal, self.attributes, self.ignore
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ImageTruth:
-    """What is annotated about one image, as RLEs and without the pixels: what scoring needs."""
+    """The annotations of one image as RLEs, without its pixels. Scoring needs no more."""
 
     image_id: int
     size: tuple[int, int]
@@ -173,16 +173,17 @@ class SourceSubset:
 
 
 def read_records(path: Path) -> dict[str, Any]:
-    """The content of a dataset file, checked. Raises InputError as `check_records`, and where there
-    is no such file."""
+    """Reads and checks a dataset file.
+
+    Raises InputError as `check_records`, and if there is no such file.
+    """
     records = load_json(path, "a dataset file")
     check_records(path, records)
     return records
 
 
 class Dataset:
-    """A dataset file, read: `len(dataset)` samples, `dataset[i]` opens image i and decodes its
-    masks.
+    """The samples of a dataset file. `dataset[i]` opens image i and decodes its masks.
 
     `path` and `sha256` name the file that it came from, `images` are its records of images.
     `vocabulary` holds the values of every attribute, and the category names in the order of their
@@ -229,8 +230,10 @@ class Dataset:
         )
 
     def image_at(self, index: int) -> np.ndarray:
-        """Image `index`, RGB. Raises InputError for one that is missing, damaged, or not of the
-        size in the file."""
+        """Opens image `index`, RGB `uint8 [H W 3]`.
+
+        Raises InputError for one that is missing, damaged, or not of the size in the file.
+        """
         return open_annotated(self.image_path(index), self.size_at(index), str(self.path))
 
     def queries_at(self, index: int) -> tuple[Query, ...]:
@@ -245,8 +248,10 @@ class Dataset:
         return tuple(queries)
 
     def rles_at(self, index: int) -> tuple[Instance, ...]:
-        """The instances of image `index` with RLEs; no image is opened. Raises InputError for a
-        damaged mask."""
+        """The instances of image `index` with RLEs; no image is opened.
+
+        Raises InputError for a damaged mask.
+        """
         image = self.images[index]
         return tuple(
             read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]]
@@ -258,8 +263,10 @@ class Dataset:
         return read_instance(self.path, image, self._annotations[image["id"]][number], self._names)
 
     def truth_at(self, index: int) -> ImageTruth:
-        """The annotations of image `index`; no image is opened. Raises InputError for a bad
-        mask."""
+        """The annotations of image `index`; no image is opened.
+
+        Raises InputError for a bad mask.
+        """
         return ImageTruth(
             image_id=self.images[index]["id"],
             size=self.size_at(index),
@@ -285,7 +292,7 @@ class Dataset:
         return tuple(image["id"] for image in self.images)
 
     def fingerprint(self) -> str:
-        """Changes with all that the samples depend on."""
+        """A hash that changes with the dataset file, its images and the code."""
         return fingerprint(
             map(self.image_path, range(len(self))), self.path.resolve(), self.sha256, self.image_ids
         )
@@ -330,11 +337,12 @@ def category_names(records: Mapping[str, Any]) -> dict[int, str]:
 def read_instance(
     path: Path, image: Mapping[str, Any], annotation: Mapping[str, Any], names: Mapping[int, str]
 ) -> Instance:
-    """The instance, with RLEs, that a checked annotation of an image describes; `path` is the file
-    that they are from.
+    """The instance of a checked annotation, with RLEs.
 
-    Where `visible_mask` reaches outside `segmentation`, as annotators' fringes do, the amodal mask
-    is the union of both. Raises InputError for a mask that cannot be read.
+    `path` is the dataset file, `image` the record of the annotation's image, and `names` has the
+    category names by id. Where `visible_mask` reaches outside `segmentation`, as annotators'
+    fringes do, the amodal mask is the union of both. Raises InputError for a mask that cannot be
+    read.
     """
     height, width = image["height"], image["width"]
     rles: dict[str, RLE] = {}
@@ -367,8 +375,7 @@ def read_json(
     *,
     need_images: bool = True,
 ) -> Dataset:
-    """Reads one dataset file (the format is in the documentation: COCO with `visible_mask` and
-    `queries`).
+    """Reads one dataset file: COCO with `visible_mask` and `queries` (docs/data.md).
 
     Images are looked for in `images_dir`, or else beside the file and in `images/` beside it. They
     are opened, and masks decoded, only when a sample is asked for. Raises InputError, naming file,

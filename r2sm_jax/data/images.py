@@ -19,24 +19,30 @@ from PIL import Image, UnidentifiedImageError
 from r2sm_jax.errors import InputError, describe_content, refuse_dangling
 
 MAX_MEGAPIXELS = 50
-# Of larger images, which are refused. Set once, since warnings.catch_warnings changes the filters
+"""Larger images are refused. That is judged from the header, before they are decoded."""
+# Pillow also warns of them. It is silenced once, since warnings.catch_warnings changes the filters
 # of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 ORIENTATION = 0x0112
-"""EXIF's tag; its values from 2 on and what makes an image upright, as in Pillow's
-`exif_transpose`, which refuses images with other tags that are wrong."""
-UPRIGHT = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))
+"""The EXIF tag that says how an image is turned."""
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by the value of the tag. The table is that of Pillow's
+`exif_transpose`, which cannot be used: it refuses images of which other tags are damaged."""
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2")
 TURNED = (
     "its EXIF orientation turns it, and the annotations are of the pixels as they are stored; turn "
     "the pixels and remove the tag, or annotate the upright image"
 )
 """Remedy for an image whose height and width are those of its annotations before it is turned."""
-IMAGE_SUFFIXES = (
-    *JPEG_SUFFIXES,
-    *(".png", ".webp", ".avif"),
-    *(".bmp", ".gif", ".tif", ".tiff"),
-)
+IMAGE_SUFFIXES = (*JPEG_SUFFIXES, ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
 """Files of a folder with other names are no images."""
 
 ImageFile = str | PathLike[str] | bytes
@@ -46,7 +52,7 @@ ImageLike = ImageFile | Image.Image | np.ndarray
 
 
 def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "H W 3"]:
-    """Any image that Pillow can decode as RGB `uint8 [H W 3]`; an array is returned as it is.
+    """Opens any image that Pillow can decode as RGB `uint8 [H W 3]`; an array stays as it is.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits,
     and of an animation the first frame is taken. Raises InputError if the file is missing, damaged,
@@ -65,78 +71,92 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
 
 
 def open_annotated(path: Path, size: tuple[int, int], source: str) -> UInt8[np.ndarray, "H W 3"]:
-    """The image of a data set, which `source` says has this height and width. Raises InputError if
-    it has not, and as `open_image`."""
+    """Opens an image of a data set, which `source` says has this height and width.
+
+    Raises InputError if it has not, and as `open_image`.
+    """
     image = open_image(path)
-    if (found := image.shape[:2]) != size:
-        sizes = (
-            f"{found[0]} pixels high and {found[1]} wide, but {source} says {size[0]} and {size[1]}"
-        )
+    height, width = image.shape[:2]
+    if (height, width) != size:
+        sizes = f"{height} pixels high and {width} wide, but {source} says {size[0]} and {size[1]}"
         raise InputError(f"{path}: the image is {sizes}; {remedy_for_size(path, size)}")
     return image
 
 
 def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Image:
-    """The first frame of an image, upright, in the mode that it is stored in. Raises InputError
-    like `open_image`."""
+    """Opens the first frame of an image, upright, in the mode that it is stored in.
+
+    Raises InputError like `open_image`.
+    """
     with _opened(image, name) as opened:
         turn = UPRIGHT.get(opened.getexif().get(ORIENTATION, 1))
         return opened.copy() if turn is None else opened.transpose(turn)
 
 
 def brightness(image: Image.Image) -> np.ndarray:
-    """How bright each pixel of a drawn mask is `[H W]`: its brightest channel, 0 where it is
-    transparent.
+    """How bright each pixel of a drawn mask is `[H W]`: its brightest channel.
 
-    Where all is black, a mask that is drawn in the transparency counts. Of several greys of a
-    palette the darkest is 0. In a palette image with colours, or whose
-    palette is all black, each label counts as a brightness above 255 of its own, and 0 is what is
-    black or transparent, or else label 0.
+    It is 0 where the mask is transparent. Where all is black, a mask that is drawn in the
+    transparency counts. Of several greys of a palette the darkest is 0. In a palette image with
+    colours, or whose palette is all black, each label counts as a brightness above 255 of its own,
+    and 0 is what is black or transparent, or else label 0.
     """
     if len(image.getbands()) == 1 and image.mode != "P":
         return np.asarray(image)
-    rgba, labels = np.asarray(image.convert("RGBA")), np.asarray(image, np.int32)
-    values = rgba[..., :3].max(-1) * (rgba[..., 3] > 0)
+    rgba = np.asarray(image.convert("RGBA"))
+    colour = rgba[..., :3]
+    alpha = rgba[..., 3]
+    values = colour.max(-1) * (alpha > 0)
     if image.mode != "P":
-        return values if values.any() or not np.ptp(rgba[..., 3]) else rgba[..., 3]
-    if (np.ptp(rgba[..., :3], axis=-1) == 0).all() and any(image.getpalette() or ()):
+        is_drawn_in_alpha = not values.any() and np.ptp(alpha) > 0
+        return alpha if is_drawn_in_alpha else values
+
+    is_grey = (np.ptp(colour, axis=-1) == 0).all()
+    if is_grey and any(image.getpalette() or ()):
         return values - values.min() if np.ptp(values) else values
-    return np.where(
-        values if 0 < np.count_nonzero(values) < values.size else labels, labels + 256, 0
-    )
+    labels = np.asarray(image, np.int32)
+    has_background = 0 < np.count_nonzero(values) < values.size
+    return np.where(values if has_background else labels, labels + 256, 0)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
-    """Height and width of what `open_image` would return, read from the header alone. Raises
-    InputError like it."""
+    """Height and width of what `open_image` would return, read from the header alone.
+
+    Raises InputError like `open_image`.
+    """
     with _opened(path) as image:
         width, height = image.size
-        sideways = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
-        return (width, height) if sideways else (height, width)
+        is_sideways = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+        return (width, height) if is_sideways else (height, width)
 
 
 def frames(image: ImageFile, name: str = "the image") -> int:
-    """Frames of an animation or pages of a document, of which `open_image` takes the first; 1 for a
-    plain image. Raises InputError like it."""
+    """The number of frames of an animation, or of pages of a document; 1 for a plain image.
+
+    `open_image` takes the first. Raises InputError like `open_image`.
+    """
     with _opened(image, name) as opened:
+        if opened.format == "MPO":  # cameras put previews into MPO
+            return 1
         try:
-            return (
-                1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-            )  # cameras put previews into MPO
+            return getattr(opened, "n_frames", 1)
         except Exception:  # a later frame is damaged, and only the first is used
             return 1
 
 
 def is_turned_unseen(path: Path) -> bool:
-    """Whether EXIF turns or mirrors an image so that its size does not tell whether annotations are
-    of the upright one. Raises InputError like `image_size`."""
+    """Whether EXIF turns or mirrors an image without a change of its size.
+
+    Then its size does not tell whether annotations are of the upright image. Raises InputError like
+    `image_size`.
+    """
     with _opened(path) as image:
         orientation = image.getexif().get(ORIENTATION, 1)
         return orientation in (2, 3, 4) or (orientation in UPRIGHT and image.width == image.height)
 
 
 def remedy_for_size(path: Path, size: tuple[int, int]) -> str:
-    """What to do about an image whose height and width are not `size`, as its annotations say."""
+    """The remedy for an image whose height and width are not `size`, as its annotations say."""
     height, width = image_size(path)
     if size != (width, height):
         return "give the image that was annotated"
@@ -147,8 +167,10 @@ def remedy_for_size(path: Path, size: tuple[int, int]) -> str:
 
 
 def near_name(folders: Iterable[Path], file_name: str) -> str:
-    """The name in one of the folders that a missing image may be meant to have: the same without
-    its folders, or with another ending. "" where there is none, or several."""
+    """The name in one of the folders that a missing image may be meant to have.
+
+    It is the same without its folders, or with another ending. "" if there is none, or several.
+    """
     stem = PureWindowsPath(_plain_name(file_name)).stem
     for folder in folders:
         try:
@@ -162,14 +184,17 @@ def near_name(folders: Iterable[Path], file_name: str) -> str:
 
 def leads_outside(name: str) -> bool:
     """Whether a file name, on any system, points out of the folder that it is meant to lie in."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    outside = posix.is_absolute() or ".." in posix.parts or ".." in windows.parts
-    return bool(outside or windows.drive or windows.root or "\0" in name)
+    posix = PurePosixPath(name)
+    windows = PureWindowsPath(name)
+    is_outside = posix.is_absolute() or ".." in posix.parts or ".." in windows.parts
+    return bool(is_outside or windows.drive or windows.root or "\0" in name)
 
 
 def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[Path, ...]:
-    """The folders in which to look for the images of a dataset file. Raises InputError for one that
-    does not exist."""
+    """The folders in which to look for the images of a dataset file.
+
+    Raises InputError if `images_dir` does not exist.
+    """
     if images_dir is None:
         return path.parent, path.parent / "images"
     folder = Path(images_dir)
@@ -181,7 +206,7 @@ def image_folders(path: Path, images_dir: str | PathLike[str] | None) -> tuple[P
 
 
 def find_image(folders: Iterable[Path], file_name: str) -> Path | None:
-    """The first file of that name in the folders; None where there is none.
+    """The first file of that name in the folders; None if there is none.
 
     A file also has that name if it differs in what tools and systems change on the way: backslashes
     for slashes, percent-encoding, the Unicode form of accents, and upper and lower case. The exact
@@ -222,20 +247,25 @@ def _plain_name(file_name: str) -> str:
 
 
 def same_file_key(file_name: str) -> str:
-    """What the spellings of one path have in common. Upper and lower case stay apart: "A.png" and
-    "a.png" can be two files."""
+    """A key that is the same for all spellings of one path.
+
+    Upper and lower case stay apart: "A.png" and "a.png" can be two files.
+    """
     return unicodedata.normalize("NFC", str(PurePosixPath(_plain_name(file_name))))
 
 
 def _name_key(name: str) -> str:
-    """What names that differ only in spelling have in common."""
+    """A key that is the same for names that differ only in spelling, case included."""
     return unicodedata.normalize("NFC", unquote(name)).casefold()
 
 
 @lru_cache(maxsize=64)
 def _names_by_key(folder: Path, modified: int) -> dict[str, list[str]]:
-    """The names in a folder by their key. `modified` makes the cache forget a folder that has
-    changed: without it, every missing image of a large file would list the folder again."""
+    """The names in a folder by their key.
+
+    Without the cache, every missing image of a large file would list the folder again. `modified`
+    makes it forget a folder that has changed.
+    """
     names: dict[str, list[str]] = {}
     for path in folder.iterdir():
         names.setdefault(_name_key(path.name), []).append(path.name)
@@ -255,23 +285,25 @@ def _names_by_stem(folder: Path, modified: int) -> dict[str, list[str]]:
 
 def find_images(folder: Path, suffixes: tuple[str, ...], what: str) -> list[Path]:
     """The image files of a folder, by name, without hidden ones, such as the `._a.jpg` of macOS.
-    Raises InputError where there is no folder or no image."""
+
+    `what` they are is for messages. Raises InputError if there is no folder, or no image in it.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with {what}")
-    found = sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(".")
-    )
-    if not found:
+    paths = []
+    for path in sorted(folder.iterdir()):
+        is_image = path.suffix.lower() in suffixes and path.is_file()
+        if is_image and not path.name.startswith("."):
+            paths.append(path)
+    if not paths:
         raise InputError(
             f"{folder}: there is no {' or '.join(suffixes)} file in the folder; put {what} there"
         )
-    return found
+    return paths
 
 
 def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
-    """An image as an address that holds all of it, in a lossy format of Pillow, such as "JPEG"."""
+    """A URL that holds an image itself, in a lossy format of Pillow, such as "JPEG"."""
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, form, quality=quality)
     return f"data:image/{form.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -279,13 +311,18 @@ def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
 
 @contextmanager
 def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator[Image.Image]:
-    """An image of which only the header was read. Errors of Pillow, also in the block, become
-    InputError."""
+    """Opens an image and reads its header.
+
+    Errors of Pillow become InputError, also those of the block, in which pixels are decoded.
+    """
     name = str(image) if isinstance(image, str | PathLike) else name
     try:
-        file = BytesIO(image) if isinstance(image, bytes) else image
-        opened = file if isinstance(file, Image.Image) else Image.open(file)
-        with nullcontext(opened) if opened is image else closing(opened):
+        if isinstance(image, Image.Image):
+            # The caller's own image stays open.
+            context = nullcontext(image)
+        else:
+            context = closing(Image.open(BytesIO(image) if isinstance(image, bytes) else image))
+        with context as opened:
             _check_size(name, *opened.size)
             yield opened
     except InputError:
@@ -306,9 +343,7 @@ def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator
         raise InputError(
             f"{name}: this is not an image; give a JPEG, PNG or WebP file that is not empty"
         ) from error
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise nearly every built-in exception on damaged data
+    except Exception as error:  # damaged data make Pillow raise nearly every exception
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         what = f"the image is damaged or cut short, or cannot be read ({reason})"
         raise InputError(f"{name}: {what}; download or export it again") from error
@@ -323,6 +358,7 @@ def _first_bytes(image: ImageFile | Image.Image) -> bytes:
 
 
 def _check_size(name: str, width: int, height: int) -> None:
+    """Raises InputError for an image without pixels, or with too many."""
     if not 0 < width * height <= MAX_MEGAPIXELS * 1_000_000:
         fault = f"has no pixels or more than {MAX_MEGAPIXELS} megapixels"
         raise InputError(
@@ -331,6 +367,7 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as RGB: greys of more than 8 bits are scaled, transparency is white."""
     if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip at 255
         pixels = np.nan_to_num(np.asarray(image, np.float64))
         if image.mode == "F" and pixels.max() <= 1:

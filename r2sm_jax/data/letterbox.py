@@ -13,18 +13,17 @@ from scipy.sparse import csr_array
 from r2sm_jax.data.masks import box
 
 PAD_COLOUR = (124, 116, 104)
-"""Fills the letterbox's border: ImageNet's mean colour, which normalisation turns into (nearly)
-zero."""
+"""The colour of the border: ImageNet's mean, which normalisation turns into nearly zero."""
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Fits an image `[height width]` into a square frame of `size`: the longer side is scaled to
-    it (or to a `share` of it), the aspect kept, the rest padded at the right and at the bottom.
+    """Fits an image `[height width]` into a square frame with sides of `size`.
 
-    Images, masks and logits share one geometry: pixel centres at half-integers
-    (`align_corners=False`), scaled by `resized / original` along each axis, top left corners on
-    each other.
+    The longer side is scaled to `size`, or to a `share` of it, the aspect stays, and the rest is
+    padded at the right and at the bottom. Images, masks and logits share one geometry: pixel
+    centres at half-integers (`align_corners=False`), scaled by `resized / original` along each
+    axis, top left corners on each other.
     """
 
     height: int
@@ -62,13 +61,13 @@ class Letterbox:
         at least half of the cell.
         """
         self._check(mask.shape)
-        x0, y0, x1, y1 = box(mask)  # most masks are small, so only their boxes are multiplied
-        rows, down = _overlaps_of(
-            y0, y1, self.height, self.height * self.size / self.resized[0], cells
-        )
-        columns, across = _overlaps_of(
-            x0, x1, self.width, self.width * self.size / self.resized[1], cells
-        )
+        # The sides of the frame in pixels of the image.
+        frame_height = self.height * self.size / self.resized[0]
+        frame_width = self.width * self.size / self.resized[1]
+        # Most masks are small, so only their boxes are multiplied.
+        x0, y0, x1, y1 = box(mask)
+        rows, down = _overlaps_of(y0, y1, self.height, frame_height, cells)
+        columns, across = _overlaps_of(x0, x1, self.width, frame_width, cells)
         covered = np.zeros((cells, cells), np.uint8)
         # Sparse matrices multiply from the left only, so columns are reached by transposing.
         shares = (across @ (down @ mask[y0:y1, x0:x1].astype(np.float64)).T).T
@@ -84,8 +83,7 @@ class Letterbox:
         return frame
 
     def undo(self, logits: Float[np.ndarray, "... s s"]) -> Float[np.ndarray, "... H W"]:
-        """Logits at any square resolution of the frame (stride 4, say), back at the image's own
-        resolution.
+        """Brings logits at a square resolution of the frame back to the image's own resolution.
 
         In this order: bilinear to the whole frame, crop to the resized image, bilinear to the
         original size, without antialiasing: what SAM does. Raises ValueError for logits whose side
@@ -99,12 +97,12 @@ class Letterbox:
             )
         rows = _undo_axis(side, self.size, self.resized[0], self.height)
         columns = _undo_axis(side, self.size, self.resized[1], self.width)
-        drawn = np.empty((*logits.shape[:-2], self.height, self.width), np.float32)
-        for place in np.ndindex(logits.shape[:-2]):
-            drawn[place] = rows @ np.ascontiguousarray(
-                (columns @ np.ascontiguousarray(logits[place].T)).T
-            )
-        return drawn
+        resized = np.empty((*logits.shape[:-2], self.height, self.width), np.float32)
+        for index in np.ndindex(logits.shape[:-2]):
+            # Sparse matrices multiply from the left only, so columns are reached by transposing.
+            wide = columns @ np.ascontiguousarray(logits[index].T)
+            resized[index] = rows @ np.ascontiguousarray(wide.T)
+        return resized
 
     def _check(self, shape: tuple[int, ...]) -> None:
         if shape != (self.height, self.width):
@@ -113,33 +111,43 @@ class Letterbox:
 
 @lru_cache(maxsize=2048)
 def _overlaps_of(start: int, stop: int, side: int, frame: float, cells: int) -> tuple[slice, Any]:
-    """The cells that the pixels from `start` to before `stop` reach, and the share of each that
-    each pixel takes."""
+    """The cells that pixels `start` to before `stop` reach along one axis, and their overlaps.
+
+    The overlaps are those of `_overlaps`, for these cells and pixels.
+    """
     reached = slice(int(start * cells / frame), ceil(stop * cells / frame))
     return reached, _overlaps(side, frame, cells)[reached, start:stop]
 
 
 @lru_cache(maxsize=256)
 def _overlaps(pixels: int, frame: float, cells: int) -> Any:
-    """The share of each cell that each pixel takes along one axis, sparse; the `cells` fill `frame`
-    >= `pixels`."""
-    edges, pixel = np.linspace(0, frame, cells + 1), np.arange(pixels)
+    """The share of each cell that each pixel takes along one axis, sparse `[cells pixels]`.
+
+    `frame` is the length of all cells together in pixels, at least `pixels`.
+    """
+    edges = np.linspace(0, frame, cells + 1)
+    pixel = np.arange(pixels)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     return csr_array(overlap.clip(0) * cells / frame)
 
 
 @lru_cache(maxsize=256)
 def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
-    """The matrix of both resizes and the crop along one axis. It is sparse: threads of BLAS, which
-    multiplies dense ones, wait long for each other where other programs use the cores."""
-    up = csr_array(_bilinear(side, frame)[:resized])
-    whole: Any = csr_array(_bilinear(resized, original)) @ up
-    return whole.astype(np.float32)
+    """The matrix `[original side]` of both resizes and the crop along one axis.
+
+    It is sparse: threads of BLAS, which multiplies dense ones, wait long for each other where other
+    programs use the cores.
+    """
+    enlarged = csr_array(_bilinear(side, frame)[:resized])
+    matrix: Any = csr_array(_bilinear(resized, original)) @ enlarged
+    return matrix.astype(np.float32)
 
 
 def _bilinear(source: int, target: int) -> Float[np.ndarray, "target source"]:
-    """The matrix that resizes one axis bilinearly with half-pixel centres, edges repeated, no
-    antialiasing."""
+    """The matrix that resizes one axis bilinearly, without antialiasing.
+
+    Pixel centres are at half-integers, and edges are repeated.
+    """
     # Interpolating a row of the identity gives what its one pixel contributes to each target.
     centres = (np.arange(target) + 0.5) * (source / target) - 0.5
     return np.stack([np.interp(centres, np.arange(source), row) for row in np.eye(source)], axis=1)
