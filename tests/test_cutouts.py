@@ -311,6 +311,24 @@ def test_unusable_images_are_left_out_with_one_warning(tmp_path):
     assert names == set(CUTOUT_NAMES[:4])
 
 
+def test_files_that_are_not_used_are_counted(tmp_path):
+    write_cutouts(tmp_path, CUTOUT_NAMES[:4])
+    for name in ("licence.txt", "photo.heic", "sub/cup.png", "._a.png", "drawing.svg"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    with pytest.warns(match=r"left out 3 files, .* \(drawing.svg, photo.heic, sub/cup.png\)"):
+        CutoutSource(tmp_path, "train", 1)
+
+
+def test_names_without_a_word_are_noticed(tmp_path):
+    write_cutouts(tmp_path, CUTOUT_NAMES[:4])
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        path.rename(tmp_path / f"{number:04d}{path.suffix}")
+    with pytest.warns(match="no file name has a word"):
+        CutoutSource(tmp_path, "train", 1)
+
+
 DISC = {"file": "red-disc.png"}
 
 

@@ -97,6 +97,27 @@ def test_forbidden_targets_are_never_meant():
     assert {query.mask_type for query in queries} == {"amodal"}
 
 
+def test_what_is_never_meant_counts_in_no_number_and_no_order():
+    """Three dogs side by side, one of them ignored: no sentence counts dogs, and positions are true
+    with and without it."""
+    sides = {1: 20.0, 2: 30.0, 3: 44.0}
+    objects = []
+    for number, side in sides.items():
+        box = (60.0 * number, 40.0, 60.0 * number + side, 40.0 + side)
+        objects.append(ObjectFacts(number, "dog", box, side * side, 0.0, ()))
+    targets = set()
+    for ignored in sides:
+        forbidden = {"modal": {ignored}, "amodal": {ignored}}
+        rng = np.random.default_rng(ignored)
+        for _ in range(20):
+            for query in write_queries(objects, rng=rng, count=8, forbidden=forbidden):
+                (target,) = query.instance_ids
+                targets.add((ignored, target))
+                assert not re.search(r"\b(two|three|2|3|pair|second|third)\b", query.text)
+    # Of two outer dogs both can be told apart; beside an ignored outer one only the other one can.
+    assert targets == {(1, 3), (2, 1), (2, 3), (3, 1)}
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("photo_names", [(), PHOTO_NAMES])
 def test_absent_queries_have_no_target_and_no_word_for_what_is_there(split, photo_names):

@@ -8,7 +8,7 @@ others are ignored. With an index only its files are used; without one, file nam
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,9 @@ from r2sm_jax.synthetic.scenes.layout import Item
 from r2sm_jax.synthetic.scenes.paint import alpha_mask
 
 MIN_FILLED_SHARE = 0.03  # of the square around an object
+INDEX = "index.json"
+NAMELESS = "object"
+"""The label of a cut-out whose file name has no word."""
 MAX_CACHE_BYTES = 64_000_000  # of decoded cut-outs, for each source
 
 
@@ -73,6 +76,8 @@ class CutoutFolder:
             raise InputError(
                 f"{folder}: none of its {len(all_files)} images is a cut-out, all are {remedy}"
             )
+        for sentence in _describe_unused(folder, all_files):
+            warnings.warn(f"{folder}: {sentence}", stacklevel=3)
         if left_out:
             warnings.warn(
                 f"{folder}: left out {len(left_out)} of {len(all_files)} images, "
@@ -97,6 +102,25 @@ class CutoutFolder:
         return self._cache.get(cutout.name, lambda: read_picture(cutout.path, self.max_side))
 
 
+def _describe_unused(folder: Path, cutouts: Sequence[CutoutFile]) -> Iterator[str]:
+    """What of a folder is not used: files that are no cut-outs, or names without a word."""
+    used = {cutout.path for cutout in cutouts}
+    skipped = []
+    for path in sorted(folder.rglob("*")):
+        is_text_file = path.suffix.lower() in ("", ".txt", ".md", ".json")
+        if path.is_file() and path not in used and not is_text_file and path.name[0] != ".":
+            skipped.append(path.relative_to(folder).as_posix())
+    if skipped:
+        examples = ", ".join(skipped[:3]) + (", .." if len(skipped) > 3 else "")
+        where = "listed in index.json" if (folder / INDEX).is_file() else "a PNG or WebP file in it"
+        yield f"left out {len(skipped)} files, each of which is not {where} ({examples})"
+    if all(cutout.item.category == NAMELESS for cutout in cutouts):
+        yield (
+            f"no file name has a word, so that every object is called {NAMELESS!r}; give names or "
+            "labels in index.json"
+        )
+
+
 def read_picture(path: Path, max_side: int) -> Image.Image | None:
     """The object in a file, cropped, mode RGBA; None for a file that is no cut-out.
 
@@ -117,11 +141,11 @@ def label_of(name: str) -> str:
     """The words of a file name: "Red-Mug_02.png" → "red mug"; "object" where there are none."""
     stem = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", PurePosixPath(name).stem)
     words = [word.rstrip("0123456789").lower() for word in re.findall(r"[^\W_]+", stem)]
-    return " ".join(word for word in words if word.isalpha()) or "object"
+    return " ".join(word for word in words if word.isalpha()) or NAMELESS
 
 
 def _find_records(folder: Path) -> list[dict[str, Any]]:
-    index = folder / "index.json"
+    index = folder / INDEX
     if index.is_file():
         return read_index(index)
     paths = find_images(folder, (".png", ".webp"), "RGBA cut-outs")
