@@ -10,8 +10,9 @@ import tyro
 from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError, cli_main
-from r2sm_jax.inference.export_folder import CONFIG, is_export
-from r2sm_jax.inference.exporter import export
+from r2sm_jax.inference.completion import load_completer
+from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
+from r2sm_jax.inference.exporter import add_completer, export
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
 
@@ -22,7 +23,7 @@ class ExportConfig:
     StableHLO."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest."""
+    """Run folder, such as runs/latest. With --completer also an export, such as photos-small."""
     out: str
     """Folder to write. Its name is the model's name on the card."""
     lm: Literal["embed", "reference"] = "embed"
@@ -31,6 +32,9 @@ class ExportConfig:
     compact: bool = False
     """Write the trained weights alone, in float16: published weights that are frozen and the
     language model are referred to by name, and there is no StableHLO."""
+    completer: str | None = None
+    """Run folder of a completer, which is put into the export, so that it completes given
+    masks."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     overwrite: bool = False
@@ -70,6 +74,26 @@ def check_references(args: ExportConfig, config: ModelConfig) -> None:
         )
 
 
+def check_keeps_form(args: ExportConfig) -> None:
+    """Raises InputError for flags that would change the form of an export."""
+    flags = {
+        "--lm": args.lm != "embed",
+        "--compact": args.compact,
+        "--checkpoint": args.checkpoint != "best",
+        "--verify": args.verify,
+    }
+    for flag, is_given in flags.items():
+        if is_given:
+            raise InputError(
+                f"{flag}: {args.run} is an export already and keeps its form; leave the flag out"
+            )
+
+
+def megabytes(folder: Path) -> float:
+    """Size of all files of a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
 def main() -> None:
     """Command line."""
     args = parse_flags(ExportConfig, sys.argv[1:], prog="python -m r2sm_jax.export")
@@ -79,17 +103,29 @@ def main() -> None:
         )
     out = Path(args.out)
     check_out(out, args.overwrite)
+    completer = None if args.completer is None else load_completer(Path(args.completer))
+    source = find_folder(args.run)
+    if is_export(source):
+        check_keeps_form(args)
+        if completer is None:
+            raise InputError(
+                f"{args.run}: this is an export already; copy the folder, give the run that it "
+                "came from, or add a completer to it with --completer"
+            )
+        add_completer(source, completer, out)
+        print(f"wrote {out}: {args.run} with a completer, {megabytes(out):.1f} MB")
+        return
     run = load(args.run, checkpoint=args.checkpoint)
-    if run.is_export:
-        raise InputError(
-            f"{args.run}: this is an export already; copy the folder, or give the run that it came "
-            "from"
-        )
     check_references(args, run.config.model)
 
-    export(run, out, embed_language_model=args.lm == "embed", compact=args.compact)
-    num_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    print(f"wrote {out}: step {run.step}, {num_bytes / 1e6:.1f} MB")
+    export(
+        run,
+        out,
+        embed_language_model=args.lm == "embed",
+        compact=args.compact,
+        completer=completer,
+    )
+    print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
     if args.verify:
         print(verify(run, out))
 

@@ -16,8 +16,10 @@ import tyro
 
 from r2sm_jax.cli import parse_flags
 from r2sm_jax.config import ProcessConfig
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, cli_main, refuse_overwrite
 from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
+from r2sm_jax.inference.given_masks import clean, read_mask_file
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery, check_query
 from r2sm_jax.inference.run import enable_compilation_cache, load
@@ -46,6 +48,11 @@ class PredictConfig:
     QUERY."""
     mask_type: Literal["auto", "modal", "amodal"] = "auto"
     """auto: the sentence decides."""
+    mask: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """File with the visible mask of the object that is meant: a PNG, white on black, or JSON with
+    an RLE or polygons. The sentence decides whether it is completed."""
+    clean: bool = False
+    """Drop specks and holes of the given mask, below a hundredth of its area."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None
@@ -79,11 +86,14 @@ def predict_one(args: PredictConfig, query: str) -> None:
         for name in FILES:
             refuse_overwrite(out / name, args.overwrite)
     image = read_image(Path(args.image))
+    given = read_given_mask(args, image.shape[:2])
 
     predictor = load_predictor(args)
     predictor.set_image(image)
     with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
-        (prediction,) = predictor.predict([query], args.mask_type, abstain=args.abstain)
+        (prediction,) = predictor.predict(
+            [query], args.mask_type, abstain=args.abstain, masks=given
+        )
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
 
@@ -99,6 +109,11 @@ def predict_many(args: PredictConfig) -> None:
     """Predicts several queries or images into one file."""
     if args.json or args.abstain:
         raise InputError("--json and --abstain are for one query about one image; leave them out")
+    if args.mask or args.clean:
+        raise InputError(
+            "--mask and --clean are for one query about one image; complete the masks of many "
+            "images with python -m r2sm_jax.data complete"
+        )
     tasks = find_tasks(args.image, args.query, args.queries)
     name = tasks.root.name if is_many(args.image) else Path(args.image).stem
     out = Path(args.out) if args.out else DEFAULT_OUT / (name or "images")
@@ -130,6 +145,26 @@ def predict_many(args: PredictConfig) -> None:
         f"{len(result.failed)} not readable"
     )
     print(f"wrote {out / PREDICTIONS}")
+
+
+def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:
+    """The mask of `--mask` for the one query, None without the flag.
+
+    Args:
+        size: height and width of the image.
+    """
+    if not args.mask:
+        if args.clean:
+            raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
+        return None
+    path, *others = args.mask
+    if others:
+        raise InputError(
+            f"--mask: there are {len(args.mask)} masks for one query; give one, or predict once "
+            "for each"
+        )
+    mask = read_mask_file(Path(path), size)
+    return [clean(mask) if args.clean else mask]
 
 
 def load_predictor(args: PredictConfig) -> Predictor:

@@ -57,6 +57,7 @@ class StubPredictor(Predictor):
         self.text_encoder = StubTextEncoder()
         self.calibration = Calibration()
         self.matmul_precision = "float32"
+        self.completer = None
         self._weights = nnx.State({})
         self._image = None
         self._process_id = os.getpid()

@@ -1,6 +1,17 @@
-"""Completes visible masks of an image: crops in, complete masks at the image's resolution out."""
+"""Completes visible masks of an image: crops in, complete masks at the image's resolution out.
 
+A completer is stored in a folder of its own, which training writes:
+
+    completer.json          {"config": CompleterConfig, "threshold": logit}
+    completer.safetensors   its weights by dotted path
+
+or in an export: the same object as `completer` in config.json, and its weights among those of
+model.safetensors with `completer.` before their names.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,12 +19,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import UInt8
+from safetensors.numpy import save_file
 
+from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.inference.export_folder import (
+    CONFIG,
+    WEIGHTS,
+    check_export,
+    find_folder,
+    flat_weights,
+    is_export,
+    read_export_config,
+)
 from r2sm_jax.models.completion import Completer, CropWindow, cut_crop, make_inputs
+from r2sm_jax.models.hub import read_tensors
+
+COMPLETER_CONFIG = "completer.json"
+COMPLETER_WEIGHTS = "completer.safetensors"
+PREFIX = "completer."
+"""Of the names of the completer's weights in an export."""
 
 BATCH_SIZES = (1, 4, 16)
 """Objects that are completed at once; fewer are padded, so that few shapes are compiled."""
@@ -143,3 +171,107 @@ def completer_weights(config: CompleterConfig, tensors: Mapping[str, Any]) -> nn
             )
         filled.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
     return nnx.from_flat_state(filled)
+
+
+def save_completer(
+    folder: Path, config: CompleterConfig, weights: nnx.State, threshold: float
+) -> None:
+    """Writes a completer into a folder. Raises InputError if it cannot be written."""
+    tensors = {name: np.asarray(value) for name, value in flat_weights(weights).items()}
+    with writing(folder / COMPLETER_WEIGHTS) as part:
+        save_file(tensors, part)
+    with writing(folder / COMPLETER_CONFIG) as part:
+        stored = {"config": to_json(config), "threshold": float(threshold)}
+        part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
+
+
+def load_completer(path: Path) -> MaskCompleter:
+    """Loads the completer that `save_completer` wrote.
+
+    Args:
+        path: its folder, or one of the two files.
+
+    Raises InputError if there is none, or its weights do not fit its configuration.
+    """
+    folder = path.parent if path.is_file() else path
+    if not (folder / COMPLETER_CONFIG).is_file():
+        raise InputError(
+            f"{path}: there is no {COMPLETER_CONFIG}; give the run folder of a completer"
+        )
+    stored = load_json(folder / COMPLETER_CONFIG, "the configuration of a completer")
+    tensors = read_tensors(folder / COMPLETER_WEIGHTS)
+    return restore_completer(stored, tensors, folder / COMPLETER_CONFIG)
+
+
+def open_completer(name: str | Path) -> MaskCompleter:
+    """Loads a completer alone, without the segmenter and the language model beside it.
+
+    Args:
+        name: the run folder of a completer, or an export that holds one, also by the name of a
+            released model or `hf:owner/name`.
+
+    Raises InputError as `find_folder` and `load_completer`, or if the export has none or is
+    damaged.
+    """
+    folder = find_folder(name)
+    if not is_export(folder):
+        return load_completer(folder)
+    check_export(folder)
+    _, tensors = split_tensors(read_tensors(folder / WEIGHTS))
+    completer = completer_of_export(folder, tensors)
+    if completer is None:
+        raise no_completer(str(name))
+    return completer
+
+
+def completer_of_export(folder: Path, tensors: Mapping[str, np.ndarray]) -> MaskCompleter | None:
+    """The completer of an export, None where it has none.
+
+    Args:
+        tensors: the completer's weights, as `split_tensors` gives them.
+
+    Raises InputError if they do not fit its configuration.
+    """
+    stored = read_export_config(folder).get("completer")
+    if stored is None:
+        return None
+    return restore_completer(stored, tensors, folder / CONFIG)
+
+
+def split_tensors(
+    tensors: Mapping[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Divides the tensors of an export into the segmenter's and the completer's."""
+    of_segmenter = {}
+    of_completer = {}
+    for name, value in tensors.items():
+        if name.startswith(PREFIX):
+            of_completer[name.removeprefix(PREFIX)] = value
+        else:
+            of_segmenter[name] = value
+    return of_segmenter, of_completer
+
+
+def restore_completer(stored: Any, tensors: Mapping[str, np.ndarray], where: Path) -> MaskCompleter:
+    """Makes a completer of its JSON object and its weights.
+
+    Args:
+        where: the file that the object comes from, for messages.
+
+    Raises InputError if something is missing or does not fit.
+    """
+    if not isinstance(stored, dict) or not {"config", "threshold"} <= stored.keys():
+        raise InputError(
+            f"{where}: this holds no config and threshold of a completer; train or export it again"
+        )
+    config = from_json(CompleterConfig, stored["config"], str(where))
+    weights = completer_weights(config, tensors)
+    return MaskCompleter(config, weights, float(stored["threshold"]))
+
+
+def no_completer(name: str) -> InputError:
+    """The error for a model that cannot complete masks, to raise."""
+    return InputError(
+        f"{name} has no completer, so it cannot complete given masks; put one in with "
+        "python -m r2sm_jax.export MODEL --completer RUN --out DIR, or use another model"
+    )

@@ -98,6 +98,17 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS).write_text("".join(lines), "utf-8")
 
 
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Returns the checksums of an export by the name of the file; empty if there are none."""
+    checksums = folder / CHECKSUMS
+    text = checksums.read_text("utf-8", errors="replace") if checksums.is_file() else ""
+    digests = {}
+    for line in text.splitlines():
+        digest, _, name = line.partition("  ")
+        digests[name] = digest
+    return digests
+
+
 def check_export(folder: Path) -> None:
     """Checks the files of an export against their checksums.
 
@@ -110,14 +121,9 @@ def check_export(folder: Path) -> None:
             f"{FORMAT_VERSION}; upgrade it with pip install --upgrade r2sm_jax"
         )
 
-    checksums = folder / CHECKSUMS
-    text = checksums.read_text("utf-8", errors="replace") if checksums.is_file() else ""
-    digests = {}
-    for line in text.splitlines():
-        digest, _, name = line.partition("  ")
-        digests[name] = digest
+    digests = read_checksums(folder)
     if not {CONFIG, WEIGHTS} <= digests.keys():
-        raise InputError(f"{checksums}: missing or not readable; {REMEDY}")
+        raise InputError(f"{folder / CHECKSUMS}: missing or not readable; {REMEDY}")
 
     for name, digest in digests.items():
         path = folder / name

@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from safetensors.numpy import save_file
 import r2sm_jax
 from r2sm_jax.cli import to_json
 from r2sm_jax.config import Config
+from r2sm_jax.data.images import leads_outside
 from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
+from r2sm_jax.inference.completion import PREFIX, MaskCompleter, split_tensors
 from r2sm_jax.inference.export_folder import (
     CARD,
     CHECKSUMS,
@@ -30,20 +33,28 @@ from r2sm_jax.inference.export_folder import (
     MODEL_TYPE,
     PREPROCESSOR,
     WEIGHTS,
+    check_export,
     flat_weights,
     model_with_weights,
     published_weights,
+    read_checksums,
+    read_export_config,
     write_checksums,
 )
-from r2sm_jax.inference.model_card import model_card
+from r2sm_jax.inference.model_card import COMPLETER_TEXT, model_card
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run
-from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, weight_files
+from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, read_tensors, weight_files
 from r2sm_jax.models.r2sm import PIXEL_MEAN, PIXEL_STD
 
 
 def export(
-    run: Run, out: Path, *, embed_language_model: bool = True, compact: bool = False
+    run: Run,
+    out: Path,
+    *,
+    embed_language_model: bool = True,
+    compact: bool = False,
+    completer: MaskCompleter | None = None,
 ) -> None:
     """Writes an export of a run.
 
@@ -52,24 +63,67 @@ def export(
     Args:
         embed_language_model: copy the language model; otherwise refer to it by name.
         compact: write the trained weights alone, in float16, without language model and StableHLO.
+        completer: is put into the export, which can complete given masks then.
 
     Raises InputError if the folder cannot be written, or the model cannot be exported.
     """
     embed_language_model = embed_language_model and not compact
+    with _new_export(out) as folder:
+        weights_sha256 = _write_weights(run, folder, compact)
+        stored = _write_config(run, folder, weights_sha256, embed_language_model, compact)
+        _copy_language_model(run, folder, embed_language_model, compact)
+        if not compact:
+            stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
+        card = model_card(out.resolve().name, stored, portable_config(run.config), read_report(run))
+        (folder / CARD).write_text(card, "utf-8")
+        if completer is not None:
+            _put_in(folder, completer)
+
+
+def add_completer(source: Path, completer: MaskCompleter, out: Path) -> None:
+    """Writes a copy of an export that holds a completer, in place of one that it has.
+
+    Raises InputError if the export is damaged, or the folder cannot be written.
+    """
+    check_export(source)
+    with _new_export(out) as folder:
+        for name in (CARD, *read_checksums(source)):
+            if (source / name).is_file() and not leads_outside(name):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        _put_in(folder, completer)
+
+
+def _put_in(folder: Path, completer: MaskCompleter) -> None:
+    """Writes a completer into the files of an export."""
+    stored = read_export_config(folder)
+    stored["completer"] = {
+        "config": to_json(completer.config),
+        "threshold": completer.threshold,
+    }
+    _write_json(folder / CONFIG, stored)
+
+    tensors, _ = split_tensors(read_tensors(folder / WEIGHTS))
+    dtype = np.float16 if stored["compact"] else np.float32
+    for name, value in flat_weights(completer.weights).items():
+        tensors[PREFIX + name] = np.asarray(value, dtype)
+    save_file(tensors, folder / WEIGHTS, {"format": "np"})
+
+    card = folder / CARD
+    text = card.read_text("utf-8") if card.is_file() else ""
+    if COMPLETER_TEXT not in text:
+        card.write_text(text + COMPLETER_TEXT, "utf-8")
+
+
+@contextmanager
+def _new_export(out: Path) -> Iterator[Path]:
+    """Gives a folder beside `out`. When the block ends, its files go to `out` with checksums, so
+    that no half of an export is left. Raises InputError if they cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside `out` and moved when complete, so that no half of an export is left.
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as work:
             folder = Path(work)
-            weights_sha256 = _write_weights(run, folder, compact)
-            stored = _write_config(run, folder, weights_sha256, embed_language_model, compact)
-            _copy_language_model(run, folder, embed_language_model, compact)
-            if not compact:
-                stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
-            card = model_card(
-                out.resolve().name, stored, portable_config(run.config), read_report(run)
-            )
-            (folder / CARD).write_text(card, "utf-8")
+            yield folder
             write_checksums(folder)
             _move(folder, out)
     except (OSError, SafetensorError) as error:

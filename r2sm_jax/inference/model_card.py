@@ -24,6 +24,11 @@ SCENES_TEXT = (
 OTHER_DATA_TEXT = (
     "`{source}`. Its publisher sets its licence; state it here before you pass these weights on."
 )
+COMPLETER_TEXT = (
+    "\n## Completer\n\n"
+    "These files hold a completer as well: it turns the visible mask of an object, from whatever "
+    "source, into the complete one. docs/complete.md of r2sm_jax shows how.\n"
+)
 NO_PHOTOS_TEXT = (
     "\n- It was trained on drawn or composed scenes only: expect much lower figures on photographs."
 )

@@ -3,6 +3,7 @@
     decide          mask-type head, rule or caller        Decision
     resize_masks    mask logits in the letterbox frame    masks of the image's size
     to_prediction   decision, masks, scores, instances    Prediction
+    with_given_mask the caller's mask in place of ours    Prediction
 
 The presence of a target gates them so:
 
@@ -11,6 +12,7 @@ The presence of a target gates them so:
     candidates      never gated: average precision ranks all slots by their confidence
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -152,4 +154,27 @@ def to_prediction(
         presence=float(expit(np.float64(fused.presence))),
         undecided=decision.undecided,
         unread=unread,
+    )
+
+
+def with_given_mask(prediction: Prediction, modal: Mask, amodal: Mask) -> Prediction:
+    """Returns a prediction about an object whose visible mask the caller gave.
+
+    The decision stays. Score and presence are of masks that the model found, so there is no score
+    and the object is there.
+
+    Args:
+        modal: the given mask [H W].
+        amodal: the completed one, which contains it.
+    """
+    mask = amodal if prediction.mask_type == "amodal" else modal
+    instance = InstanceMask(score=1.0, confidence=1.0, mask=mask, modal=modal, amodal=amodal)
+    return replace(
+        prediction,
+        score=None,
+        presence=1.0,
+        modal=modal,
+        amodal=amodal,
+        instances=(instance,),
+        candidates=(),
     )

@@ -59,7 +59,7 @@ class Prediction:
     """The decision; None where the system makes none (the mask-type head `none`)."""
     amodal_probability: float | None
     score: float | None
-    """Predicted IoU of `mask`."""
+    """Predicted IoU of `mask`; None where the caller gave the visible mask."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -150,7 +150,9 @@ class Prediction:
 
     def to_coco(self) -> list[dict[str, Any]]:
         """Returns entries of a predictions file (docs/metrics.md): fused mask, then instances."""
-        fused: dict[str, Any] = {"segmentation": self.rle(), "score": self.score, "fused": True}
+        # A mask without a predicted IoU ranks first: it is as good as the one that was given.
+        score = 1.0 if self.score is None else self.score
+        fused: dict[str, Any] = {"segmentation": self.rle(), "score": score, "fused": True}
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
@@ -188,10 +190,13 @@ class Prediction:
 
         count = len(self.instances)
         plural = "" if count == 1 else "s"
+        quality = "from the given mask"
+        if self.score is not None:
+            quality = f"predicted IoU {self.score:.2f}"
         return (
             f"{self.query}\n"
             f"{decision}, {self.mask.mean():.1%} of the image, "
-            f"{count} instance{plural}, predicted IoU {self.score:.2f}"
+            f"{count} instance{plural}, {quality}"
         )
 
     def _mask_named(self, name: str) -> Mask:

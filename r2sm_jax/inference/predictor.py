@@ -26,10 +26,13 @@ from jaxtyping import Bool, Float, UInt8
 from r2sm_jax.config import MatmulPrecision, ModelConfig
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.postprocess import decide, to_prediction
+from r2sm_jax.inference.completion import MaskCompleter, no_completer
+from r2sm_jax.inference.given_masks import read_mask
+from r2sm_jax.inference.postprocess import decide, to_prediction, with_given_mask
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
@@ -53,6 +56,8 @@ class EncodedImage(NamedTuple):
 
     letterbox: Letterbox
     features: ImageFeatures
+    pixels: UInt8[np.ndarray, "H W 3"]
+    """The image itself, which the completer looks at."""
 
 
 class Request(NamedTuple):
@@ -106,6 +111,7 @@ class Predictor:
         text_encoder: TextStates,
         calibration: Calibration = NOT_CALIBRATED,
         matmul_precision: MatmulPrecision = "float32",
+        completer: MaskCompleter | None = None,
     ):
         """Takes a model that `nnx.split` divided into `graphdef` and `weights`.
 
@@ -114,11 +120,13 @@ class Predictor:
             text_encoder: the frozen language model.
             calibration: fitted after training (training/calibration.py).
             matmul_precision: how dense layers multiply (models/matmul.py).
+            completer: completes given masks; None: the model has none.
         """
         self.config = config
         self.text_encoder = text_encoder
         self.calibration = calibration
         self.matmul_precision = matmul_precision
+        self.completer = completer
         self.weights = weights
         self._image: EncodedImage | None = None
         self._process_id = os.getpid()
@@ -154,7 +162,7 @@ class Predictor:
 
     @property
     def weights(self) -> nnx.State:
-        """All weights except the language model's, on one device."""
+        """All weights of the segmenter except the language model's, on one device."""
         return self._weights
 
     @weights.setter
@@ -165,7 +173,7 @@ class Predictor:
 
     @property
     def weights_sha256(self) -> str:
-        """Hash of all weights except the language model's."""
+        """Hash of all weights of the segmenter except the language model's."""
         return hash_weights(self.weights)
 
     def set_image(self, image: ImageLike) -> None:
@@ -185,7 +193,7 @@ class Predictor:
         letterbox = self._letterbox(array)
         frame = letterbox.image(array)
         features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
-        return EncodedImage(letterbox, features)
+        return EncodedImage(letterbox, features, array)
 
     def predict(
         self,
@@ -193,26 +201,35 @@ class Predictor:
         mask_type: str = "auto",
         image: EncodedImage | ImageLike | None = None,
         abstain: float = 0.0,
+        masks: Iterable[Any] | None = None,
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
+
+        Where a visible mask is given, the query decides whether that mask or the complete one is
+        meant, and nothing is searched: `modal` is the given mask, `amodal` the completed one, there
+        is one instance, `presence` is 1, and `score` is None, since no IoU is predicted.
 
         Args:
             queries: sentences; a single one may be given as a string.
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
+            masks: for each query the visible mask of the object that it means, in a layout of
+                `given_masks.to_mask`, or None where there is none. The masks of the other queries
+                count as the object's neighbours.
 
         Raises InputError if there is no image, a query is empty, the mask type is unknown, or the
-        run has an oracle head and no type is forced.
+        run has an oracle head and no type is forced; and if there is not one mask for each query,
+        a mask cannot be used, or the model has no completer.
         """
         queries = [queries] if isinstance(queries, str) else list(queries)
         self.check(queries, mask_type)
-        if image is None:
-            image = self._image
-        if image is None:
-            raise InputError("no image to look at; call set_image first")
+        image = self._image_or(image)
         if not isinstance(image, EncodedImage):
             image = self.encode(image)
+        completed = None
+        if masks is not None:
+            completed = self._complete_given(queries, list(masks), image)
 
         predictions = []
         for part in _split(queries, QUERY_BUCKETS[-1]):
@@ -221,8 +238,87 @@ class Predictor:
             predictions += self._to_predictions(
                 part, outputs, image.letterbox, mask_types, abstain=abstain
             )
+        for index, (modal, amodal) in (completed or {}).items():
+            predictions[index] = with_given_mask(predictions[index], modal, amodal)
         self._warn_of_truncated(predictions)
         return predictions
+
+    def complete(
+        self,
+        masks: Iterable[Any],
+        neighbours: Sequence[Any | None] | None = None,
+        image: EncodedImage | ImageLike | None = None,
+    ) -> list[Mask]:
+        """Returns the complete masks `[H W]` of some objects of an image.
+
+        Args:
+            masks: what shows of each object, in a layout of `given_masks.to_mask`; an array
+                `[m H W]` will do.
+            neighbours: for each object the union of the visible masks of all others, or None where
+                it is not known. Default: the union of the other `masks`.
+            image: default: the one of `set_image`.
+
+        Raises InputError if there is no image, a mask cannot be used, or the model has no
+        completer.
+        """
+        image = self._image_or(image)
+        pixels = image.pixels if isinstance(image, EncodedImage) else open_image(image)
+        if self.completer is None:
+            raise no_completer("this model")
+        size = pixels.shape[:2]
+        visible_masks = []
+        for number, mask in enumerate(masks, start=1):
+            visible_masks.append(read_mask(mask, size, f"mask {number}"))
+        if neighbours is None:
+            return self.completer(pixels, visible_masks)
+
+        if len(neighbours) != len(visible_masks):
+            raise InputError(
+                f"{len(neighbours)} neighbours, but {len(visible_masks)} masks; give the union of "
+                "the other objects, or None, for each mask"
+            )
+        others = []
+        for number, mask in enumerate(neighbours, start=1):
+            if mask is not None:
+                mask = read_mask(mask, size, f"neighbours of mask {number}", may_be_empty=True)
+            others.append(mask)
+        return self.completer(pixels, visible_masks, neighbours=others)
+
+    def _image_or(self, image: EncodedImage | ImageLike | None) -> EncodedImage | ImageLike:
+        """The image of a call, or else that of `set_image`."""
+        if image is None:
+            image = self._image
+        if image is None:
+            raise InputError("no image to look at; call set_image first")
+        return image
+
+    def _complete_given(
+        self, queries: Sequence[str], masks: Sequence[Any | None], image: EncodedImage
+    ) -> dict[int, tuple[Mask, Mask]]:
+        """The visible and the complete mask by the index of the query that a mask is given for."""
+        if len(masks) != len(queries):
+            raise InputError(
+                f"{len(masks)} masks, but {len(queries)} queries; give one mask, or None, for each "
+                "query"
+            )
+        visible_masks: dict[int, Mask] = {}
+        for index, mask in enumerate(masks):
+            if mask is not None:
+                name = f"the mask of query {index + 1}"
+                visible_masks[index] = read_mask(mask, image.pixels.shape[:2], name)
+        if not visible_masks:
+            return {}
+        if self.completer is None:
+            raise no_completer("this model")
+
+        # Two queries may mean the same object, which is no neighbour of itself.
+        different = {mask.tobytes(): mask for mask in visible_masks.values()}
+        completed = self.completer(image.pixels, list(different.values()))
+        complete_masks = dict(zip(different, completed, strict=True))
+        pairs = {}
+        for index, mask in visible_masks.items():
+            pairs[index] = (mask, complete_masks[mask.tobytes()])
+        return pairs
 
     def predict_batch(
         self, images: Sequence[ImageLike], queries: Sequence[Sequence[str]], mask_type: str = "auto"

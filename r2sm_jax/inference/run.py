@@ -14,6 +14,7 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config, MatmulPrecision
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
+from r2sm_jax.inference.completion import completer_of_export, split_tensors
 from r2sm_jax.inference.export_folder import (
     CONFIG,
     LANGUAGE_MODEL,
@@ -198,7 +199,9 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     stored = read_export_config(folder)
     config = from_json(Config, stored["config"], str(folder / CONFIG))
     sizes = EncoderSizes.from_json(stored["image_encoder"])
-    weights: dict[str, Any] = {**read_tensors(folder / WEIGHTS)}
+    weights: dict[str, Any]
+    weights, completer_tensors = split_tensors(read_tensors(folder / WEIGHTS))
+    completer = completer_of_export(folder, completer_tensors)
     if stored["compact"]:
         # The file has only what was trained, in float16.
         trained = {name: value.astype(np.float32) for name, value in weights.items()}
@@ -214,7 +217,7 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     graphdef, state = nnx.split(model)
     calibration = Calibration(**stored["calibration"])
     predictor = Predictor(
-        config.model, graphdef, state, text_encoder, calibration, matmul_precision
+        config.model, graphdef, state, text_encoder, calibration, matmul_precision, completer
     )
     if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
         raise InputError(

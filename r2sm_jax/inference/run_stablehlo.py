@@ -18,6 +18,8 @@ from safetensors.numpy import load_file, save_file
 def main(folder: str, inputs_path: str, outputs_path: str, *language_model: str) -> None:
     """Writes OUTPUTS."""
     weights = load_file(f"{folder}/model.safetensors")
+    # The functions are those of the segmenter.
+    weights = {k: value for k, value in weights.items() if not k.startswith("completer.")}
     inputs = load_file(inputs_path)
     text_weights = {}
     for shard in language_model:
