@@ -122,8 +122,9 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: {problem}; check the path") from error
 
 
+GIT_LFS = "version https://git-lfs"
 FIRST_BYTES = {
-    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with git lfs pull",
+    GIT_LFS.encode(): "a pointer of Git LFS; get the file itself with git lfs pull",
     b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
     b"PK\x03\x04": "a zip archive; unpack it",
     b"\xfd7zXZ": "compressed with xz; unpack it with unxz",

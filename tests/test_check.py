@@ -44,7 +44,12 @@ def good() -> dict[str, Any]:
         else:
             annotation |= {"segmentation": box_rle(4, 4, 12, 10), "visible_mask": visible}
         annotations.append(annotation)
-        query = {"id": number, "image_id": image_id, "text": f"cup {number}", "mask_type": "amodal"}
+        query = {
+            "id": number,
+            "image_id": image_id,
+            "text": f"cup {number}",
+            "mask_type": "modal" if number == 4 else "amodal",
+        }
         queries.append(query | {"instance_ids": [number]})
     size = {"height": HEIGHT, "width": WIDTH}
     return {
@@ -104,6 +109,8 @@ CASES = [
     (changed("annotations", 0, iscrowd="maybe"), "annotation 1: iscrowd is 'maybe'"),
     ({key: good()[key] for key in LISTS[:3]}, "the list 'queries' is missing"),
     ({"images": []}, "the list 'annotations' is missing"),
+    (good() | {"queries": {"1": {}}}, "the list 'queries' is no list"),
+    (changed("annotations", 0, segmentation=[[1, 1, 9, float("nan"), 9, 9]]), "not all finite"),
     ([], "not one object"),
 ]
 
@@ -156,8 +163,9 @@ WARNINGS = [
     (with_flags({"ignore": True}), "1 of 4 annotations are ignored (0 by iscrowd, 1 by ignore)"),
     (with_flags(CROWD, CROWD), "2 of 4 annotations are ignored (2 by iscrowd, 0 by ignore); CVAT"),
     (with_flags(CROWD), "1 of 4 queries mean ignored annotations only"),
-    (changed("annotations", 0, **ONLY_VISIBLE), "1 of 4 amodal queries are about objects whose"),
+    (changed("annotations", 0, **ONLY_VISIBLE), "1 of 3 amodal queries are about objects whose"),
     (fully_visible(good()), "no object is hidden anywhere"),
+    (with_queries(0, 1), "all queries ask for amodal masks"),
     (with_queries(0, 2), "no amodal query is about an object of which a part is hidden"),
     (
         changed("annotations", 1, segmentation=box_rle(1, 1, 6, 6), visible_mask=None),
@@ -286,7 +294,12 @@ def test_images_that_exif_turns(tmp_path, command, refused):
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("C:\\data\\1.png", "1.png"), ("/home/me/1.png", "1.png"), ("train/1.jpg", "1.png")],
+    [
+        ("C:\\data\\1.png", "1.png"),
+        ("/home/me/1.png", "1.png"),
+        ("train/1.jpg", "1.png"),
+        ("1.jpg ", "1.png"),
+    ],
 )
 def test_the_name_that_was_meant(name, near, tmp_path):
     path = save(tmp_path, changed("images", 0, file_name=name))

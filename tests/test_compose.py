@@ -322,6 +322,12 @@ def test_bad_files_are_refused(file, tmp_path):
     no_masks = [{k: v for k, v in a.items() if k != "segmentation"} for a in annotations]
     check("annotation 1: segmentation", annotations=no_masks)
     check("has 0 complete objects", annotations=[])
+    crowds = [annotation | {"iscrowd": 1} for annotation in annotations]
+    check("all annotations are ignored", annotations=crowds)
+    shares = [a | {"segmentation": [[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]} for a in annotations]
+    for annotation in shares:
+        annotation.pop("bbox", None)
+    check("shares of the image's size", annotations=shares)
     check("10 are needed", annotations=[a for a in annotations if a["image_id"] < 12])
     check("split 'dev'", split="dev", annotations=[], images=records["images"][:2])
     check("--images", folder=tmp_path)

@@ -135,7 +135,7 @@ def drop(records, where, key):
 RLE = masks.encode(np.ones((5, 5), bool))
 FAULTS = {
     r"list 'queries' is missing": lambda r: r.pop("queries"),
-    r"list 'images' is missing": lambda r: r.update(images={}),
+    r"list 'images' is no list": lambda r: r.update(images={}),
     r"images\[0\].*whole number as id": lambda r: drop(r, ("images", 0), "id"),
     r"queries\[1\].*whole number as id": lambda r: change(r, ("queries", 1), id="x"),
     r"annotations id 2: it occurs twice": lambda r: change(r, ("annotations", 0), id=2),
@@ -307,7 +307,9 @@ def test_a_split_that_teaches_nothing_is_refused(queries, sentence):
 
 def test_a_split_without_hidden_objects_gets_a_warning():
     query = Query(1, "the mug", "modal", (7,))
-    assert check_teaches(with_queries(query), "d") == ""
+    both_types = query, Query(2, "the whole mug", "amodal", (7,))
+    assert check_teaches(with_queries(*both_types), "d") == ""
+    assert "all queries ask for modal masks" in check_teaches(with_queries(query), "d")
     mug, box, _ = sample().instances
     visible = replace(sample(), instances=(replace(mug, amodal=mug.modal),), queries=(query,))
     assert "no object is hidden" in check_teaches(ListedSource([visible]), "d")

@@ -202,6 +202,7 @@ def test_a_text_file_asks_about_every_image_or_about_single_ones(photos, tmp_pat
         ("the cat\n...\n", "line 2"),
         ("the cat\n\nt\0h\0e\0", "line 3"),
         ('{"query": "the mug"}\n', "line 1"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "git lfs pull"),
     ],
 )
 def test_lines_of_a_query_file_are_read_as_they_are_or_refused(content, texts, dataset, tmp_path):

@@ -426,3 +426,14 @@ def test_a_spoilt_file_is_an_error_or_a_valid_result(name, tmp_path, data):
         write_json(tmp_path / "out.json", read(path).to_records("fuzz"), overwrite=True)
     except InputError as error:
         assert "\n" not in str(error) and len(str(error)) > 20
+
+
+def test_reasonseg_points_that_are_not_where_the_image_is(tmp_path):
+    photo(tmp_path / "a.jpg")
+    for corners in ((0.1, 0.1, 0.5, 0.5), (500, 500, 600, 600)):
+        shape = {"label": "target", "points": points(*corners)}
+        path = write(tmp_path / "a.json", reasonseg(shape))
+        (bad_record,) = collect(read_reasonseg([path])).bad_records
+        assert "its points are not where the image is" in str(bad_record)
+    (note,) = collect(read_reasonseg([write(tmp_path / "a.json", reasonseg())])).notes
+    assert "there is no target" in str(note)

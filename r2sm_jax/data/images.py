@@ -256,7 +256,7 @@ def same_file_key(file_name: str) -> str:
 
 def _name_key(name: str) -> str:
     """A key that is the same for names that differ only in spelling, case included."""
-    return unicodedata.normalize("NFC", unquote(name)).casefold()
+    return unicodedata.normalize("NFC", unquote(name)).casefold().strip()
 
 
 @lru_cache(maxsize=64)

@@ -114,6 +114,9 @@ class SplitSummary:
             return "no object is hidden anywhere, so that modal and amodal masks are the same"
         if self.num_amodal and not self.num_amodal_of_occluded:
             return "no amodal query is about an object of which a part is hidden"
+        if self.num_queries and self.num_amodal in (0, self.num_queries):
+            mask_type = "amodal" if self.num_amodal else "modal"
+            return f"all queries ask for {mask_type} masks, so that nothing tells the types apart"
         return ""
 
 

@@ -134,7 +134,8 @@ def find_problems(records: Any) -> Iterator[Problem]:
 
     missing = [key for key in LISTS if not isinstance(records.get(key), list)]
     for key in missing:
-        yield Problem("", -1, "", f"the list {key!r} is missing", "add it, [] where there are none")
+        state = "is no list" if key in records else "is missing"
+        yield Problem("", -1, "", f"the list {key!r} {state}", "add it, [] where there are none")
     if missing:
         return
 
@@ -389,6 +390,8 @@ def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
         right, bottom = corners.max(0)
     except (ValueError, TypeError, IndexError, OverflowError):
         return ""  # whoever reads the mask says what is wrong with it
+    if not np.isfinite([left, top, right, bottom]).all():
+        return ""
     height, width = size
 
     if min(left, top) >= 0 and max(right, bottom) <= 1 and min(size) >= MIN_SIDE_FOR_SHARES:

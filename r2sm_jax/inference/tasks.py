@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.images import IMAGE_SUFFIXES, find_image, find_images, leads_outside
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import GIT_LFS, InputError, describe_content, read_bytes
 from r2sm_jax.inference.predictor import check_query
 
 NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
@@ -201,9 +201,14 @@ def _read_lines(path: Path) -> list[QueryLine]:
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        described = describe_content(read_bytes(path))
+        if described:
+            raise InputError(f"{path}: this is no text, it is {described}") from None
         raise InputError(
             f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json"
         ) from None
+    if text.startswith(GIT_LFS):
+        raise InputError(f"{path}: this is no query, it is {describe_content(text.encode())}")
 
     queries = []
     # Not splitlines(): editors put U+2028 and vertical tabs inside a sentence.

@@ -22,8 +22,9 @@ from scipy import ndimage
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance
+from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
-from r2sm_jax.data.validation import check_records
+from r2sm_jax.data.validation import check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
@@ -98,6 +99,9 @@ class PhotoFile:
         if isinstance(records, dict):
             records.setdefault("queries", [])
         check_records(path, records)
+        check_contradictions(path, records)
+        if records["annotations"] and all(map(is_ignored, records["annotations"])):
+            raise InputError(f"{path}: all annotations are ignored; {CROWD_REMEDY}")
         self.dataset = Dataset(path, records, images)
         self.classes = tuple(map(display_name, self.dataset.vocabulary["category"]))
         self.kinds = {

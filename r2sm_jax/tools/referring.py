@@ -10,6 +10,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.validation import find_polygon_fault
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.entries import (
     BadRecord,
@@ -163,6 +164,10 @@ def _read_reasonseg_file(
     if target.any():
         targets.append(str(file.path))
         objects.append(ObjectRecord("target", mask_fields(target, None), key=targets[0]))
+    else:
+        notes.append(
+            file.note("there is no target, so that its sentences mean nothing that is there")
+        )
     if ignored.any():
         objects.append(ObjectRecord("ignored", mask_fields(ignored, None), ignored_by="label"))
 
@@ -187,6 +192,8 @@ def _draw_shapes(file: Entry, size: Size) -> tuple[Mask, Mask, list[Note]]:
         if not points:
             notes.append(shape.note("left out, it has no points"))
             continue
+        if fault := find_polygon_fault(points, size):
+            raise shape.error("its points are not where the image is", fault)
         try:
             mask = draw_polygon(points, size)
         except ValueError as error:
