@@ -9,10 +9,10 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.config import TextConfig
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import AblationSizes, print_table, run_ablation, write_ablation
 from r2sm_jax.models.mask_type_heads import LEARNED
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.config import NO_HEAD
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, load
 

@@ -1,72 +1,28 @@
-"""Errors that the user can mend: one sentence, exit code 2, no traceback."""
+"""Errors that the user can mend, and the reading and writing of files that raises them.
 
-import errno
+A command ends with exit code 2 and one line for such an error, without a traceback (cli.py).
+"""
+
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 
 class InputError(Exception):
-    """Bad input. The message names the file, field or flag and the remedy in one sentence, on one
-    line whatever the names in it hold."""
+    """Bad input, described in one sentence that names the file, field or flag and the remedy."""
 
     def __init__(self, message: str):
+        # One line for each error, also where a file name holds a line break.
         super().__init__(" ".join(message.splitlines()))
 
 
-def refuse(problems: Mapping[str, bool]) -> None:
-    """Raises InputError for the first problem that was found."""
-    if problem := next((problem for problem, found in problems.items() if found), None):
-        raise InputError(problem)
-
-
-def cli_main(main: Callable[[], None]) -> NoReturn:
-    """Runs a command's `main`; an `InputError` becomes one line on stderr and exit code 2.
-
-    A closed pipe (`... | head`) ends quietly and Ctrl-C exits with 130, as shells expect. What the
-    terminal cannot show is escaped.
-    """
-    getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")
-    try:
-        main()
-        sys.stdout.flush()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        _discard_output()
-        sys.exit(0)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            name = str(error.filename)[:40]
-            problem = f"{name}...: this is too long for the name of a file; check the arguments"
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = error.filename or "the output"
-            problem = f"{where}: cannot be written ({error.strerror}); free disk space"
-        else:
-            raise
-        _discard_output()
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(0)
-
-
-def _discard_output() -> None:
-    """Lets Python's own flush at its end succeed, which would add lines to the message."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """Raises InputError where `path` is a folder or in a file, or exists and must not be
-    overwritten."""
+    """Raises InputError if a file must not be written at `path`.
+
+    That is where it is a folder, its parent is a file, or it exists and `overwrite` is False.
+    """
     if path.is_dir():
         raise InputError(f"{path}: this is a folder; give the name of a file")
     if path.parent.exists() and not path.parent.is_dir():
@@ -76,14 +32,16 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
-    """Writes a file as a whole or not at all: `with writing(path) as part: part.write_text(...)`.
+def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
+    """Writes a file as a whole or not at all: `with atomic_write(path) as part: part.write_text()`.
 
-    The block writes to `part`, in the same folder, which is made where it is missing. At the end of
-    the block `part` replaces `path`. `part` ends in ".part", so pass Pillow the image format.
-    Raises InputError if the path or a text cannot be written, or `refuse_overwrite` refuses it.
+    The block writes to `part`, which replaces `path` when the block ends without an error. The
+    folder is made where it is missing. `part` ends in ".part", so pass Pillow the image format.
+
+    Raises InputError as `refuse_overwrite`, or if the path or a text cannot be written.
     """
     refuse_overwrite(path, overwrite)
+    # In the same folder: a file is replaced in one step only within its file system.
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +52,7 @@ def writing(path: Path, overwrite: bool = True) -> Iterator[Path]:
             f"{path}: cannot be written, since a text in it holds half of a character; {error}"
         ) from error
     except OSError as error:
+        # A disk that is full has room again without the half that was written.
         with suppress(OSError):
             part.unlink(missing_ok=True)
         reason = error.strerror or error
@@ -112,7 +71,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises InputError where it cannot be read."""
+    """Reads a file. Raises InputError if it cannot be read."""
     refuse_dangling(path)
     try:
         return path.read_bytes()
@@ -133,11 +92,12 @@ FIRST_BYTES = {
     b"\x80": "a pickle; write its content as JSON",
     b"<": "a web page or XML; download the file itself",
 }
-"""What files hold in place of what was meant, with the remedy, by their first bytes."""
+"""First bytes of files that are often given in place of JSON or an image -> what they are, and the
+remedy."""
 
 
 def describe_content(content: bytes) -> str:
-    """What a file is in truth, and the remedy; "" if its first bytes do not tell."""
+    """Says what an unreadable file is, and the remedy; "" if its first bytes do not tell."""
     content = content.lstrip()
     if not content:
         return "empty; download or write it again"
@@ -145,8 +105,14 @@ def describe_content(content: bytes) -> str:
 
 
 def parse_json(content: bytes, where: str, what: str) -> Any:
-    """JSON in UTF-8 or else Windows-1252. Raises InputError; `where` names its place, `what` the
-    format."""
+    """Parses JSON in UTF-8, or else in Windows-1252, which older tools on Windows write.
+
+    Args:
+        where: the file or entry, for messages.
+        what: the expected content, for messages.
+
+    Raises InputError if it is not JSON.
+    """
     try:
         try:
             return json.loads(content)
@@ -164,5 +130,5 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
 
 
 def load_json(path: Path, what: str) -> Any:
-    """The content of a JSON file. Raises InputError; `what` names the format."""
+    """Reads a JSON file. Raises InputError as `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path), str(path), what)

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.config import DataConfig, ProcessConfig
 from r2sm_jax.data.sources import REPORTED, SourceSpec, open_dataset, split_names
-from r2sm_jax.errors import InputError, cli_main, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.page import render_page, write_report
@@ -205,7 +205,7 @@ def compare_reports(args: EvaluateConfig) -> None:
         return
     file = Path(args.out) / "compare.html"
     page = render_page(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
-    with writing(file) as part:
+    with atomic_write(file) as part:
         part.write_text(page, "utf-8")
         file.with_suffix(".json").write_text(json.dumps(compared, indent=1) + "\n", "utf-8")
         file.with_suffix(".md").write_text(text, "utf-8")

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.config import ModelConfig
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import load_completer
 from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.exporter import add_completer, export

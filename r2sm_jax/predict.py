@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.config import ProcessConfig
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError, cli_main, refuse_overwrite
+from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
 from r2sm_jax.inference.given_masks import clean, read_mask_file
 from r2sm_jax.inference.prediction import FILES

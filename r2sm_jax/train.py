@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.cli import parse_config, to_json, trim_memory
+from r2sm_jax.cli import cli_main, parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import Batch, ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.dataset import Dataset, Source
@@ -45,7 +45,7 @@ from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates, quantile
 from r2sm_jax.data.validation import find_pictures_in_both
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.iou import lisa_iou

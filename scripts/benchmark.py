@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
-from r2sm_jax.cli import parse_config, parse_flags, trim_memory
+from r2sm_jax.cli import cli_main, parse_config, parse_flags, trim_memory
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import random_crop
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import read_encoder_sizes

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from r2sm_jax.cli import parse_config
+from r2sm_jax.cli import cli_main, parse_config
 from r2sm_jax.config import Config
 from r2sm_jax.data.batches import NUM_TYPE_SENTENCES
 from r2sm_jax.data.sources import open_source
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.mask_type_heads import LEARNED
 from r2sm_jax.models.pretrained import read_encoder_sizes

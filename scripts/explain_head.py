@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 import r2sm_jax
+from r2sm_jax.cli import cli_main
 from r2sm_jax.config import LEARNED_HEADS
-from r2sm_jax.errors import InputError, cli_main
+from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import check_query
 
 NUM_SENTENCES = 192

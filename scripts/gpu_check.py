@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from estimate import batch_shapes, flops_of, vocabulary
 from flax import nnx
 
-from r2sm_jax.cli import load_config_file, parse_flags
+from r2sm_jax.cli import cli_main, load_config_file, parse_flags
 from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, VisionConfig
-from r2sm_jax.errors import InputError, cli_main, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.models.encoder_sizes import EncoderSizes, SamSizes, with_sizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
@@ -96,7 +96,7 @@ def main() -> None:
             failed.append(part)
         print(f"{part}: {results[part]}, {time.monotonic() - started:.0f} s", flush=True)
         # After each part, so that a later one loses nothing.
-        with writing(args.out) as file:
+        with atomic_write(args.out) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     if args.dry_run:
         print("dry run on a CPU: no GPU was used, and no figure counts")

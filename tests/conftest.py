@@ -63,8 +63,7 @@ import pytest
 from hypothesis import settings
 from safetensors.numpy import save_file
 
-from r2sm_jax.cli import trim_memory
-from r2sm_jax.errors import cli_main
+from r2sm_jax.cli import cli_main, trim_memory
 
 # The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
 settings.register_profile("fixed", derandomize=True)

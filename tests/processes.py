@@ -42,7 +42,7 @@ def run_processes(count: int, module: str, *flags: object, code: str = "") -> li
     all."""
     lines = [
         f"from {module} import main",
-        "from r2sm_jax.errors import cli_main",
+        "from r2sm_jax.cli import cli_main",
         code,
         "cli_main(main)",
     ]

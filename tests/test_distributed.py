@@ -4,6 +4,8 @@ on the CPU."""
 import re
 import signal
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -164,6 +166,32 @@ def test_one_process_needs_no_others():
         make_mesh(resolve_auto(Config()).train, 3)
 
 
+def test_values_of_different_sizes_are_exchanged_in_pieces(monkeypatch):
+    """Two threads in the place of two processes."""
+    monkeypatch.setattr(distributed, "PIECE_BYTES", 16)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    rows: list[np.ndarray] = [np.empty(0)] * 2
+    wait = threading.Barrier(2, timeout=60).wait
+    thread = threading.local()
+
+    def exchange(row):
+        rows[thread.index] = row
+        wait()
+        together = np.stack(rows)
+        wait()
+        return together
+
+    monkeypatch.setattr(distributed.multihost_utils, "process_allgather", exchange)
+    values = ["short", list(range(100))]
+
+    def gather(index):
+        thread.index = index
+        return allgather(values[index])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(gather, range(2))) == [values, values]
+
+
 # Two and four processes.
 
 
@@ -226,7 +254,8 @@ def test_two_processes_evaluate_as_one(tiny_run, tmp_path, command):
     """Twelve images are two parts; the files of the report are the same byte for byte."""
     flags = [tiny_run, "--samples", 12, "--split", "val", "--out"]
     assert command(evaluate.main, *flags, tmp_path / "one").code == 0
-    ended = run_processes(2, "r2sm_jax.evaluate", *flags, tmp_path / "two")
+    pieces = "from r2sm_jax.training import sharding; sharding.PIECE_BYTES = 5000"
+    ended = run_processes(2, "r2sm_jax.evaluate", *flags, tmp_path / "two", code=pieces)
     assert [end.code for end in ended] == [0, 0], ended
     for name in ("report.json", "report.md", "queries.csv"):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), (

@@ -180,7 +180,7 @@ def test_compiled_programs_are_pruned_least_recently_used_first(tmp_path, monkey
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_behind_stdout_is_one_line():
-    program = "from r2sm_jax.errors import cli_main; cli_main(lambda: print('masks'))"
+    program = "from r2sm_jax.cli import cli_main; cli_main(lambda: print('masks'))"
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
     assert ended.returncode == 2 and ended.stderr.startswith(

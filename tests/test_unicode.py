@@ -4,13 +4,13 @@ import pytest
 
 from r2sm_jax.data.images import find_image
 from r2sm_jax.data.validation import is_text
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.inference.predictor import check_query
 
 
 def test_half_a_character_is_not_written(tmp_path):
     refused = pytest.raises(InputError, match=r"a\.json: .*half of a character")
-    with refused, writing(tmp_path / "a.json") as part:
+    with refused, atomic_write(tmp_path / "a.json") as part:
         part.write_text("mug \ud800", encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from PIL import __version__ as PIL_VERSION
 from rich.filesize import decimal
 from safetensors.numpy import save
 
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.errors import InputError, atomic_write
 
 Arrays = tuple[np.ndarray, ...]
 DTYPES = {
@@ -184,7 +184,7 @@ class FeatureCache:
 
     def _write(self, arrays: dict[str, np.ndarray]) -> None:
         path = self.folder / f"{uuid.uuid4().hex}.safetensors"
-        with writing(path) as part:
+        with atomic_write(path) as part:
             part.write_bytes(save(arrays))
         self._open(path)
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from r2sm_jax.data import masks
-from r2sm_jax.errors import writing
+from r2sm_jax.errors import atomic_write
 from r2sm_jax.query import MaskType
 
 VISIBLE = (31, 111, 214)
@@ -124,7 +124,7 @@ def draw_sheet(
 
 def save_sheet(path: Path, rows: Sequence[Sequence[Panel]], title: str = "") -> None:
     """Writes a sheet as PNG. Raises InputError where it cannot be written."""
-    with writing(path) as part:
+    with atomic_write(path) as part:
         Image.fromarray(draw_sheet(rows, title)).save(part, format="PNG")
 
 

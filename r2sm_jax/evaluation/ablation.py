@@ -22,7 +22,7 @@ from scipy.special import expit
 from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.data.sources import intent_sentences, open_source, write_text_only_queries
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import writing
+from r2sm_jax.errors import atomic_write
 from r2sm_jax.evaluation.decisions import mask_type_scores
 from r2sm_jax.query import Sentence, keyword_mask_type
 from r2sm_jax.training.calibration import fit_temperature
@@ -279,7 +279,7 @@ def write_ablation(results: Sequence[HeadScores], folder: Path) -> None:
     cannot."""
     header, *rows = table_rows(results)
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    with writing(folder / "heads.json") as part:
+    with atomic_write(folder / "heads.json") as part:
         scores = [vars(result) for result in results]
         part.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.sheet import Panel, draw_panel
-from r2sm_jax.errors import writing
+from r2sm_jax.errors import atomic_write
 from r2sm_jax.evaluation.compare import QUERIES_FILE, write_queries
 from r2sm_jax.evaluation.gallery import example_rows, select_examples
 from r2sm_jax.evaluation.report import Evaluated
@@ -57,7 +57,7 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
         examples = select_examples(results.results)
         galleries[name] = {title: example_rows(source, examples[title]) for title in examples}
 
-    with writing(folder / "report.json") as part:
+    with atomic_write(folder / "report.json") as part:
         part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         (folder / "report.md").write_text(report_markdown(report), "utf-8")
         (folder / "report.html").write_text(report_page(report, galleries), "utf-8")

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from r2sm_jax.data.images import frames, open_annotated, open_image
-from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.inference.journal import find_journals, header_line, journal_path, read_journals
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.inference.tasks import Task, Tasks
@@ -162,7 +162,7 @@ def _write_predictions(out: Path, tasks: Sequence[Task], header: Mapping[str, st
     """Writes the answers of the journals into one file, in the order of the tasks."""
     lines = read_journals(out, header)
     separator = ""
-    with writing(out / PREDICTIONS) as part, part.open("w", encoding="utf-8") as file:
+    with atomic_write(out / PREDICTIONS) as part, part.open("w", encoding="utf-8") as file:
         file.write("[")
         for task in tasks:
             answers = json.loads(lines[task.name])["answers"]

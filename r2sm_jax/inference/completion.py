@@ -25,7 +25,7 @@ from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError, load_json, writing
+from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.inference.export_folder import (
     CONFIG,
     WEIGHTS,
@@ -178,9 +178,9 @@ def save_completer(
 ) -> None:
     """Writes a completer into a folder. Raises InputError if it cannot be written."""
     tensors = {name: np.asarray(value) for name, value in flat_weights(weights).items()}
-    with writing(folder / COMPLETER_WEIGHTS) as part:
+    with atomic_write(folder / COMPLETER_WEIGHTS) as part:
         save_file(tensors, part)
-    with writing(folder / COMPLETER_CONFIG) as part:
+    with atomic_write(folder / COMPLETER_CONFIG) as part:
         stored = {"config": to_json(config), "threshold": float(threshold)}
         part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
 

@@ -14,7 +14,7 @@ from PIL import Image
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
@@ -167,7 +167,7 @@ class Prediction:
         """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as
         `overlay`."""
         overlay = self.overlay(image)
-        with writing(folder / "prediction.json") as part:
+        with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
             Image.fromarray(overlay).save(folder / "overlay.png")

@@ -27,7 +27,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import MASKS, BoxComparison, is_id, is_text
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.tools.entries import (
     BadRecord,
     Entry,
@@ -490,7 +490,7 @@ def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
     padded = Image.new("RGB", (size[1], size[0]))
     padded.paste(Image.fromarray(open_image(image.path)))
     path = padded_dir / f"{image.file_name}.png"
-    with writing(path) as part:
+    with atomic_write(path) as part:
         padded.save(part, format="PNG")
     return replace(image, size=size, path=path)
 

@@ -9,7 +9,7 @@ from PIL import Image
 from tyro.conf import Positional
 
 from r2sm_jax.data.dataset import Sample, Source
-from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.synthetic.compose import MIN_CUTOUTS, ComposeSource
 from r2sm_jax.synthetic.photos import Photos
 from r2sm_jax.tools.records import (
@@ -130,7 +130,7 @@ def cutouts(
             name = f"_{name}"
         _save(photos.read_cutout(cutout)[0], out / name, overwrite)
         index[name] = {"file": name, "label": cutout.category}
-    with writing(out / "index.json", overwrite) as part:
+    with atomic_write(out / "index.json", overwrite) as part:
         content = json.dumps([*index.values()], ensure_ascii=False)
         part.write_text(content + "\n", encoding="utf-8")
     num_classes = len({record["label"] for record in index.values()})
@@ -138,5 +138,5 @@ def cutouts(
 
 
 def _save(image: Image.Image, path: Path, overwrite: bool) -> None:
-    with writing(path, overwrite) as part:
+    with atomic_write(path, overwrite) as part:
         image.save(part, "PNG", compress_level=3)

@@ -28,7 +28,7 @@ from r2sm_jax.data.dataset import (
 )
 from r2sm_jax.data.images import data_url
 from r2sm_jax.data.validation import is_ignored
-from r2sm_jax.errors import InputError, read_bytes, refuse_overwrite, writing
+from r2sm_jax.errors import InputError, atomic_write, read_bytes, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
@@ -97,7 +97,7 @@ def requests(
 
     data = read_json(dataset, images, need_images=False)
     counts = Counter[str]()
-    with writing(out, overwrite) as part, part.open("wb") as file:
+    with atomic_write(out, overwrite) as part, part.open("wb") as file:
         for index, record in enumerate(data.images):
             tables = _make_tables(data, index)
             url = record["file_name"]
@@ -214,7 +214,7 @@ def parse(
     num_before = len(records["queries"])
     left_out = _add_queries(records, answers)
     if rejected is not None:
-        with writing(rejected, overwrite) as part:
+        with atomic_write(rejected, overwrite) as part:
             part.write_bytes(b"".join(map(_json_line, left_out)))
     write_json(out, records, overwrite)
 

@@ -27,7 +27,7 @@ from r2sm_jax.data.images import (
     remedy_for_size,
 )
 from r2sm_jax.data.validation import AreaComparison, check_records
-from r2sm_jax.errors import InputError, writing
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.tools.entries import BadRecord, Entry, Note, Size, group_by_reason
 
 RATE_TOLERANCE = 0.02
@@ -408,5 +408,5 @@ def write_json(path: Path, records: Mapping[str, Any], overwrite: bool = False) 
     and a file that exists, unless `overwrite`.
     """
     check_records(path, records)
-    with writing(path, overwrite) as part:
+    with atomic_write(path, overwrite) as part:
         part.write_text(json.dumps(records, ensure_ascii=False) + "\n", encoding="utf-8")

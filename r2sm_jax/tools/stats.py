@@ -19,7 +19,7 @@ from tyro.conf import Positional
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import ImageTruth, Source
 from r2sm_jax.data.sources import load_json_split, open_source, stored_splits
-from r2sm_jax.errors import InputError, refuse_overwrite, writing
+from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.evaluation.published import PUBLISHED, TABLE_1
 from r2sm_jax.evaluation.tables import markdown_table
 from r2sm_jax.query import MASK_TYPES, MaskType, keyword_mask_type
@@ -157,7 +157,7 @@ def stats(
     if out is not None:
         contents = [json.dumps(report, indent=1).encode(), markdown(report).encode(), draw(total)]
         for name, content in zip(FILES, contents, strict=True):
-            with writing(out / name) as part:
+            with atomic_write(out / name) as part:
                 part.write_bytes(content)
         print(f"wrote {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
 

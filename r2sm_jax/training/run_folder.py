@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import Config, DistributedConfig
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import InputError, load_json, refuse_dangling, writing
+from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_dangling
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.matmul import choose_matmul_precision
 from r2sm_jax.models.pretrained import read_encoder_sizes
@@ -164,7 +164,7 @@ def write_config(folder: Path, config: Config) -> None:
         raise InputError(
             f"{folder} holds a run already; continue it with --resume or give another --run"
         )
-    with writing(folder / CONFIG) as part:
+    with atomic_write(folder / CONFIG) as part:
         part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
         (folder / "samples").mkdir(exist_ok=True)
         if config.run is None:
@@ -263,7 +263,7 @@ def check_inputs(
         "language_model": {"name": config.model.text.name, **texts.identity},
         "data": {"source": config.data.source, "sha256": data_sha256},
     }
-    with writing(folder / INPUTS) as part:
+    with atomic_write(folder / INPUTS) as part:
         part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
 
 
