@@ -92,7 +92,7 @@ from r2sm_jax.training.sharding import (
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
-NUM_READ_SAMPLES = 128
+NUM_READ_SAMPLES = 64
 """Samples whose sentences tell how long those of all samples are, where sentences are not kept."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The others are padded to the longest among

@@ -1,6 +1,7 @@
 """A new picture at every visit, worker processes, sizes that change, and averaged weights."""
 
 import os
+import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from r2sm_jax.data.augment import random_scale
 from r2sm_jax.data.batches import ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import PreparedSource
+from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
@@ -127,6 +129,31 @@ def test_images_of_a_file_are_not_fresh(tiny_config, tmp_path):
         patch.setattr(train_module, "check_teaches", lambda *_: "")
         with pytest.raises(InputError, match=r"--data\.fresh: the images"):
             train_module.prepare_images(replace(tiny_config, data=data), print)
+
+
+def test_copies_of_a_dataset_read_its_records_from_disk(file):
+    source = ComposeSource(file, "train", None, size=SIZE)
+    sample = digest(source[3])
+    content = pickle.dumps(source)
+    assert b"segmentation" not in content and b"segmentation" in file.read_bytes()
+    copied = pickle.loads(content)
+    assert digest(copied[3]) == digest(source[3]) == sample
+    again = pickle.loads(pickle.dumps(copied))
+    dataset = source.photos.files[0].dataset
+    del source, copied
+    assert digest(again[3]) == sample
+
+    part = dataset.subset([5, 2])
+    assert [part.truth_at(index).image_id for index in range(2)] == [6, 3]
+
+
+def test_shared_records_are_those_of_the_groups():
+    groups = {7: [{"id": 1, "text": "a"}], 3: [], 40: [{"id": 2}, {"id": 3}]}
+    shared = SharedRecords(groups)
+    assert {key: shared[key] for key in groups} == groups
+    for missing in (0, 8, 41):
+        with pytest.raises(KeyError):
+            shared[missing]
 
 
 # A run.

@@ -6,7 +6,6 @@ every instance `modal ⊆ amodal`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -18,10 +17,13 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.cache import fingerprint
 from r2sm_jax.data.images import find_image, image_folders, near_name, open_annotated
 from r2sm_jax.data.masks import RLE
+from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
 from r2sm_jax.query import Query
 
+Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords
+"""The annotations or queries of each image, by its id."""
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -204,8 +206,8 @@ class Dataset:
         self.images: Sequence[Mapping[str, Any]] = records["images"]
         self._image_dirs = image_folders(path, images_dir)
         self._names = category_names(records)
-        self._annotations = group_by_image(records, "annotations")
-        self._queries = group_by_image(records, "queries")
+        self._annotations: Groups = group_by_image(records, "annotations")
+        self._queries: Groups = group_by_image(records, "queries")
 
         words: dict[str, set[str]] = {}
         for annotation in records["annotations"]:
@@ -214,6 +216,14 @@ class Dataset:
         self.vocabulary = {"category": tuple(self._names.values())}
         for name in sorted(words):
             self.vocabulary[name] = tuple(sorted(words[name]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Worker processes read the records of each image from a file on disk that they share."""
+        for name in ("_annotations", "_queries"):
+            groups = self.__dict__[name]
+            if not isinstance(groups, SharedRecords):
+                self.__dict__[name] = SharedRecords(groups)
+        return self.__dict__
 
     def __len__(self) -> int:
         return len(self.images)
@@ -316,7 +326,8 @@ class Dataset:
 
     def subset(self, indices: Iterable[int]) -> "Dataset":
         """The same dataset with just these images, in this order."""
-        part = copy(self)
+        part = object.__new__(type(self))
+        part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
         return part
 
