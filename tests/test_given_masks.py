@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +195,69 @@ def test_a_model_without_a_completer_says_so(predictor):
         predictor.predict([MODAL], masks=[MUG])
     (plain,) = predictor.predict([MODAL], masks=[None])
     assert plain.score is not None
+
+
+# Masks of other systems, as docs/complete.md takes them over.
+
+
+def page_programs() -> list[str]:
+    page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+
+
+class Tensor(np.ndarray):
+    """An array with the method of a tensor that the page calls."""
+
+    def cpu(self):
+        return np.asarray(self)
+
+
+def test_the_programs_of_the_documentation_run(predictor, completer):
+    """With objects that have the layout of each system's own."""
+    stack = np.stack([MUG, BOX])
+    outlines = []
+    for x0, y0, x1, y1 in ((10, 10, 30, 40), (30, 20, 60, 50)):
+        corners = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
+        outlines.append(np.array(corners, np.float32))
+    instances = SimpleNamespace(pred_masks=stack)
+    sam = SimpleNamespace(
+        post_process_instance_segmentation=lambda *_, **__: [{"masks": stack.astype(np.int64)}],
+        post_process_masks=lambda *_: [stack[:, None]],
+    )
+    yolo_masks = SimpleNamespace(data=stack.astype(np.float32).view(Tensor), xy=outlines)
+    detectron = SimpleNamespace(to=lambda device: instances)
+
+    load, sam3, sam2, ultralytics, detectron2, supervision, sentence = page_programs()
+    assert "r2sm_jax.load" in load
+    systems = [
+        (sam3, {"processor": sam, "outputs": None, "height": HEIGHT, "width": WIDTH}),
+        (
+            sam2,
+            {
+                "processor": sam,
+                "outputs": SimpleNamespace(pred_masks=stack.view(Tensor)),
+                "inputs": {"original_sizes": [SIZE]},
+            },
+        ),
+        (ultralytics, {"model": lambda *_, **__: [SimpleNamespace(masks=yolo_masks)]}),
+        (detectron2, {"model": lambda image: {"instances": detectron}, "image": None}),
+        (supervision, {"detections": SimpleNamespace(mask=stack)}),
+    ]
+    expected = completer(predictor._image.pixels, [MUG, BOX])
+    for program, names in systems:
+        names["predictor"] = predictor
+        exec(program, names)
+        complete = names["complete"] if "complete" in names else names["detections"].mask
+        np.testing.assert_array_equal(complete, expected)
+    exec(sentence, {"predictor": predictor, "found": {"masks": stack}})
+
+
+def test_tensors_of_torch_are_masks(predictor, completer):
+    torch = pytest.importorskip("torch")
+    stack = torch.from_numpy(np.stack([MUG, BOX]))
+    expected = completer(predictor._image.pixels, [MUG, BOX])
+    for tensor in (stack, stack.long(), stack.float(), stack[:, None]):
+        np.testing.assert_array_equal(predictor.complete(tensor), expected)
 
 
 # The command.

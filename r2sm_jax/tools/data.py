@@ -1,5 +1,5 @@
 """The benchmark tool-box: `python -m r2sm_jax.data
-convert|check|stats|show|queries|build|compose|cutouts`."""
+convert|check|stats|show|queries|build|compose|cutouts|complete`."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from tyro.extras import SubcommandApp
 from r2sm_jax.data.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.check import check
+from r2sm_jax.tools.complete import complete
 from r2sm_jax.tools.compose import compose, cutouts
 from r2sm_jax.tools.convert import FORMATS
 from r2sm_jax.tools.queries import parse, requests
@@ -60,7 +61,7 @@ def main() -> None:
 
     app = SubcommandApp()
     app.command(convert, name="convert")
-    for command in (check, stats, show, build, compose, cutouts):
+    for command in (check, stats, show, build, compose, cutouts, complete):
         app.command(command)
     app.command(queries, name="queries")
     app.cli(

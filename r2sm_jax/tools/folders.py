@@ -63,22 +63,22 @@ def read_mask_folders(
             problem = f"there is no folder {' or '.join(names.pictures)}"
             raise InputError(f"{source}: {problem}; name one with --images DIR")
 
-        images, notes = _list_files(folder)
+        images, notes = list_files(folder)
         yield from notes
         files: dict[str, dict[str, Path]] = {}
         for name in (names.whole, names.visible):
-            files[name], notes = _list_files(source / name)
+            files[name], notes = list_files(source / name)
             yield from notes
         used_images = set()
         for key in sorted(set().union(*files.values())):
             mask_files = {name: of_key[key] for name, of_key in files.items() if key in of_key}
             entry = Entry(next(iter(mask_files.values())), "", {})
             try:
-                image_key = _find_image_key(entry, key, images, folder)
+                image_key = find_image_key(entry, key, images, folder)
                 used_images.add(image_key)
                 image_name = images[image_key].relative_to(folder).as_posix()
                 image = make_image(entry, [image_name], folder)
-                category = _category(key.removeprefix(image_key))
+                category = category_of(key.removeprefix(image_key))
                 record = _read_object(entry, mask_files, names, image.size, category, comparison)
             except RecordError as error:
                 yield error.bad_record
@@ -104,8 +104,8 @@ def _read_object(
     for folder in (names.whole, names.visible):
         if folder not in files:
             raise entry.error(f"the object has no mask in {folder}", "give it both masks")
-    amodal = _read_mask_file(entry, files[names.whole], size)
-    modal = _read_mask_file(entry, files[names.visible], size)
+    amodal = read_mask_file(entry, files[names.whole], size)
+    modal = read_mask_file(entry, files[names.visible], size)
     if not amodal.any():
         raise entry.error("its mask has no pixel", "correct it")
     comparison.add(modal, amodal)
@@ -119,12 +119,12 @@ def _read_object(
     return ObjectRecord(category, mask_fields(modal, amodal), notes=tuple(notes))
 
 
-def _category(rest: str) -> str:
+def category_of(rest: str) -> str:
     """The class name in what follows an image's name: "_2_red_cup" is a "red cup"."""
     return " ".join(word for word in rest.split("_") if word and not word.isdecimal())
 
 
-def _find_image_key(entry: Entry, key: str, images: Mapping[str, Path], folder: Path) -> str:
+def find_image_key(entry: Entry, key: str, images: Mapping[str, Path], folder: Path) -> str:
     """The longest name of an image that consists of the first words of `key`."""
     words = key.split("_")
     for length in range(len(words), 0, -1):
@@ -134,7 +134,7 @@ def _find_image_key(entry: Entry, key: str, images: Mapping[str, Path], folder: 
     raise entry.error(f"there is no image for it in {folder}", "give its name to an image")
 
 
-def _list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
+def list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
     """The image files in a folder and below by their key, the path without the words that say the
     role; and a note about files that are no images."""
     if not folder.is_dir():
@@ -169,7 +169,7 @@ def _list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
     return files, notes
 
 
-def _read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
+def read_mask_file(entry: Entry, path: Path, size: Size) -> Mask:
     """The mask `[H W]` of a file. Raises RecordError for one that is not a mask of this size."""
     try:
         values = brightness(decode(path))

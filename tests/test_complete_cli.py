@@ -1,0 +1,266 @@
+"""`data complete`: files and folders of visible masks become a dataset with complete ones."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+from r2sm_jax.config import CompleterConfig
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import read_json
+from r2sm_jax.inference.completion import MaskCompleter, save_completer
+from r2sm_jax.models.completion import Completer
+from r2sm_jax.tools.complete import find_occluders
+from r2sm_jax.tools.data import main
+
+SIZE = HEIGHT, WIDTH = 60, 80
+CONFIG = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
+THRESHOLD = -2.0  # at which an untrained completer adds something
+
+
+def rectangle(x0, y0, x1, y1) -> np.ndarray:
+    mask = np.zeros(SIZE, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+MUG, BOX, CROWD = rectangle(10, 10, 30, 40), rectangle(30, 20, 60, 50), rectangle(60, 0, 80, 9)
+PIXELS = np.random.default_rng(0).integers(0, 255, (2, *SIZE, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def completer() -> MaskCompleter:
+    _, weights = nnx.split(Completer(CONFIG, rngs=nnx.Rngs(0)))
+    return MaskCompleter(CONFIG, weights, THRESHOLD)
+
+
+@pytest.fixture
+def place(tmp_path, completer, monkeypatch) -> Path:
+    """A folder with two images and a completer."""
+    monkeypatch.chdir(tmp_path)
+    save_completer(tmp_path / "completer", CONFIG, completer.weights, THRESHOLD)
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(PIXELS, start=1):
+        Image.fromarray(pixels).save(f"photos/{number:012d}.png")
+    return tmp_path
+
+
+def polygon(x0, y0, x1, y1) -> list[list[int]]:
+    return [[x0, y0, x1, y0, x1, y1, x0, y1]]
+
+
+def instances() -> dict:
+    """A COCO instances file, as detectron2, supervision and annotation tools write it."""
+    images = [
+        {"id": 7 + n, "file_name": f"{1 + n:012d}.png", "height": HEIGHT, "width": WIDTH}
+        for n in range(2)
+    ]
+    common = {"iscrowd": 0, "area": 1.0, "bbox": [0, 0, 1, 1]}
+    annotations = [
+        {"id": 31, "image_id": 7, "category_id": 3, "segmentation": polygon(10, 10, 30, 40)},
+        {"id": 12, "image_id": 7, "category_id": 5, "segmentation": masks.encode(BOX), "note": "x"},
+        {"id": 40, "image_id": 7, "category_id": 5, "segmentation": masks.encode(CROWD)},
+        {"id": 50, "image_id": 8, "category_id": 3, "segmentation": polygon(10, 10, 30, 40)},
+    ]
+    annotations = [common | annotation for annotation in annotations]
+    annotations[2] |= {"iscrowd": 1}
+    categories = [{"id": 3, "name": "mug"}, {"id": 5, "name": "box"}]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def write(path: str, content) -> Path:
+    Path(path).write_text(json.dumps(content))
+    return Path(path)
+
+
+FLAGS = "--images", "photos", "--model", "completer", "--out", "out.json"
+
+
+def completed_by_id() -> dict[int, dict]:
+    return {a["id"]: a for a in json.loads(Path("out.json").read_text())["annotations"]}
+
+
+def test_an_instances_file_keeps_its_ids_and_gets_complete_masks(place, command, completer):
+    source = instances()
+    end = command(main, "complete", write("coco.json", source), *FLAGS)
+    assert end.code == 0, end.err
+    assert "3 objects completed in 2 images" in end.out and "1 crowds" in end.out
+    assert "--data.images photos" in end.out
+
+    annotations = completed_by_id()
+    assert annotations.keys() == {31, 12, 40, 50}
+    assert annotations[40] == source["annotations"][2]
+    expected = completer(PIXELS[0], [MUG, BOX], neighbours=[BOX | CROWD, MUG | CROWD])
+    for number, visible, complete in zip((31, 12), (MUG, BOX), expected, strict=True):
+        annotation = annotations[number]
+        np.testing.assert_array_equal(masks.decode(annotation["visible_mask"]), visible)
+        np.testing.assert_array_equal(masks.decode(annotation["segmentation"]), complete)
+        assert annotation["occlude_rate"] == pytest.approx(1 - visible.sum() / complete.sum())
+        assert annotation["area"] == complete.sum() > visible.sum()
+        assert annotation["bbox"] == masks.coco_box(complete)
+    assert annotations[12]["note"] == "x" and annotations[12]["category_id"] == 5
+    assert annotations[50]["occluded_by"] == []  # it is alone
+
+    dataset = read_json(Path("out.json"), "photos")
+    assert [len(dataset[index].instances) for index in range(2)] == [3, 1]
+
+
+def test_crowds_can_be_objects(place, command):
+    end = command(main, "complete", write("coco.json", instances()), *FLAGS, "--crowds", "objects")
+    assert end.code == 0, end.err
+    crowd = completed_by_id()[40]
+    assert crowd["iscrowd"] == 0 and "occluded_by" in crowd
+    np.testing.assert_array_equal(masks.decode(crowd["visible_mask"]), CROWD)
+
+
+def test_the_commands_of_the_documentation(place, command):
+    write("instances.json", instances())
+    write("results.json", results((7, 8)))
+    Path("masks").mkdir()
+    Image.fromarray(MUG).save("masks/000000000001_mug.png")
+    page = (Path(__file__).parents[1] / "docs" / "complete.md").read_text("utf-8")
+    lines = re.findall(r"^python -m r2sm_jax.data (complete .*)$", page, re.M)
+    assert len(lines) == 3
+    for line in lines:
+        words = [word for word in line.split() if word not in ("--model", "photos-small")]
+        end = command(main, *words, "--model", "completer", "--overwrite")
+        assert end.code == 0 and Path("draft.json").exists(), end.err
+
+
+def test_occluders_are_those_that_cover_what_was_added():
+    added = masks.encode(rectangle(0, 0, 10, 10))
+    others = {
+        4: masks.encode(rectangle(0, 0, 3, 10)),  # 30 %
+        9: masks.encode(rectangle(3, 0, 10, 9)),  # 63 %
+        2: masks.encode(rectangle(9, 9, 80, 60)),  # 1 %
+    }
+    assert find_occluders(added, others) == [9, 4]
+    assert find_occluders(masks.encode(np.zeros(SIZE, bool)), others) == []
+
+
+def test_a_dataset_file_with_visible_masks_and_queries_is_completed(place, command):
+    source = instances()
+    source["annotations"] = source["annotations"][:2]
+    source["annotations"][0] |= {"visible_mask": masks.encode(MUG), "segmentation": None}
+    query = {"image_id": 7, "text": "the mug", "mask_type": "modal"}
+    source["queries"] = [query | {"id": 1, "instance_ids": [31]}]
+    end = command(main, "complete", write("data.json", source), *FLAGS)
+    assert end.code == 0, end.err
+    np.testing.assert_array_equal(masks.decode(completed_by_id()[31]["visible_mask"]), MUG)
+    assert json.loads(Path("out.json").read_text())["queries"] == source["queries"]
+
+
+def results(image_ids=(1, 1)) -> list[dict]:
+    """A COCO results file, as detectron2's COCOEvaluator and pycocotools users write it."""
+    entries = []
+    for image_id, mask, score in zip(image_ids, (MUG, BOX), (0.9, 0.4), strict=True):
+        entry = {"image_id": image_id, "category_id": 3, "score": score, "bbox": [0, 0, 1, 1]}
+        entries.append(entry | {"segmentation": masks.encode(mask)})
+    return entries
+
+
+@pytest.mark.parametrize("image_ids", [(1, 1), ("000000000001", "000000000001")])
+def test_results_find_their_image_by_its_name(place, command, image_ids):
+    end = command(main, "complete", write("results.json", results(image_ids)), *FLAGS)
+    assert end.code == 0, end.err
+    records = json.loads(Path("out.json").read_text())
+    assert [image["file_name"] for image in records["images"]] == ["000000000001.png"]
+    assert [a["id"] for a in records["annotations"]] == [1, 2]
+    assert [a["score"] for a in records["annotations"]] == [0.9, 0.4]
+    assert records["categories"] == [{"id": 3, "name": "object"}]
+
+
+def test_results_of_a_coco_file_and_a_least_score(place, command):
+    write("coco.json", instances())
+    write("results.json", results((8, 8)))
+    flags = "--annotations", "coco.json", "--min-score", "0.5"
+    end = command(main, "complete", "results.json", *flags, *FLAGS)
+    assert end.code == 0, end.err
+    records = json.loads(Path("out.json").read_text())
+    assert [image["id"] for image in records["images"]] == [8]
+    assert [a["id"] for a in records["annotations"]] == [1]
+    assert records["categories"][0] == {"id": 3, "name": "mug"}
+
+
+def test_a_folder_of_masks(place, command):
+    Path("masks/000000000001").mkdir(parents=True)
+    Image.fromarray(MUG).save("masks/000000000001/0.png")
+    Image.fromarray(BOX).save("masks/000000000001_1_card board.png")
+    Image.fromarray(BOX).save("masks/000000000002_mask.png")
+    end = command(main, "complete", "masks", *FLAGS)
+    assert end.code == 0, end.err
+    records = json.loads(Path("out.json").read_text())
+    names = {category["id"]: category["name"] for category in records["categories"]}
+    by_image = [(a["image_id"], names[a["category_id"]]) for a in records["annotations"]]
+    assert by_image == [(1, "object"), (1, "card board"), (2, "object")]
+
+
+def test_one_bad_annotation_is_listed_and_the_rest_is_completed(place, command):
+    source = instances()
+    common = source["annotations"][3]
+    source["annotations"] += [common | {"id": 100 + n} for n in range(20)]
+    source["annotations"][0]["segmentation"] = masks.encode(np.zeros(SIZE, bool))
+    end = command(main, "complete", write("coco.json", source), *FLAGS)
+    assert end.code == 0, end.err
+    (line,) = [line for line in end.err.splitlines() if line.startswith("note: ")]
+    assert "annotation 31" in line and "no pixel" in line
+    assert completed_by_id().keys() == {12, 40, 50, *range(100, 120)}
+
+
+def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
+    Path("photos/000000000002.png").write_bytes(Path("photos/000000000002.png").read_bytes()[:3000])
+    write("coco.json", instances())
+    end = command(main, "complete", "coco.json", *FLAGS, "--max-bad", "0.5")
+    assert end.code == 0 and "000000000002.png" in end.err
+    assert completed_by_id().keys() == {31, 12, 40}
+    Path("out.json").unlink()
+    assert "000000000002.png" in refused(main, "complete", "coco.json", *FLAGS)
+    assert not Path("out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["COCO", "--model", "completer", "--out", "new.json"], "--images"),
+        (["COCO", *FLAGS, "--images", "nowhere"], "nowhere"),
+        (["COCO", *FLAGS, "--images", "masks"], "000000000001.png is not in masks"),
+        (["COCO", *FLAGS, "--model", "photos"], "completer.json"),
+        (["COCO", *FLAGS, "--annotations", "COCO"], "--annotations"),
+        (["COCO", *FLAGS, "--out", "COCO"], "--overwrite"),
+        (["BOXES", *FLAGS], "none of the 2 results has a mask"),
+        (["RESULTS", *FLAGS], "named 99"),
+        (["OTHER", *FLAGS], "neither a COCO instances file"),
+        (["EMPTY", *FLAGS], "no masks to complete"),
+        (["MISSING", *FLAGS], "no such file"),
+        (["masks", *FLAGS], "no images"),
+    ],
+)
+def test_refusals(arguments, named, place, refused):
+    Path("masks").mkdir()
+    Path("masks/a.txt").write_text("")
+    contents = {
+        "COCO": instances(),
+        "BOXES": [{k: v for k, v in entry.items() if k != "segmentation"} for entry in results()],
+        "RESULTS": results((99, 99)),
+        "OTHER": {"images": []},
+        "EMPTY": instances() | {"annotations": []},
+    }
+    for name, content in contents.items():
+        write(name, content)
+    assert re.search(named, refused(main, "complete", *arguments))
+    assert not Path("out.json").exists()
+
+
+def test_a_model_without_a_completer_is_refused(place, refused, monkeypatch):
+    folder = place / "old"
+    folder.mkdir()
+    monkeypatch.setattr("r2sm_jax.inference.completion.check_export", lambda folder: None)
+    monkeypatch.setattr("r2sm_jax.inference.completion.read_tensors", lambda path: {})
+    (folder / "config.json").write_text(json.dumps({"model_type": "r2sm"}))
+    write("coco.json", instances())
+    flags = [*FLAGS, "--model", "old"]
+    assert "old has no completer" in refused(main, "complete", "coco.json", *flags)
