@@ -40,7 +40,7 @@ COLUMNS = (
     "boundary_union",
 )
 COMPARED = ("giou", "ciou", "occluded_iou", "boundary_iou", "accuracy")
-"""Figures of a comparison."""
+"""Names of the figures of a comparison."""
 
 
 class QueryTable(NamedTuple):
@@ -54,14 +54,18 @@ class QueryTable(NamedTuple):
     is_right: Float[np.ndarray, " n"]
     """1 where the decision was right, 0 where wrong, NaN without one."""
     mask: Float[np.ndarray, "n 2"]
-    """Intersections and unions; so are the next two, with NaN where a query has none."""
+    """Intersection and union of the answer and the requested mask."""
     occluded: Float[np.ndarray, "n 2"]
+    """Intersection and union of the hidden parts; NaN where a query has none."""
     boundary: Float[np.ndarray, "n 2"]
+    """Intersection and union of the boundaries."""
 
 
 def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> None:
-    """Writes all splits in one table. Areas are in pixels; a cell is empty where a value is not
-    defined."""
+    """Writes the queries of all splits in one table.
+
+    Areas are in pixels. A cell is empty where a value is not defined.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -76,8 +80,10 @@ def write_queries(path: Path, results: Mapping[str, Sequence[QueryResult]]) -> N
 
 
 def read_queries(folder: Path) -> dict[str, QueryTable]:
-    """Reads the tables of every split of a report. Raises InputError if the folder has no such
-    table, or it cannot be read."""
+    """Reads the queries of a report by split.
+
+    Raises InputError if the folder has no such table, or it cannot be read.
+    """
     path = folder / QUERIES_FILE
     if not path.is_file():
         raise InputError(
@@ -97,6 +103,7 @@ def read_queries(folder: Path) -> dict[str, QueryTable]:
 
 
 def _read_table(rows: Sequence[dict[str, str]]) -> QueryTable:
+    # Reports of one data set may list its queries in another order.
     rows = sorted(rows, key=lambda row: int(row["query_id"]))
     text = {name: np.array([row[name] for row in rows]) for name in COLUMNS}
 
@@ -146,7 +153,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _stated_hash(folder: Path, split: str) -> str | None:
-    """The hash of the data that a report states; None where it does not."""
+    """Reads the hash of the data from a report; None where there is no report.json or no hash."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         report = json.loads((folder / "report.json").read_text("utf-8"))
         return report["meta"]["data_sha256"][split]
@@ -172,7 +179,7 @@ def _check_same_queries(first: QueryTable, other: QueryTable, where: str) -> Non
 
 
 def _compare_split(tables: Sequence[QueryTable]) -> dict[str, Any]:
-    """The figures of all, of modal and of amodal queries of one split."""
+    """Computes the figures of all, of modal and of amodal queries of one split."""
     figures: dict[str, Any] = {}
     for kind in QUERY_TYPES:
         is_amodal = tables[0].is_amodal

@@ -62,7 +62,7 @@ def mask_type_scores(
 def reliability(
     probability: Float[np.ndarray, " n"], is_amodal: Bool[np.ndarray, " n"]
 ) -> list[dict[str, float]]:
-    """The calibration curve of decisions, over confidences from 0.5 to 1.
+    """Computes the calibration curve of decisions, over confidences from 0.5 to 1.
 
     The mean gap of confidence and accuracy, weighted by queries, is the calibration error (ECE; Guo
     et al. 2017, arXiv 1706.04599).
@@ -74,7 +74,8 @@ def reliability(
 
 
 def matthews_correlation(tp: int, fp: int, fn: int, tn: int) -> float | None:
-    """The Matthews correlation of yes-no decisions; None where it is undefined."""
+    """Computes the Matthews correlation of yes-no decisions; None where it is undefined."""
+    # As floats: the product of four counts exceeds 64 bits from about 50,000 queries.
     denominator = float(np.sqrt(float(tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     return (tp * tn - fp * fn) / denominator if denominator else None
 

@@ -1,4 +1,4 @@
-"""Examples of predictions as rows of pictures, for reports and for sheets of samples."""
+"""Selects examples of predictions and makes rows of pictures, for reports and sheets of samples."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +12,10 @@ from r2sm_jax.evaluation.scorer import QueryResult
 
 
 def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str, list[QueryResult]]:
-    """The queries of the highest, the middle and the lowest IoU: up to `count` each, of different
-    images, and none twice."""
+    """Selects the queries of the highest, the middle and the lowest IoU.
+
+    Up to `count` of each, of different images. No query is selected twice.
+    """
     iou = []
     for result in results:
         intersection, union = result.overlap[:2]
@@ -26,6 +28,7 @@ def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str,
         "Best": worst_first[::-1],
         "Median": [worst_first[rank] for rank in ranks_from_middle],
     }
+    # In the order of choice: where there are few queries, the worst are shown.
     examples: dict[str, list[QueryResult]] = {}
     used: set[int] = set()
     for title, order in orders.items():
@@ -36,14 +39,17 @@ def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str,
 
 
 def sample_queries(results: Sequence[QueryResult], count: int) -> list[QueryResult]:
-    """One query of each of the first images: the first of the first image, the second of the
-    second, ..."""
+    """Selects one query of each of the first `count` images.
+
+    It is the first query of the first image, the second of the second, and so on, so that different
+    kinds of queries are seen.
+    """
     by_image = group_by_image(results)[:count]
     return [queries[i % len(queries)] for i, queries in enumerate(by_image)]
 
 
 def group_by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
-    """The results of each image, in the order in which images first come."""
+    """Groups results by image, in the order in which images first come."""
     groups: dict[int, list[QueryResult]] = {}
     for result in results:
         groups.setdefault(result.image_id, []).append(result)
@@ -51,8 +57,11 @@ def group_by_image(results: Iterable[QueryResult]) -> list[list[QueryResult]]:
 
 
 def example_rows(source: Source, results: Iterable[QueryResult]) -> list[list[Panel]]:
-    """Image, truth and prediction of each query. Only the image is read from the source; one that
-    is missing is left blank."""
+    """Makes a row of image, truth and prediction for each query.
+
+    Only the image is read from the source, since results hold the masks. An image that is missing
+    is left blank.
+    """
     rows = []
     for result in results:
         modal = masks.decode(result.true_masks.modal)

@@ -1,5 +1,8 @@
-"""Writes a report to files: JSON, Markdown, a table of queries, and one self-contained HTML
-page."""
+"""Writes a report to files and draws its HTML page.
+
+The page needs no other file: styles, pictures and charts are inside. It shows the tables and
+headline figures of tables.py, the examples of gallery.py, and calibration charts.
+"""
 
 import html
 import io
@@ -34,12 +37,12 @@ PICTURE_SIZE = 288
 """Pixels of a picture's longer side."""
 
 Gallery = Mapping[str, Sequence[Sequence[Panel]]]
-"""Rows of panels by title."""
+"""Title -> rows of panels; a row is one query."""
 Curve = list[dict[str, float]]
 
 
 class Chart(NamedTuple):
-    """A diagram of calibration curves."""
+    """A drawing of calibration curves, with its title and axes."""
 
     title: str
     x: str
@@ -48,11 +51,14 @@ class Chart(NamedTuple):
 
 
 def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> None:
-    """Writes `report.json`, `report.md`, `report.html` with pictures where there are images, and
-    `queries.csv` with a line for every query. Raises InputError if the folder cannot be written."""
+    """Writes `report.json`, `report.md`, `report.html` and `queries.csv`.
+
+    Raises InputError if the folder cannot be written.
+    """
     galleries: dict[str, Gallery] = {}
     for name, (source, results) in evaluated.items():
         if not source.has_images:
+            # Predictions can be scored by the annotations alone.
             continue
         examples = select_examples(results.results)
         galleries[name] = {title: example_rows(source, examples[title]) for title in examples}
@@ -66,7 +72,7 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
 
 
 def report_page(report: dict[str, Any], galleries: Mapping[str, Gallery]) -> str:
-    """The HTML page of a report; a split without a gallery is said to have no images."""
+    """Draws the HTML page of a report. Splits without a gallery are said to have no images."""
     tiles = {}
     for name, split in report["splits"].items():
         tiles[f"{name}, {split['all']['queries']:,} queries"] = split_tiles(split)
@@ -84,7 +90,11 @@ def report_page(report: dict[str, Any], galleries: Mapping[str, Gallery]) -> str
 def render_page(
     title: str, paragraphs: Sequence[str], tables: Sequence[Table], **parts: Any
 ) -> str:
-    """The page around paragraphs and tables. `parts`: tiles, galleries, without_images, charts."""
+    """Draws a page of paragraphs, tables, and other parts of page.html where they are given.
+
+    Args:
+        parts: tiles, galleries, without_images, charts.
+    """
     folder = files("r2sm_jax.evaluation")
     # Undefined names are errors, and all text is escaped.
     environment = Environment(
@@ -103,19 +113,21 @@ def render_page(
 
 
 def code_to_html(text: str) -> str:
-    """Text with code in backticks as HTML."""
+    """Escapes text for HTML; what is in backticks becomes code."""
     return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def picture_url(panel: Panel) -> str:
-    """A panel's image with its masks as an address that holds all of it."""
+    """Draws the image and masks of a panel, as a data URL."""
     ratio = PICTURE_SIZE / max(panel.image.shape[:2])
     return data_url(draw_panel(panel, ratio), "WEBP", quality=82)
 
 
 def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
-    """How honest the probabilities of the mask type and the predicted IoUs are, where there are
-    any."""
+    """Draws the calibration of the mask-type probability and of the predicted IoU.
+
+    Splits without probabilities or predicted IoUs are left out.
+    """
     charts = []
     mask_type_curves = {}
     for name, figures in decision_figures_by_name(report).items():
@@ -137,7 +149,11 @@ def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
 
 
 def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> str:
-    """Calibration curves side by side as SVG. Larger dots hold more queries."""
+    """Draws calibration curves side by side as SVG. Larger dots hold more queries.
+
+    Args:
+        min_x: both axes begin here; confidences of two choices begin at 0.5.
+    """
     blue = "#1f6fd6"
     content = io.StringIO()
     # The same report gives the same bytes: text stays text, ids come from a fixed salt, no date.
@@ -155,4 +171,5 @@ def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> st
             axes.set(xlim=(min_x - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
             axes.set_title(title, fontsize=9)
         figure.savefig(content, format="svg", metadata={"Date": None})
+    # An HTML page holds the element without the XML header before it.
     return "<svg" + content.getvalue().partition("<svg")[2]

@@ -38,7 +38,7 @@ class PredictedMasks:
     """The entries of one query. Masks stay RLEs, so that those of all queries fit in memory."""
 
     fused: RLE | None = None
-    """None: the union of `instances`."""
+    """The mask of all instances together; None: the union of `instances`."""
     instances: list[Candidate] = field(default_factory=list)
     mask_type: MaskType | None = None
     amodal_probability: float | None = None
@@ -47,7 +47,7 @@ class PredictedMasks:
 
     @property
     def predicted_type(self) -> MaskType | None:
-        """The mask type; by the probability of amodal where none is named."""
+        """The named mask type, or else the more probable one; None without either."""
         if self.mask_type is not None:
             return self.mask_type
         if self.amodal_probability is None:
@@ -55,7 +55,7 @@ class PredictedMasks:
         return "amodal" if self.amodal_probability > 0.5 else "modal"
 
     def to_prediction(self, truth: QueryTruth) -> Prediction:
-        """The record that the scorer takes."""
+        """Makes the record that the scorer takes."""
         rle = self.fused
         if rle is None:
             instance_masks = [instance.mask for instance in self.instances]
@@ -90,7 +90,7 @@ def score_predictions(path: Path, source: Source, form: str = "auto") -> EvalRes
 
 
 def find_oddities(predicted: Mapping[int, PredictedMasks]) -> Iterator[str]:
-    """What the author of predictions may not have meant, one sentence each."""
+    """Yields a sentence for each thing that the author of predictions may not have meant."""
     candidates = [c for p in predicted.values() for c in p.instances]
     num_distinct = 0
     for p in predicted.values():

@@ -13,16 +13,16 @@ _PAPER = tomllib.loads(
 
 TABLE_1 = ("images", "instances", "amodal_queries", "modal_queries", "all_queries")
 PUBLISHED: dict[str, dict[str, list[int]]] = _PAPER["table_1"]
-"""Published counts by dataset and split, in the order of `TABLE_1`."""
+"""Dataset -> split -> published counts, in the order of `TABLE_1`."""
 TABLE_2: dict[str, dict[str, list[float]]] = _PAPER["table_2"]
-"""By dataset and system: gIoU and cIoU of all queries, then of the amodal ones, in percent."""
+"""Dataset -> system -> gIoU and cIoU of all queries, then of the amodal ones, in percent."""
 TABLE_3: dict[str, dict[str, list[float]]] = _PAPER["table_3"]
-"""By dataset and row: AP, AP50, AP75, APs, APm, APl and AR in percent; NaN where a cell could not
-be read."""
+"""Dataset -> row -> AP, AP50, AP75, APs, APm, APl and AR in percent; NaN where a cell could not be
+read."""
 
 
 def find_benchmark(*, images: int, modal: int, amodal: int) -> str | None:
-    """The R2SM dataset whose validation split has these numbers of images and queries (Table 1)."""
+    """Finds the R2SM dataset whose validation split has these numbers (Table 1); None if none."""
     for name in TABLE_2:
         counts = dict(zip(TABLE_1, PUBLISHED[name]["val"], strict=True))
         same_images = counts["images"] == images

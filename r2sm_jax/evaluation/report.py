@@ -62,8 +62,12 @@ def answer_overlaps(results: Sequence[QueryResult]) -> Int[np.ndarray, "n 4"]:
 
 
 def split_figures(results: Sequence[QueryResult], *, with_instances: bool = True) -> dict[str, Any]:
-    """Computes all figures of one split: All / Modal / Amodal queries, mask type, references,
-    variants and breakdowns. AP and AR are left out without `with_instances`."""
+    """Computes all figures of one split.
+
+    Args:
+        results: of all queries of the split.
+        with_instances: compute AP, AR, MUSE and cgF1 too.
+    """
     overlaps = answer_overlaps(results)
     variants: dict[str, Any] = {name: variant(overlaps) for name, variant in VARIANTS.items()}
     if with_instances:
@@ -108,11 +112,12 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
     }
 
     images = np.array([result.image_id for result in results], np.int64)
-    # One row a query, so that all figures are resampled by the same images.
+    # One row a query, NaN where it does not count, so that all figures resample the same images.
     occluded_rows = [result.occluded_overlap or [np.nan] * 4 for result in results]
     ratios = iou_ratios(overlaps, np.array(occluded_rows, float).reshape(-1, 4), boundary)
     figures["interval"] = {name: interval(images, ratio) for name, ratio in ratios.items()}
     if with_instances:
+        # COCOeval breaks ties of scores by the order of queries.
         in_order = sorted(results, key=lambda result: result.query_id)
         detections = [result.detections for result in in_order]
         figures |= instance_figures(detections)
@@ -121,7 +126,7 @@ def mask_figures(results: Sequence[QueryResult], with_instances: bool) -> dict[s
 
 
 def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
-    """Mean IoU of the answer with the requested mask less that with the other one.
+    """Computes the mean IoU of the answer with the requested mask less that with the other one.
 
     It is over the queries whose two true masks differ, and tells how much better an answer fits the
     requested mask than the other one.
@@ -142,9 +147,9 @@ def wrong_type_gap(results: Sequence[QueryResult]) -> float | None:
 
 
 def leak(results: Sequence[QueryResult]) -> float | None:
-    """Mean share of the hidden part that answers to modal queries paint: |P ∩ (A − M)| / |A − M|.
+    """Computes the mean share of the hidden part that answers to modal queries paint.
 
-    Over modal queries whose target is partly hidden.
+    That is |P ∩ (A − M)| / |A − M|, over modal queries whose target is partly hidden.
     """
     shares = []
     for result in results:
@@ -297,7 +302,7 @@ def sentence_figures(
 
 
 def pair_figures(results: Sequence[QueryResult]) -> Scores:
-    """Shares of the pairs of a modal and an amodal sentence about the same instances.
+    """Computes shares of the pairs of a modal and an amodal sentence about the same instances.
 
     A system that ignores the sentence answers both alike. Returns `both_right`, `swapped`,
     `both_modal`, `both_amodal`, which sum to 1, and the number of `pairs`.

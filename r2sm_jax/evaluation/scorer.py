@@ -32,7 +32,7 @@ class QueryTruth(NamedTuple):
 
     query: Query
     index: int
-    """Of the image in its source."""
+    """Index of the image in its source."""
     image_id: int
     height: int
     width: int
@@ -48,8 +48,8 @@ class QueryTruth(NamedTuple):
 
     @property
     def is_ignored(self) -> bool:
-        """Whether all that the query means lies in regions to ignore. An empty answer would be
-        right otherwise."""
+        """Whether all that the query means lies in regions to ignore."""
+        # If it were scored, an empty answer would be right.
         if not self.query.instance_ids:
             return False
         if not self.instances:
@@ -62,8 +62,7 @@ class QueryTruth(NamedTuple):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the query counts: its targets are not ignored, and the requested mask is
-        annotated."""
+        """Whether the query counts: not ignored, and its requested mask is annotated."""
         is_annotated = self.query.mask_type == "modal" or self.has_amodal
         return is_annotated and not self.is_ignored
 
@@ -87,7 +86,8 @@ def query_truths(source: Source) -> Iterator[QueryTruth]:
 def query_truths_at(source: Source, index: int, sample: Sample | None = None) -> list[QueryTruth]:
     """Returns the queries of one image with their truth.
 
-    `sample` is the same image where it was read already, so that it need not be made again.
+    Args:
+        sample: the sample at `index`, if it is at hand; procedural sources would make it again.
     """
     truth = source.truth_at(index) if sample is None else truth_of_sample(sample)
     height, width = truth.size
@@ -311,13 +311,13 @@ class EvalResults:
             self.num_not_annotated += 1
 
     def merge(self, other: "EvalResults") -> None:
-        """Adds results that come after these."""
+        """Appends the results of other images of the split."""
         self.results += other.results
         self.num_ignored += other.num_ignored
         self.num_not_annotated += other.num_not_annotated
 
     def describe_left_out(self) -> str:
-        """How many queries are left out and why, in words; "" if none is."""
+        """Returns a sentence on the queries that are left out, with reasons; "" if none is."""
         parts = []
         if self.num_ignored:
             parts.append(f"{self.num_ignored} mean only regions to ignore")
@@ -333,8 +333,10 @@ class EvalResults:
 
     @property
     def data_sha256(self) -> str:
-        """Hash of the queries, requested types and true masks by query id: the same for the same
-        data, whatever file they come from, and in any order."""
+        """Hash of the queries, requested types and true masks, in the order of the query ids.
+
+        It is the same for the same data, whatever file they come from.
+        """
         digest = hashlib.sha256()
         for result in sorted(self.results, key=lambda result: result.query_id):
             query = result.query
@@ -347,8 +349,7 @@ class EvalResults:
 
 
 def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
-    """Predicts every query of a source whose requested mask is annotated, and scores the
-    predictions.
+    """Predicts and scores every query of a source whose requested mask is annotated.
 
     The decision of the model selects the mask. Masks are compared at the images' own resolution.
     Several processes divide the images, and each gets the results of all: the same as one process
@@ -361,11 +362,13 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
     own_parts = parts[jax.process_index() :: num_processes]
 
     sentences = [query.text for part in own_parts for i in part for query in source.queries_at(i)]
+    # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(sentences)
     own_results = [_evaluate_images(predictor, source, part) for part in own_parts]
 
     results_of_processes = allgather(own_results)
     merged = EvalResults()
+    # Part i was evaluated by process i % num_processes, as its i // num_processes-th part.
     for number in range(len(parts)):
         merged.merge(results_of_processes[number % num_processes][number // num_processes])
     return merged
@@ -373,6 +376,7 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
 
 def _evaluate_images(predictor: Predictor, source: Source, indices: list[int]) -> EvalResults:
     """Evaluates some images of a source."""
+    # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
     results = EvalResults()
     # The truth of an image is read when its request is made, and used when its predictions come.

@@ -62,7 +62,7 @@ COMPARED_ROWS = {
     "boundary IoU": "boundary_iou",
     "mask type right": "accuracy",
 }
-"""Rows of a comparison, not columns."""
+"""Rows of a comparison: title -> name of the figure."""
 HASHES = {
     "weights": "weights_sha256",
     "predictions": "predictions_sha256",
@@ -83,7 +83,7 @@ class Table(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A figure in large letters."""
+    """A headline figure of the page."""
 
     label: str
     value: str
@@ -91,18 +91,18 @@ class Tile(NamedTuple):
 
 
 def percent(value: float | None) -> str:
-    """A fraction as percent with two decimals; a dash where it is undefined."""
+    """Formats a fraction as percent with two decimals; a dash where it is undefined."""
     return "–" if value is None else f"{100 * value:.2f}"
 
 
 def interval_text(figures: Mapping[str, Any], name: str) -> str:
-    """The interval of a figure in percent; empty where it has none."""
+    """Formats the interval of a figure in percent; "" where it has none."""
     bounds = figures["interval"].get(name)
     return "" if bounds is None else f"{percent(bounds[0])}-{percent(bounds[1])}"
 
 
 def cells(figures: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
-    """Figures in percent, with their intervals where they have one."""
+    """Formats figures in percent, with their intervals where they have one."""
     texts = []
     for name in columns.values():
         bounds = interval_text(figures, name)
@@ -112,8 +112,11 @@ def cells(figures: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
 
 
 def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Table]:
-    """The tables of a report; `brief` leaves out the paper's columns, other definitions and kinds
-    of queries."""
+    """Makes the tables of a report.
+
+    Args:
+        brief: leave out the paper's tables, other definitions and kinds of queries.
+    """
     splits = report["splits"]
     tables = [_mask_table(splits), _instance_table(splits)]
     if decided := decision_figures_by_name(report):
@@ -191,6 +194,7 @@ def _presence_table(splits: Mapping[str, Any]) -> Table:
 
 
 def _reference_table(splits: Mapping[str, Any]) -> Table:
+    # Systems that give one mask have no reference with another decision.
     first = next(iter(splits.values()))["references"]
     references = [name for name, scores in first.items() if scores["giou"] is not None]
     rows = []
@@ -264,7 +268,7 @@ def _breakdown_table(splits: Mapping[str, Any]) -> Table:
 
 
 def split_tiles(split: Mapping[str, Any]) -> list[Tile]:
-    """The main figures of a split."""
+    """Formats the headline figures of a split."""
     shown = [(f"gIoU, {kind}", split[kind], "giou") for kind in QUERY_TYPES]
     shown.append(("cIoU, all", split["all"], "ciou"))
     shown.append(("occluded IoU", split["all"], "occluded_iou"))
@@ -277,7 +281,10 @@ def split_tiles(split: Mapping[str, Any]) -> list[Tile]:
 
 
 def decision_figures_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The figures of the decisions in each split, and in each list of sentences without images."""
+    """Returns the figures of the decisions in each split, and in each list of sentences.
+
+    Those without any decision are left out.
+    """
     figures = {name: split["mask_type"] for name, split in report["splits"].items()}
     figures |= report["sentences"]
     return {name: f for name, f in figures.items() if f["accuracy"] is not None}
@@ -287,7 +294,7 @@ def decision_figures_by_name(report: Mapping[str, Any]) -> dict[str, dict[str, A
 
 
 def comparison_tables(compared: dict[str, Any]) -> list[Table]:
-    """A table for each split, with differences from the first report."""
+    """Makes a table for each split, with differences from the first report."""
     names = _short_names(compared)
     header = ["", *names, *(f"{name} - {names[0]}" for name in names[1:])]
     tables = []
@@ -303,7 +310,7 @@ def comparison_tables(compared: dict[str, Any]) -> list[Table]:
 
 
 def comparison_intro(compared: dict[str, Any]) -> list[str]:
-    """Which reports are compared, and how differences are written."""
+    """Returns paragraphs on the reports that are compared, and on how differences are written."""
     names = _short_names(compared)
     reports = [f"{name}: `{path}`" for name, path in zip(names, compared["reports"], strict=True)]
     return [
@@ -314,12 +321,12 @@ def comparison_intro(compared: dict[str, Any]) -> list[str]:
 
 
 def comparison_markdown(compared: dict[str, Any]) -> str:
-    """The comparison as Markdown."""
+    """Writes a comparison as Markdown."""
     return to_markdown(COMPARISON_TITLE, comparison_intro(compared), comparison_tables(compared))
 
 
 def _short_names(compared: dict[str, Any]) -> list[str]:
-    """The names of the folders, or letters where two are the same."""
+    """Returns the names of the folders, or letters where two names are the same."""
     names = [Path(report).name for report in compared["reports"]]
     if len(set(names)) < len(names):
         names = [chr(ord("A") + i) for i in range(len(names))]
@@ -332,6 +339,7 @@ def _difference_text(difference: dict[str, Any]) -> str:
     text = f"{100 * difference['value']:+.2f}"
     if difference["interval"] is not None:
         low, high = difference["interval"]
+        # The interval leaves out 0.
         star = " *" if low > 0 or high < 0 else ""
         text += f" ({100 * low:+.2f} to {100 * high:+.2f}){star}"
     return text
@@ -341,7 +349,7 @@ def _difference_text(difference: dict[str, Any]) -> str:
 
 
 def report_intro(report: Mapping[str, Any]) -> list[str]:
-    """Paragraphs on what was evaluated and how; code stands in backticks."""
+    """Returns paragraphs on what was evaluated and how; code stands in backticks."""
     meta = report["meta"]
     what = f"`{meta['source']}`"
     if "step" in meta:
@@ -377,12 +385,12 @@ def report_intro(report: Mapping[str, Any]) -> list[str]:
 
 
 def report_markdown(report: Mapping[str, Any], *, brief: bool = False) -> str:
-    """The report as Markdown; `brief` as in `report_tables`."""
+    """Writes a report as Markdown; `brief` as in `report_tables`."""
     return to_markdown("R2SM evaluation", report_intro(report), report_tables(report, brief=brief))
 
 
 def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) -> str:
-    """Paragraphs and tables as Markdown."""
+    """Writes paragraphs and tables as Markdown."""
     lines = [f"# {title}", ""]
     for paragraph in paragraphs:
         lines += [paragraph, ""]
@@ -392,7 +400,7 @@ def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) 
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, and an empty one."""
+    """Returns the lines of a Markdown table, with an empty line at the end."""
     lines = [f"| {' | '.join(header)} |", "|---" + "|---:" * (len(header) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return [*lines, ""]

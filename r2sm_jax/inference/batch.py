@@ -30,11 +30,11 @@ PREDICTIONS = "predictions.json"
 
 
 class BatchResult(NamedTuple):
-    """What became of the images."""
+    """Counts of the images of one call, and those that failed."""
 
     num_predicted: int
     num_earlier: int
-    """Images that an earlier call had predicted."""
+    """Number of images that an earlier call had predicted."""
     failed: dict[str, str]
     """Name of an image that cannot be read -> the reason."""
 
@@ -64,6 +64,7 @@ def predict_images(
     try:
         earlier = run_on_main(lambda: _start(out, header, overwrite))
         waiting = [task for task in tasks.images if task.name not in earlier]
+        # Interleaved, so that a folder sorted by size gives all processes as much to do.
         mine = waiting[jax.process_index() :: jax.process_count()]
 
         failed: dict[str, str] = {}

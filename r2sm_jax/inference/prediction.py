@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a system predicts for one query, at the image's own resolution.
+    """The prediction for one query: masks, decision and scores, at the image's own resolution.
 
     `amodal = modal ∪ occluded`. The predictor fills in every field. Other systems, read from a
     file, may decide nothing and give one mask.
@@ -65,13 +65,11 @@ class Prediction:
     instances: tuple[InstanceMask, ...] = ()
     """Instances that are probably present, the surest first."""
     candidates: tuple[Candidate, ...] = ()
-    """All slots with a mask of the decided type, for average precision. Filled in only on
-    request."""
+    """All slots that have a mask, for average precision. Filled in only on request."""
     presence: float = 1.0
     """Probability that the image has what the query means. Masks are empty below a threshold."""
     undecided: bool = False
-    """The probability lies within the margin of `predict --abstain`: both `modal` and `amodal` may
-    be right."""
+    """The probability of amodal is within the margin of `predict --abstain` around 0.5."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit."""
     has_both_masks: bool = True
@@ -79,7 +77,7 @@ class Prediction:
 
     @cached_property
     def occluded(self) -> Mask:
-        """The hidden part."""
+        """The hidden part: amodal without modal."""
         return self.amodal & ~self.modal
 
     @property
@@ -125,6 +123,7 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
+        # JSON keeps this order, which a reader sees: decision, scores, then masks.
         values: dict[str, Any] = {
             "query": self.query,
             "mask_type": self.mask_type,
@@ -164,8 +163,11 @@ class Prediction:
         return entries
 
     def write(self, folder: Path, image: np.ndarray) -> None:
-        """Writes `FILES` into `folder`. Raises InputError if it cannot be written, or as
-        `overlay`."""
+        """Writes `FILES` into a folder.
+
+        Raises InputError as `overlay`, or if the folder cannot be written.
+        """
+        # First, since it refuses an image of another size before anything is written.
         overlay = self.overlay(image)
         with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:

@@ -40,13 +40,13 @@ from r2sm_jax.training.run_folder import (
 from r2sm_jax.training.step import abstract_state
 
 MAX_CACHE_BYTES = 512 << 20
-"""Of compiled programs in the user's cache folder. A program has 40 kB on average."""
+"""Limit for the compiled programs in the user's cache folder; a program has 40 kB on average."""
 
 
 def enable_compilation_cache() -> None:
     """Lets a command use the programs that earlier ones compiled, from the user's cache folder.
 
-    What was not used for longest is deleted beyond `MAX_CACHE_BYTES`. The environment variable
+    Above `MAX_CACHE_BYTES`, programs that were not used for longest are deleted. The variable
     JAX_COMPILATION_CACHE_DIR gives another folder, which is not pruned;
     JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
     """
@@ -96,8 +96,13 @@ class Stored(NamedTuple):
 
 
 def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
-    """Reads the weights of a run, without the language model. Raises InputError if it has no usable
-    checkpoint, or `checkpoint` is not best, latest or a step, or is a damaged step."""
+    """Reads the weights of a run, without the language model.
+
+    Args:
+        checkpoint: best, latest or a step.
+
+    Raises InputError if there is no such checkpoint, or it is damaged.
+    """
     config = read_config(folder)
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -139,7 +144,7 @@ class Run:
     folder: Path
     config: Config
     sizes: EncoderSizes
-    """Sizes of its published image encoders."""
+    """Sizes of the published image encoders that the model uses."""
     step: int
     predictor: Predictor
     is_export: bool = False

@@ -31,14 +31,14 @@ policies = ocp.training.preservation_policies
 
 
 def flatten(tree: Any) -> Arrays:
-    """A pytree as {path: array}."""
+    """Returns the arrays of a pytree by path, such as `['state'].params['decoder']`."""
     return {
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
 def digest(arrays: Arrays) -> str:
-    """Hash of names and bytes."""
+    """Returns a hash of the names and bytes of arrays, which tells whether a file was changed."""
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         total.update(name.encode())
@@ -47,17 +47,17 @@ def digest(arrays: Arrays) -> str:
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     state: TrainState
     constants: nnx.State
     calibration: Calibration
     position: Any
-    """In the data: `batches.set_state` takes it."""
+    """Position in the data, for `batches.set_state`."""
 
 
 class Checkpoints:
-    """The `checkpoints/` folder of a run."""
+    """Saves and restores checkpoints in the folder `checkpoints/` of a run."""
 
     def __init__(self, run: Path):
         self.folder = run / "checkpoints"
@@ -66,6 +66,7 @@ class Checkpoints:
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         _silence_late_callbacks()
         self._check_scores()
+        # Checkpoints between evaluations have no gIoU, and are kept only as the latest.
         best = policies.BestN(
             get_metric_fn=lambda m: m["giou"], n=1, keep_checkpoints_without_metrics=False
         )
@@ -74,8 +75,8 @@ class Checkpoints:
         self._orbax = ocp.training.Checkpointer(**options)
 
     def _check_scores(self) -> None:
-        """Raises InputError for a file with the gIoU of a checkpoint that cannot be read: orbax
-        reads all of them at once."""
+        """Raises InputError if the file with the gIoU of a checkpoint cannot be read."""
+        # orbax reads all of them at once, and would fail without the name of the file.
         for file in sorted(self.folder.glob("*/metrics/metrics")):
             try:
                 json.loads(file.read_bytes())
@@ -87,7 +88,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending."""
+        """The steps that have a complete checkpoint, ascending."""
         return sorted(int(c.step) for c in self._orbax.checkpoints)
 
     @property
@@ -105,16 +106,22 @@ class Checkpoints:
         giou: float | None,
         calibration: Calibration = NOT_CALIBRATED,
     ) -> None:
-        """Saves, and returns when all is on disk: training does not go on from a failed save.
+        """Saves a checkpoint and waits until it is on disk.
 
-        Raises InputError if the disk is full or cannot be written. A checkpoint of the same step,
-        from which the run did not go on, is replaced; others are not touched. A step is saved once
-        in a process.
+        A checkpoint of the same step is replaced: it is there where a run was resumed from an
+        earlier one. In one process, each step is saved at most once.
+
+        Args:
+            batches: the iterator whose position in the data is stored.
+            giou: figure of the evaluation at this step; None without one.
+            calibration: fitted to these parameters.
+
+        Raises InputError if the disk is full or cannot be written.
         """
         arrays = flatten({"state": state, "constants": constants})
         metadata = {
             "digest": digest(arrays),
-            # The same in all processes, and for any number of them.
+            # Of the global batches, so a run may be resumed with another number of processes.
             "position": batches.get_state(),
             "calibration": calibration._asdict(),
         }
@@ -139,8 +146,8 @@ class Checkpoints:
         self._guard(save)
 
     def _check_room(self, num_bytes: int) -> None:
-        """Raises InputError before anything is written where the disk has no room for a checkpoint:
-        threads that fail while they write print tracebacks of their own."""
+        """Raises InputError if the disk has no room for a checkpoint."""
+        # Before anything is written: orbax's threads print tracebacks when they fail to write.
         free = shutil.disk_usage(self.folder).free
         if free < num_bytes:
             raise InputError(
@@ -155,10 +162,11 @@ class Checkpoints:
         return f"checkpoints up to step {self.steps[-1]} are kept"
 
     def close(self) -> None:
-        """Ends the threads that save."""
+        """Ends orbax's threads."""
         self._guard(self._orbax.close)
 
     def _guard(self, action: Callable[[], Any]) -> None:
+        """Calls a function of orbax; its errors become one InputError."""
         try:
             action()
         except Exception as error:  # orbax wraps the operating system's errors in many ways
@@ -176,11 +184,16 @@ class Checkpoints:
         step: int | None = None,
         only: bool = False,
     ) -> Checkpoint:
-        """The checkpoint at `step`, or else the newest. If it is damaged, that is printed and
-        another one is taken.
+        """Restores the checkpoint of a step, or the newest one that is not damaged.
 
-        `state` and `constants` give structure and shapes. Raises InputError if there is no readable
-        checkpoint, or `only` that of `step` would do.
+        A damaged one is named on stderr, and the next older one is tried.
+
+        Args:
+            state: gives structure and shapes, as `constants` does.
+            step: is tried first; None: the newest.
+            only: do not try another one than that of `step`.
+
+        Raises InputError if none can be read.
         """
         for number in sorted(self.steps, key=lambda s: (s == step, s), reverse=True):
             try:
@@ -199,8 +212,7 @@ class Checkpoints:
         raise InputError(f"{self.folder}: no usable checkpoint; give a run folder that was trained")
 
     def _read(self, step: int, state: TrainState, constants: nnx.State) -> Checkpoint:
-        """The checkpoint of a step. Raises ValueError if its arrays are not those that were
-        saved."""
+        """Reads the checkpoint of a step. Raises ValueError if it was changed or is not whole."""
         tree = {"state": state, "constants": constants}
         shapes = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in flatten(tree).items()}
         arrays = self._orbax.load_checkpointables(step, {"arrays": shapes})["arrays"]
@@ -210,6 +222,7 @@ class Checkpoints:
         if digest(arrays) != metadata["digest"]:
             raise ValueError("its digest does not match its arrays")
 
+        # `shapes` has the order in which the tree is flattened.
         leaves = [arrays[name] for name in shapes]
         restored = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return Checkpoint(
@@ -221,8 +234,11 @@ class Checkpoints:
 
 
 def _silence_late_callbacks() -> None:
-    """Drops what threads of a failed save print when its event loop is closed already: a traceback
-    each, after the sentence that says what failed."""
+    """Drops the tracebacks that orbax's threads print after a save has failed.
+
+    Each comes when the event loop of the save is closed already, after the one sentence that says
+    what failed.
+    """
     previous = sys.unraisablehook
     if getattr(previous, "drops_late_callbacks", False):
         return
@@ -244,16 +260,16 @@ def save_not_finite(
     step: int,
     images: Any,
 ) -> NoReturn:
-    """Saves a state that is not finite, apart from the checkpoints from which the run continues.
-    Always raises InputError, which names the step and its images."""
+    """Saves a state that is not finite, and raises InputError with the step and its images.
+
+    It is saved in a folder of its own, since the run continues from the newest checkpoint.
+    """
     checkpoints = Checkpoints(run / "not_finite")
     checkpoints.save(state, constants, batches, None)
     checkpoints.close()
     raise InputError(
         f"step {step}: the loss is not finite on the training images "
-        f"{', '.join(map(str, images))}; "
-        "the state is saved "
-        f"in {run / 'not_finite'}; lower --optimizer.learning-rate and "
-        "--optimizer.muon-learning-rate or look at these "
-        "images, then --resume from the checkpoint before"
+        f"{', '.join(map(str, images))}; the state is saved in {run / 'not_finite'}; lower "
+        "--optimizer.learning-rate and --optimizer.muon-learning-rate or look at these images, "
+        "then --resume from the checkpoint before"
     )

@@ -20,11 +20,16 @@ PRINTED_LOSSES = ("loss", "modal", "amodal", "slots", "type", "dense_category", 
 
 
 class Logs:
-    """Averages the losses of an interval and writes them to all three, in the first process."""
+    """Averages losses over intervals of steps; prints and records the means."""
 
     def __init__(self, folder: Path, config: Config, *, start: int):
-        """`start`: the step that training begins after. Raises InputError if logs cannot be
-        written."""
+        """Opens the logs in a run folder.
+
+        Args:
+            start: the step that training begins after.
+
+        Raises InputError if they cannot be written.
+        """
         self._loop = config.train
         self._queries_per_image = config.data.queries
         # Other processes write nothing, so that there is one log.
@@ -122,6 +127,6 @@ class Logs:
             ) from None
 
     def close(self) -> None:
-        """Flushes everything."""
+        """Writes the rest of both files and closes them."""
         self._file.close()
         self._events.close()

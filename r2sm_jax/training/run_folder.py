@@ -59,7 +59,7 @@ numbers are added. Data may lie elsewhere, since `check_inputs` compares their h
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a run folder. Raises InputError if it is not a run folder."""
+    """Reads the configuration of a run folder. Raises InputError if it is not a run folder."""
     refuse_dangling(folder)
     path = folder / CONFIG
     if not path.exists():
@@ -80,15 +80,16 @@ def read_config(folder: Path) -> Config:
 
 
 def resumed_folder(config: Config) -> Path:
-    """The run that `--resume` continues."""
+    """Returns the run folder that `--resume` continues."""
     return Path(config.run) if config.run else LATEST
 
 
 def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
-    """The configuration with what this machine uses in place of `auto` and 0.
+    """Replaces `auto` and 0 in a configuration by what this machine uses.
 
-    A resumed run keeps what it used where it began; only the number of devices is chosen again. How
-    the processes connect (`--distributed`) is not part of a resolved configuration.
+    A resumed run keeps the precision and the split that it began with, which change its results.
+    Only the number of devices is chosen again. How processes connect is left out of the result,
+    since it differs from process to process.
     """
     loop = config.train
     matmul_precision = loop.matmul_precision
@@ -113,8 +114,10 @@ def resolve_auto(config: Config, resumed: Config | None = None) -> Config:
 
 
 def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
-    """Raises InputError if a resumed run would go on with another configuration, except for fields
-    of `MAY_CHANGE`."""
+    """Raises InputError if a resumed run would go on with another configuration.
+
+    Fields of `MAY_CHANGE` are not compared.
+    """
     may_change = set(MAY_CHANGE)
     if resumed.data.keeps_nothing != config.data.keeps_nothing:
         may_change.remove("data.workers")
@@ -136,8 +139,10 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
 
 
 def make_folder(run: str | None) -> Path:
-    """Makes the folder of a new run: `run`, or else a dated one in runs/. Raises InputError if it
-    cannot be written."""
+    """Makes the folder of a new run: `run`, or else a dated one in runs/.
+
+    Raises InputError if it cannot be written.
+    """
     try:
         if run is not None:
             folder = Path(run)
@@ -158,8 +163,10 @@ def make_folder(run: str | None) -> Path:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Begins a new run in `folder`. Raises InputError if there is one already, or the folder cannot
-    be written."""
+    """Begins a new run in a folder.
+
+    Raises InputError if there is one already, or the folder cannot be written.
+    """
     if (folder / CONFIG).exists():
         raise InputError(
             f"{folder} holds a run already; continue it with --resume or give another --run"
@@ -176,9 +183,13 @@ def write_config(folder: Path, config: Config) -> None:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Keeps other commands from training in a run folder. The system ends the lock with this
-    process, however that ends. Raises InputError if another command has it. Windows and some
-    network file systems have no such locks."""
+    """Keeps other commands from training in a run folder.
+
+    The system ends the lock with this process, however that ends. Windows and some network file
+    systems have no such locks.
+
+    Raises InputError if another command has the lock.
+    """
     try:
         file = (folder / LOCK).open("a")
     except OSError as error:
@@ -206,9 +217,11 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def find_encoder_sizes(config: Config) -> EncoderSizes:
-    """Sizes of the published image encoders of a run: those of the run that it resumes or starts
-    from, which needs no published files, or else of the weights themselves. Raises InputError as
-    `read_encoder_sizes`."""
+    """Finds the sizes of the published image encoders of a run.
+
+    A run that resumes or starts from another one has its sizes, and needs no published files. Other
+    runs read the published weights. Raises InputError as `read_encoder_sizes`.
+    """
     if config.resume:
         return read_sizes(resumed_folder(config))
     if config.init:
@@ -217,8 +230,10 @@ def find_encoder_sizes(config: Config) -> EncoderSizes:
 
 
 def read_sizes(folder: Path) -> EncoderSizes:
-    """Sizes of the published image encoders of a run. A run that never got as far as writing them
-    reads the weights."""
+    """Reads the sizes of the published image encoders from a run folder.
+
+    A run that was stopped before it wrote them reads the published weights.
+    """
     config = read_config(folder)
     inputs = read_inputs(folder)
     if "image_encoder" in inputs:
@@ -227,7 +242,7 @@ def read_sizes(folder: Path) -> EncoderSizes:
 
 
 def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The `inputs.json` of a run; empty if it was stopped before that was written."""
+    """Reads the `inputs.json` of a run; {} if it was stopped before that was written."""
     path = folder / INPUTS
     return load_json(path, "the file that the run wrote") if path.exists() else {}
 
@@ -235,10 +250,9 @@ def read_inputs(folder: Path) -> dict[str, dict[str, Any]]:
 def check_inputs(
     folder: Path, config: Config, sizes: EncoderSizes, texts: TextStates, data_sha256: str
 ) -> None:
-    """Writes what a new run is trained with, or compares it with what a resumed run was trained
-    with.
+    """Writes the inputs of a new run, or compares them with those of a resumed run.
 
-    These are the sizes of the image encoders, and hashes of the language model, its tokenizer and
+    Inputs are the sizes of the image encoders, and hashes of the language model, its tokenizer and
     the training data. Raises InputError if a hash differs, also from that of the run that this one
     starts from (`--init`).
     """
