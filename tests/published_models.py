@@ -108,8 +108,8 @@ def load_encoder(config: VisionConfig) -> tuple[VisionEncoder, LoadReport]:
     params, constants, matches = load_pretrained(
         model, sizes, *(nnx.State({"vision": part}) for part in parts)
     )
-    (found,) = matches.values()
-    return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), found
+    (report,) = matches.values()
+    return nnx.merge(graphdef, params["vision"], constants.get("vision", nnx.State({}))), report
 
 
 def nchw(x: np.ndarray) -> torch.Tensor:

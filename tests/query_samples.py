@@ -84,3 +84,8 @@ def has_words(text: str, words: str) -> bool:
 def clause_of(function: str) -> str:
     """A function without its leading sentence and without "that", which "what" replaces."""
     return function.rpartition(" | ")[2].removeprefix("that ")
+
+
+def words_of(text: str) -> str:
+    """A text in lower case, without punctuation and digits."""
+    return " ".join(re.findall(r"[a-z]+", text.lower()))

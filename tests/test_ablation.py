@@ -1,12 +1,12 @@
 """Heads trained alone on token states, the lists of sentences, and the ablation command."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import optax
 import pytest
+from query_samples import words_of
 
 from r2sm_jax import ablate
 from r2sm_jax.config import OptimizerConfig
@@ -22,11 +22,9 @@ from r2sm_jax.evaluation.ablation import (
 )
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_type_heads import LEARNED
-from r2sm_jax.query import keyword_mask_type
 from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences,
     write_text_only_queries,
-    written_sentences,
 )
 from r2sm_jax.training import text_only
 from r2sm_jax.training.optimizer import make_optimizer
@@ -41,54 +39,20 @@ def texts(tiny_config) -> TextStates:
     return TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
 
 
-def words(text: str) -> str:
-    return " ".join(re.findall(r"[a-z]+", text.lower()))
-
-
 def make_steps(num_steps: int) -> optax.GradientTransformation:
     return make_optimizer(OptimizerConfig(), num_steps)
 
 
-# The lists of docs/intent.md
+# Sentences
 
 
-def test_development_list_is_balanced_hard_and_explained():
-    rows = intent_sentences()
-    assert len(rows) >= 200
-    assert len({words(row.text) for row in rows}) == len(rows)
-    assert all(row.family and row.reason for row in rows)
-    assert 0.45 < np.mean([row.mask_type == "amodal" for row in rows]) < 0.55
-    assert np.mean([row.mask_type != keyword_mask_type(row.text) for row in rows]) > 1 / 3
-
-
-def test_test_list_is_balanced_and_shares_no_sentence():
-    rows = intent_sentences("test")
-    assert len(rows) >= 200
-    assert len({words(row.text) for row in rows}) == len(rows)
-    assert {row.family for row in rows} == {"easy", "medium", "hard"}
-    assert 0.45 < np.mean([row.mask_type == "amodal" for row in rows]) < 0.55
-    assert not {words(row.text) for row in rows} & {words(row.text) for row in intent_sentences()}
-
-
-@pytest.mark.parametrize("purpose", ["development", "test", "calibration", "val_r2sm"])
-def test_lists_are_not_what_the_grammar_writes(purpose):
+def test_nothing_that_is_trained_on_stands_in_a_list_that_measures():
     written = texts_of(write_text_only_queries(3000, seed=0))
     for split in ("train", "val_phrasing"):
         written += texts_of(scene_sentences(split, 60))
-    assert not {words(text) for text in written} & {
-        words(row.text) for row in intent_sentences(purpose)
-    }
-
-
-def test_authors_can_be_left_out():
-    written = written_sentences()
-    authors = list(dict.fromkeys(row.family for row in written))[:2]
-    everything = {row.text.lower() for row in write_text_only_queries(2000, seed=0)}
-    without = {row.text.lower() for row in write_text_only_queries(2000, seed=0, without=authors)}
-    for author in authors:
-        own = {row.text.lower() for row in written if row.family == author}
-        assert own & everything
-        assert not own & without
+    written = {words_of(text) for text in written}
+    for purpose in ("development", "test", "calibration", "val_r2sm"):
+        assert not written & {words_of(row.text) for row in intent_sentences(purpose)}, purpose
 
 
 def test_scene_sentences_are_different_and_labelled():
@@ -128,13 +92,16 @@ def test_every_head_learns_a_word(name, texts, monkeypatch):
     # tells one word.
     num_steps = 4000 if name == "linear" else 150
     min_accuracy = 0.7 if name == "linear" else 0.9
-    logits = []
-    for _ in range(2):
-        head = train_head(name, groups, is_amodal, make_steps(num_steps), num_steps=num_steps)
-        logits.append(head.amodal_logits(groups))
-    assert ((logits[0] > 0) == is_amodal).mean() >= min_accuracy
+
+    def train():
+        return train_head(name, groups, is_amodal, make_steps(num_steps), num_steps=num_steps)
+
+    head = train()
+    logits = head.amodal_logits(groups)
+    assert ((logits > 0) == is_amodal).mean() >= min_accuracy
     assert head.num_parameters > 0
-    np.testing.assert_array_equal(logits[0], logits[1])
+    if name == "mlp":  # which is quick to compile
+        np.testing.assert_array_equal(train().amodal_logits(groups), logits)
 
 
 def test_the_documented_head_works(texts, monkeypatch):

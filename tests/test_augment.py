@@ -1,3 +1,5 @@
+"""Crops and colours that are drawn at each visit of a training image."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -121,5 +123,5 @@ def test_processes_share_every_epoch_out():
         training_batches(source, assemble, batch_size=6, seed=0, shard=(i, 3)) for i in range(3)
     ]
     for _ in range(3):  # epochs
-        seen = [number for part in parts for _ in range(2) for number in next(part)["index"]]
-        assert sorted(seen) == list(range(12))
+        numbers = [number for part in parts for _ in range(2) for number in next(part)["index"]]
+        assert sorted(numbers) == list(range(12))

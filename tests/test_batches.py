@@ -1,3 +1,5 @@
+"""From a sample to the rows of a batch: prepared once, assembled at each visit, resumed exactly."""
+
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
@@ -133,7 +135,7 @@ def test_an_unknown_amodal_mask_is_marked_so():
 
 def test_the_example_has_the_documented_shapes_and_dtypes():
     e = assemble(prepared())
-    wanted = {
+    expected = {
         "image": ("u1", (SIZE, SIZE, 3)),
         "image_mask": ("?", (SIZE, SIZE)),
         "modal": ("u1", (3, CELLS, CELLS)),
@@ -149,8 +151,8 @@ def test_the_example_has_the_documented_shapes_and_dtypes():
         "text_mask": ("?", (4, 3)),
         "index": ("i4", ()),
     }
-    found = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
-    assert found == {k: (np.dtype(t), s) for k, (t, s) in wanted.items()}
+    actual = {k: (v.dtype, v.shape) for k, v in e.items() if k != "labels"}
+    assert actual == {k: (np.dtype(t), s) for k, (t, s) in expected.items()}
     assert {k: (v.dtype, v.shape) for k, v in e["labels"].items()} == dict.fromkeys(
         VOCABULARY, (np.dtype("i4"), (3,))
     )
@@ -169,21 +171,21 @@ def test_the_head_does_not_see_dropped_tokens_and_always_sees_the_first():
 
 def test_the_head_learns_from_queries_and_from_sentences_about_anything():
     free = write_text_only_queries(40, seed=0)
-    known = {
+    possible = {
         len(s.text): {t.mask_type == "amodal" for t in free if len(t.text) == len(s.text)}
         for s in free
     }
     p, rows = prepared(), []
-    asked = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
+    is_amodal = dict(zip(map(len, p["texts"]), p["is_amodal"].tolist(), strict=True))
     for seed in range(20):
         e = assemble(p, seed, has_text_head=True, text_only=free)
         assert e["type_text"].shape == (9, 3, 2, 4) and e["type_valid"].all()
         rows += (lengths := e["type_text"][:, 0, 0, 0].astype(int).tolist())
-        assert [asked[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
-        assert all(e["type_is_amodal"][i] in known[lengths[i]] for i in range(3, 9))
+        assert [is_amodal[n] for n in lengths[:3]] == e["type_is_amodal"][:3].tolist()
+        assert all(e["type_is_amodal"][i] in possible[lengths[i]] for i in range(3, 9))
         longer = assemble(p, seed, has_text_head=True, text_only=free, type_tokens=5)
         assert longer["type_text"].shape == (9, 5, 2, 4) and longer["text"].shape == (4, 3, 2, 4)
-    assert set(asked) <= set(rows) and len(set(rows)) > 10
+    assert set(is_amodal) <= set(rows) and len(set(rows)) > 10
     alone = assemble(p | {"texts": p["texts"][:3]}, has_text_head=True)
     assert alone["type_valid"].tolist() == [True] * 3 + [False] * 6 and "type_text" not in assemble(
         p
@@ -225,18 +227,18 @@ def test_a_sample_without_instances_or_queries_is_all_padding():
 
 
 def test_fewer_queries_are_chosen_at_random_and_in_full():
-    p, seen = prepared(), set()
+    p, all_lengths = prepared(), set()
     for seed in range(20):
         e = assemble(p, seed, queries=2)
         lengths = e["text"][:, 0, 0, 0].astype(int).tolist()
-        seen.update(lengths)
+        all_lengths.update(lengths)
         for row, length in enumerate(lengths):
             of = [len(t) for t in p["texts"]].index(length)
             assert (
                 e["is_amodal"][row] == p["is_amodal"][of]
                 and e["query_instances"][row].sum() == p["query_instances"][of].sum()
             )
-    assert seen == {len(t) for t in p["texts"]}
+    assert all_lengths == {len(t) for t in p["texts"]}
 
 
 def test_a_query_whose_instances_do_not_all_fit_is_left_out():
@@ -364,11 +366,11 @@ def test_resumed_batches_go_on_exactly(source, position):
     for _ in range(position):
         next(one)
     state = one.get_state()
-    wanted = [next(one) for _ in range(5)]
+    expected = [next(one) for _ in range(5)]
     fresh = batches(source)
     next(fresh)
     fresh.set_state(state)
-    assert all(same(batch, next(fresh)) for batch in wanted)
+    assert all(same(batch, next(fresh)) for batch in expected)
 
 
 def test_preparing_when_asked_or_before_gives_the_same(source):

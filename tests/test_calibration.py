@@ -1,14 +1,9 @@
-"""The temperature of the mask-type probability, and which words drove a decision."""
+"""The temperature of the mask-type probability, and the scales of predicted IoUs and presence."""
 
 import numpy as np
 import pytest
-from flax import nnx
 
-from r2sm_jax.config import Config
-from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.evaluation.decisions import mask_type_scores
-from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.train import calibrate_type
 from r2sm_jax.training.calibration import (
@@ -20,7 +15,6 @@ from r2sm_jax.training.calibration import (
     fit_presence,
     fit_temperature,
 )
-from r2sm_jax.training.step import split_model
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
@@ -28,9 +22,9 @@ def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 4, 20_000)
     amodal = rng.random(len(logits)) < 1 / (1 + np.exp(-logits / temperature))
-    found = fit_temperature(logits, amodal)
-    assert found == pytest.approx(temperature, rel=0.05)
-    probability = 1 / (1 + np.exp(-logits / found))
+    actual = fit_temperature(logits, amodal)
+    assert actual == pytest.approx(temperature, rel=0.05)
+    probability = 1 / (1 + np.exp(-logits / actual))
     assert mask_type_scores(probability, amodal)["ece"] < 0.02
 
 
@@ -56,41 +50,35 @@ def test_so_many_of_what_is_there_are_missed_as_is_allowed():
     assert fit_presence(logits[: MIN_VALUES - 1], -1.0) == 0
 
 
-def make_predictor(config: Config) -> Predictor:
-    text = config.model.text
-    texts = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    graphdef, params, constants = split_model(config.model, NO_SIZES, 0)
-    return Predictor(config.model, graphdef, nnx.merge_state(params, constants), texts)
+def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(predictor):
+    image = np.full((40, 50, 3), 90, np.uint8)
 
+    def predict(**changes):
+        calibrated = predictor.updated(calibration=Calibration(**changes))
+        return calibrated.predict(["the mug"], image=image)[0]
 
-def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(tiny_config):
-    predictor = make_predictor(tiny_config)
-    predictor.set_image(np.full((40, 50, 3), 90, np.uint8))
+    before = predict()
+    num_programs = predictor._decode._cache_size()
+    shifted = predict(iou_shift=2.0)
+    absent = predict(presence_bias=-100.0)
+    assert predictor._decode._cache_size() == num_programs
 
-    def predict(calibration: Calibration):
-        predictor.calibration = calibration
-        return predictor.predict(["the mug"])[0]
-
-    before = predict(Calibration())
-    compiled = predictor._decode._cache_size()
-    shifted = predict(Calibration(iou_shift=2.0))
-    absent = predict(Calibration(presence_bias=-100.0))
     raw = np.log(before.score / (1 - before.score))
     assert shifted.score == pytest.approx(1 / (1 + np.exp(-raw - 2)), rel=1e-4)
     np.testing.assert_array_equal(shifted.mask, before.mask)
-    assert not absent.mask.any() and absent.presence < 1e-3
-    assert predictor._decode._cache_size() == compiled
+    assert absent.presence < 1e-3 and "nothing of the kind" in absent.summary()
+    assert not (absent.modal.any() or absent.amodal.any() or absent.instances)
 
 
-def test_only_the_temperature_changes_and_probabilities_follow_it(tiny_config):
-    predictor = make_predictor(tiny_config)
+def test_only_the_temperature_changes_and_probabilities_follow_it(predictor):
     sentences = ["the whole mug", "the mug"]
-    raw = predictor.amodal_logits(sentences)
     before = Calibration(type_temperature=7.0, iou_scale=0.5, iou_shift=0.1, presence_bias=0.2)
     fitted = calibrate_type(predictor, before)
     temperature = fitted.type_temperature
     assert fitted == before._replace(type_temperature=temperature)
     assert MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE and temperature != 1
+
+    raw = predictor.updated(calibration=Calibration()).amodal_logits(sentences)
     logits = predictor.updated(calibration=fitted).amodal_logits(sentences)
     np.testing.assert_allclose(logits, raw / temperature, rtol=1e-5)
     assert calibrate_type(predictor, fitted) == fitted

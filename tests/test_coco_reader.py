@@ -19,7 +19,7 @@ from annotation_files import (
     square,
     write,
 )
-from test_query_template import objects_of
+from test_template import objects_of
 
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
@@ -288,20 +288,6 @@ def test_regions_become_annotations(tmp_path):
     assert box["occlude_rate"] == pytest.approx(1 / 3)
     assert masks.area(masks.decode(box["invisible_mask"])) == 160
     assert [(a["isStuff"], a["order"]) for a in (mug, box, table)] == [(0, 1), (0, 2), (1, 3)]
-
-
-def test_objects_without_stuff_and_their_occluders(tmp_path):
-    def objects(path):
-        return objects_of(read_coco(path, preset="cocoa").to_records("test"), 3)
-
-    mug, box = objects(save_cocoa(tmp_path))
-    assert (mug.category, mug.box, mug.hidden_by) == ("mug", (10, 10, 30, 30), ())
-    assert (box.hidden_by, box.visible_box) == ((1,), (30, 12, 50, 28))
-    table = cocoa()["regions"][2:]
-    assert [x.category for x in objects(save_cocoa(tmp_path, regions=table))] == ["table"]
-    pin = {"name": "pin", "segmentation": square(10, 10, 12, 12), "order": 1}
-    wall = {"name": "wall", "segmentation": square(0, 0, 60, 40), "order": 2}
-    assert objects(save_cocoa(tmp_path, regions=[pin, wall]))[1].hidden_by == ()  # a sliver
 
 
 def test_the_first_of_several_annotators(tmp_path):

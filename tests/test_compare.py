@@ -46,15 +46,15 @@ def reports(tmp_path_factory) -> Path:
         )
         Image.fromarray(samples[-1].image).save(folder / f"{n}.png")
         for query in queries:
-            wanted = whole if query.mask_type == "amodal" else modal
+            expected = whole if query.mask_type == "amodal" else modal
             for name in entries:
-                drawn = np.roll(wanted, int(rng.integers(0, 4)) + (name == "a"), axis=1)
-                said = "amodal" if name == "b" else query.mask_type
+                drawn = np.roll(expected, int(rng.integers(0, 4)) + (name == "a"), axis=1)
+                decision = "amodal" if name == "b" else query.mask_type
                 entry = {
                     "query_id": query.id,
                     "segmentation": masks.encode(drawn),
                     "score": 1.0,
-                    "mask_type": said,
+                    "mask_type": decision,
                 }
                 if name != "half" or query.id % 2:
                     entries[name].append(entry)

@@ -1,3 +1,5 @@
+"""Flags, configuration files and stored configurations: what they mean, and what is refused."""
+
 import json
 from dataclasses import replace
 
@@ -147,3 +149,7 @@ def test_json_of_another_version_is_refused():
     values["model"]["vision"]["colour_blind"] = True
     with pytest.raises(InputError, match=r"run\.json: model: vision: unknown field 'colour_blind'"):
         from_json(Config, values, "run.json")
+
+
+def test_flags_say_all_that_is_not_the_default(tiny_flags, tiny_config):
+    assert parse_config(tiny_flags) == tiny_config

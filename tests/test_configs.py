@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WIDTH
 from PIL import Image
+from tiny_models import WIDTH
 from transformers import SamConfig
 
 from r2sm_jax.cli import load_config_file
@@ -53,8 +53,8 @@ def write_dialect(folder: Path, dialect: str, images: int = 12) -> Path:
         content["images"].append(
             {"id": i + 1, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDE}
         )
-        seen = back & ~front
-        for order, (amodal, modal) in enumerate([(front, front), (back, seen)]):
+        visible = back & ~front
+        for order, (amodal, modal) in enumerate([(front, front), (back, visible)]):
             annotation = {
                 "id": 2 * i + order + 1,
                 "image_id": i + 1,

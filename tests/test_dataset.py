@@ -1,3 +1,6 @@
+"""Dataset files: what is written is read back, faults are named, files are split by
+image."""
+
 import copy
 import hashlib
 import json
@@ -14,7 +17,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, read_json
 from r2sm_jax.data.sources import load_json_split
 from r2sm_jax.data.split_summary import check_teaches
-from r2sm_jax.errors import InputError
+from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.query import Query
 from r2sm_jax.tools.records import write_json
 
@@ -230,6 +233,9 @@ def test_nothing_is_overwritten(tmp_path):
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(InputError, match="folder"):
         write_json(tmp_path, records)
+    half = pytest.raises(InputError, match=r"a\.json: .*half of a character")
+    with half, atomic_write(tmp_path / "a.json") as part:
+        part.write_text("mug \ud800", encoding="utf-8")
 
 
 def numbered(path: Path, count: int, first: int = 1) -> None:

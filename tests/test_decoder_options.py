@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_inputs import fake_inputs
 from flax import nnx
+from tiny_models import TINY, fake_inputs
 
 from r2sm_jax.config import (
     NUM_COORDINATES,
     Config,
-    DecoderConfig,
     LossConfig,
-    ModelConfig,
-    TextConfig,
-    VisionConfig,
     check_config,
 )
 from r2sm_jax.errors import InputError
@@ -29,11 +25,9 @@ from r2sm_jax.models.mask_decoder import (
 from r2sm_jax.models.r2sm import R2SM
 from r2sm_jax.training.losses import mask_loss, uncertain_mean
 
-VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
-DECODER = DecoderConfig(dim=32, depth=2, heads=2, mlp_dim=64, slots=3, fine_dim=16, mask_dim=8)
-CONFIG = ModelConfig(VISION, TextConfig(layers=(1, 2), max_tokens=10, dim=20), DECODER)
-SIMILARITY = replace(CONFIG, decoder=replace(DECODER, similarity=True))
-BOTH = replace(CONFIG, decoder=replace(DECODER, similarity=True, multi_scale=True))
+DECODER = TINY.decoder
+SIMILARITY = replace(TINY, decoder=replace(DECODER, similarity=True))
+BOTH = replace(TINY, decoder=replace(DECODER, similarity=True, multi_scale=True))
 
 
 def normal(*shape: int, seed: int = 0) -> jax.Array:
@@ -79,7 +73,7 @@ def test_shapes_and_gradients(config):
         logits = predict_mask_logits(
             decoded.refined_kernels, decoded.pixel_features, decoded.similarity
         )
-        assert logits.shape == (2, 3, 4, 2, 16, 16)
+        assert logits.shape == (2, 3, 3, 2, 16, 16)
         return (logits**2).mean() + (decoded.presence**2).mean()
 
     gradient = jax.jit(jax.grad(score))(params)
@@ -96,8 +90,8 @@ def test_shapes_and_gradients(config):
 
 def test_similarity_does_not_read_padding_of_the_words():
     inputs = jax.tree.map(jnp.asarray, fake_inputs(SIMILARITY, 1, 2))
-    text_mask = jnp.arange(10) < 6
-    text_mask = jnp.broadcast_to(text_mask, (1, 2, 10))
+    text_mask = jnp.arange(24) < 6
+    text_mask = jnp.broadcast_to(text_mask, (1, 2, 24))
     model = R2SM(SIMILARITY, rngs=nnx.Rngs(0))
 
     @nnx.jit
@@ -141,7 +135,7 @@ def test_uncertain_cells_take_their_share_of_the_cross_entropy():
             "--model.decoder.similarity",
         ),
         (
-            Config(model=replace(CONFIG, decoder=replace(DECODER, type="sam", multi_scale=True))),
+            Config(model=replace(TINY, decoder=replace(DECODER, type="sam", multi_scale=True))),
             "--model.decoder.multi-scale",
         ),
         (Config(loss=LossConfig(uncertain=1.5)), "--loss.uncertain"),

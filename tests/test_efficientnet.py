@@ -20,7 +20,7 @@ from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.inference.export_folder import flat_weights
 from r2sm_jax.inference.exporter import export
-from r2sm_jax.inference.run import load
+from r2sm_jax.inference.run import Run, load
 from r2sm_jax.models import hub
 from r2sm_jax.models.depthwise import depthwise_conv
 from r2sm_jax.models.efficientnet import EfficientNetLite
@@ -54,15 +54,15 @@ def run(module, *inputs):
 
 def tiny_tensors() -> dict[str, np.ndarray]:
     """Random weights under the published keys."""
-    rng, found = np.random.default_rng(0), {}
+    rng, tensors = np.random.default_rng(0), {}
 
     def add(conv: str, norm: str, *shape: int) -> None:
-        found[f"{conv}.weight"] = (
+        tensors[f"{conv}.weight"] = (
             rng.normal(size=shape).astype(np.float32) / np.prod(shape[1:]) ** 0.5
         )
         for name in ("weight", "bias", "running_mean", "running_var"):
-            found[f"{norm}.{name}"] = rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
-        found[f"{norm}.num_batches_tracked"] = np.array(7)
+            tensors[f"{norm}.{name}"] = rng.uniform(0.5, 1.5, shape[0]).astype(np.float32)
+        tensors[f"{norm}.num_batches_tracked"] = np.array(7)
 
     add("_conv_stem", "_bn0", 32, 3, 3, 3)
     dim, sizes = 32, (3, 3, 3, 5, 3, 5, 5, 3)
@@ -74,16 +74,19 @@ def tiny_tensors() -> dict[str, np.ndarray]:
         add(f"{block}._project_conv", f"{block}._bn2", out, inner, 1, 1)
         dim = out
     add("_conv_head", "_bn1", 20, dim, 1, 1)
-    found["_fc.weight"], found["_fc.bias"] = np.zeros((5, 20), np.float32), np.zeros(5, np.float32)
-    return found
+    tensors["_fc.weight"], tensors["_fc.bias"] = (
+        np.zeros((5, 20), np.float32),
+        np.zeros(5, np.float32),
+    )
+    return tensors
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    made = tmp_path / "tiny"
-    made.mkdir()
-    save_file(tiny_tensors(), made / "model.safetensors")
-    return made
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    save_file(tiny_tensors(), folder / "model.safetensors")
+    return folder
 
 
 # By hand
@@ -204,12 +207,29 @@ def flags(tiny_flags, folder) -> list[object]:
 
 def values_of(run_folder: Path) -> dict[str, nnx.Variable]:
     """Last weights of a run by dotted path; the best may be those before the rates rise above 0."""
-    found = nnx.to_flat_state(load(run_folder, checkpoint="latest").predictor.weights)
-    return {".".join(map(str, path)): leaf for path, leaf in found}
+    state = nnx.to_flat_state(load(run_folder, checkpoint="latest").predictor.weights)
+    return {".".join(map(str, path)): leaf for path, leaf in state}
+
+
+def check_compact_export(run: Run, folder: Path) -> dict[str, np.ndarray]:
+    """Exports a run without its frozen weights. Returns the weights that the export has once it is
+    loaded: those that it stores are rounded to float16."""
+    export(run, folder, compact=True)
+    stored = load_file(folder / "model.safetensors")
+    assert not any(name.startswith("vision.efficientnet.") for name in stored)
+    assert "vision.stem.norms.0.scale" in stored
+    assert all(value.dtype == np.float16 for value in stored.values())
+    weights = dict(flat_weights(run.predictor.weights))
+    for name in stored:
+        weights[name] = np.asarray(weights[name]).astype(np.float16).astype(np.float32)
+    return weights
 
 
 @pytest.mark.slow
-def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, command):
+def test_a_run_from_cached_features_stands_on_its_own(
+    flags, folder, bert_folder, tmp_path, command, monkeypatch
+):
+    """Its compact export has no frozen weights: it finds them by name, here beside it."""
     folder_of_run = tmp_path / "run"
     end = command(main, *flags, "--run", folder_of_run, "--data.cache-dir", tmp_path / "features")
     assert end.code == 0, end
@@ -227,11 +247,19 @@ def test_a_run_from_cached_features_stands_on_its_own(flags, folder, tmp_path, c
         for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()
     ]
     assert np.isfinite([loss for loss in losses if loss is not None]).all()
+
+    exported = tmp_path / "small"
+    weights = check_compact_export(load(folder_of_run), exported)
+    with monkeypatch.context() as patch:
+        patch.chdir(folder.parent)
+        Path(bert_folder.name).symlink_to(bert_folder)
+        loaded = flat_weights(load(exported).predictor.weights)
+    assert loaded.keys() == weights.keys()
+    assert all(np.array_equal(loaded[name], value) for name, value in weights.items())
+
     shutil.rmtree(folder)
-    assert (
-        command(evaluate.main, folder_of_run, "--samples", 2, "--out", tmp_path / "scores").code
-        == 0
-    )
+    flags = "--samples", 2, "--out", tmp_path / "scores"
+    assert command(evaluate.main, folder_of_run, *flags).code == 0
     assert command(main, "--resume", "--run", folder_of_run).code == 0
 
 
@@ -255,30 +283,6 @@ def test_what_is_not_frozen_is_trained_slowly(flags, tmp_path, command):
     ).max()
     config = read_config(tmp_path / "run").optimizer
     assert 0 < difference <= 3 * config.pretrained_rate * config.learning_rate
-
-
-@pytest.mark.usefixtures("steps_alone")
-def test_a_compact_export_has_no_frozen_backbone(
-    flags, folder, bert_folder, tmp_path, command, monkeypatch
-):
-    """Its weights are found by name when the export is loaded, here beside it."""
-    assert command(main, *flags, "--run", tmp_path / "run").code == 0
-    run, out = load(tmp_path / "run"), tmp_path / "small"
-    export(run, out, compact=True)
-    stored = load_file(out / "model.safetensors")
-    assert (
-        not any(name.startswith("vision.efficientnet.") for name in stored)
-        and "vision.stem.norms.0.scale" in stored
-    )
-    assert all(x.dtype == np.float16 for x in stored.values())
-    monkeypatch.chdir(folder.parent)
-    Path(bert_folder.name).symlink_to(bert_folder)
-    loaded = flat_weights(load(out).predictor.weights)
-    for name, x in flat_weights(run.predictor.weights).items():
-        kept = name in stored
-        np.testing.assert_array_equal(
-            loaded[name], x.astype(np.float16).astype(np.float32) if kept else x
-        )
 
 
 @pytest.mark.parametrize(
@@ -343,15 +347,15 @@ def test_the_published_model_is_torchs(number):
     theirs.load_state_dict(stored)
     graphdef, state = nnx.split(EfficientNetLite(dims, dtype=FLOAT32, rngs=nnx.Rngs(0)))
     state = nnx.State({"vision": nnx.State({"efficientnet": state})})
-    found = match_efficientnet(state, file)
-    assert len(found.unused) == 4 and not found.initialised
-    model = nnx.merge(graphdef, put_weights(state, found.values)["vision"]["efficientnet"])
+    report = match_efficientnet(state, file)
+    assert len(report.unused) == 4 and not report.initialised
+    model = nnx.merge(graphdef, put_weights(state, report.values)["vision"]["efficientnet"])
 
     x = (photographs().astype(np.float32) - 127) / 128
     features = [np.asarray(level) for level in run(model, jnp.asarray(x))]
     with torch.no_grad():
-        wanted, logits = theirs(torch.tensor(x.transpose(0, 3, 1, 2)))
-    for level, other in zip(features, wanted, strict=True):
+        expected, logits = theirs(torch.tensor(x.transpose(0, 3, 1, 2)))
+    for level, other in zip(features, expected, strict=True):
         other = other.numpy().transpose(0, 2, 3, 1)
         difference = np.abs(level - other).max()
         print(f"largest difference {difference:.1e}, standard deviation {other.std():.2f}")

@@ -33,20 +33,15 @@ from r2sm_jax.tools.records import write_json
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
-    """Twelve scenes of two sizes as a dataset file with its images."""
+    """Six scenes of two sizes as a dataset file with its images."""
     folder = tmp_path_factory.mktemp("dataset")
     samples = []
-    for i in range(12):
-        sample = open_source("scenes", "val", count=12, size=40 + 24 * (i % 2))[i]
+    for i in range(6):
+        sample = open_source("scenes", "val", count=6, size=40 + 24 * (i % 2))[i]
         samples.append(replace(sample, image_id=i + 1))
         Image.fromarray(sample.image).save(folder / sample.file_name)
     write_json(folder / "scenes.json", to_records(samples))
     return folder / "scenes.json"
-
-
-@pytest.fixture(scope="module")
-def predictor(tiny_run):
-    return load(tiny_run).predictor
 
 
 def read_report(folder: Path) -> dict:
@@ -100,11 +95,11 @@ def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, co
 
     report = evaluate_file("--split", "all")
     assert report["sentences"] == {} and report["meta"]["source"] == f"json:{dataset}"
-    assert report["meta"]["images"] == {"all": 12}
+    assert report["meta"]["images"] == {"all": 6}
     # Without --split the whole file is scored.
     assert evaluate_file()["splits"] == report["splits"]
     parts = evaluate_file("--split", "train,dev,val")["meta"]["images"]
-    assert set(parts) == {"train", "dev", "val"} and sum(parts.values()) == 12
+    assert set(parts) == {"train", "dev", "val"} and sum(parts.values()) == 6
 
 
 @pytest.mark.parametrize("rows", [1, 3])

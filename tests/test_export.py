@@ -279,9 +279,14 @@ def test_a_language_model_by_reference_replaces_an_earlier_export(
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "model.stablehlo", "config.json", "language_model/tokenizer.json"]
+    ("how", "name"),
+    [
+        ("missing", "config.json"),
+        ("missing", "language_model/tokenizer.json"),
+        ("changed", "model.safetensors"),
+        ("changed", "model.stablehlo"),
+    ],
 )
-@pytest.mark.parametrize("how", ["missing", "changed"])
 def test_a_file_that_is_missing_or_changed_is_named_with_its_hash(how, name, copy):
     lines = [line.split("  ") for line in (copy / "SHA256SUMS").read_text().splitlines()]
     digest = next(digest for digest, file in lines if file == name)

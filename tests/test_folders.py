@@ -161,19 +161,6 @@ def test_files_that_are_left_out_are_counted(tmp_path):
     assert "1 images have no masks" in unused
 
 
-def test_masks_with_a_palette(tmp_path):
-    folder = pix2gestalt(tmp_path, 2)
-    colours = np.where(BACK[..., None], np.uint8([255, 255, 255]), np.uint8(0))
-    Image.fromarray(colours).quantize(2).save(folder / "whole_mask" / "0_whole_mask.png")
-    labels = Image.fromarray(BACK + BACK_VISIBLE * np.uint8(1))
-    labels.putpalette((0, 0, 0, 128, 0, 0, 0, 128, 0))
-    labels.save(folder / "whole_mask" / "1_whole_mask.png")
-    collector = collect(read_mask_folders([folder]))
-    (annotation,) = collector.annotations
-    assert (masks.decode(annotation["segmentation"]) == BACK).all()
-    assert "several values" in str(collector.bad_records[0])
-
-
 def test_masks_that_are_no_images(tmp_path):
     folder = pix2gestalt(tmp_path, 1)
     path = folder / "whole_mask" / "0_whole_mask.png"

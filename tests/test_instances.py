@@ -33,9 +33,9 @@ def box(x: int, y: int, width: int, height: int) -> dict:
     return masks.encode(mask)
 
 
-def query(truth=(), found=(), crowd=()) -> dict:
-    """`truth` and `crowd`: masks; `found`: (mask, score)."""
-    return {"truth": list(truth), "crowd": list(crowd), "found": found}
+def query(truth=(), detected=(), crowd=()) -> dict:
+    """`truth` and `crowd`: masks; `detected`: (mask, score)."""
+    return {"truth": list(truth), "crowd": list(crowd), "detected": detected}
 
 
 ENGINES = {"pycocotools": (COCO, COCOeval), "hotcoco": (hotcoco.COCO, hotcoco.COCOeval)}
@@ -60,22 +60,22 @@ def reference(queries: list[dict], engine: str = "pycocotools") -> dict[str, flo
                     "bbox": [0, 0, 1, 1],
                 }
             )
-        for mask, score in one["found"]:
+        for mask, score in one["detected"]:
             results.append(
                 {"image_id": number, "category_id": 1, "segmentation": mask, "score": score}
             )
     images = [{"id": n, "height": SIDE, "width": SIDE} for n in range(1, len(queries) + 1)]
-    truth, found = dataset(), dataset()
+    truth, detected = dataset(), dataset()
     with contextlib.redirect_stdout(io.StringIO()):
-        for data, content in ((truth, annotations), (found, [])):
+        for data, content in ((truth, annotations), (detected, [])):
             data.dataset = {
                 "images": images,
                 "annotations": content,
                 "categories": [{"id": 1, "name": "x"}],
             }
             data.createIndex()
-        found = truth.loadRes(results) if results else found
-        evaluation = evaluator(truth, found, "segm")
+        detected = truth.loadRes(results) if results else detected
+        evaluation = evaluator(truth, detected, "segm")
         evaluation.params.useCats = 0
         evaluation.evaluate()
         evaluation.accumulate()
@@ -90,25 +90,25 @@ def ours(queries: list[dict]) -> dict[str, float | None]:
 
 
 def detections_of(one: dict) -> QueryDetections:
-    detections = [mask for mask, _ in one["found"]]
-    scores = [score for _, score in one["found"]]
+    detections = [mask for mask, _ in one["detected"]]
+    scores = [score for _, score in one["detected"]]
     present = [True] * len(scores)
     return rank_detections(detections, scores, present, one["truth"], one["crowd"])
 
 
 def assert_equal(queries: list[dict]) -> dict[str, float | None]:
-    found = ours(queries)
+    detected = ours(queries)
     for engine in ENGINES:
-        wanted = reference(queries, engine)
+        expected = reference(queries, engine)
         for name in NAMES:
-            assert (found[name] is None) == (wanted[name] is None), (
+            assert (detected[name] is None) == (expected[name] is None), (
                 engine,
                 name,
-                found[name],
-                wanted[name],
+                detected[name],
+                expected[name],
             )
-            assert found[name] == pytest.approx(wanted[name], abs=1e-9), (engine, name)
-    return found
+            assert detected[name] == pytest.approx(expected[name], abs=1e-9), (engine, name)
+    return detected
 
 
 def random_queries(seed: int, count: int = 12) -> list[dict]:
@@ -123,9 +123,9 @@ def random_queries(seed: int, count: int = 12) -> list[dict]:
         truth = [any_box() for _ in range(rng.integers(0, 5))]
         crowd = [any_box() for _ in range(rng.integers(0, 2))]
         near = [_shifted(mask, rng) for mask in truth for _ in range(rng.integers(0, 3))]
-        found = near + [any_box() for _ in range(rng.integers(0, 3))]
+        detected = near + [any_box() for _ in range(rng.integers(0, 3))]
         # Few different scores, so that many are tied.
-        queries.append(query(truth, [(m, float(rng.integers(0, 6) / 5)) for m in found], crowd))
+        queries.append(query(truth, [(m, float(rng.integers(0, 6) / 5)) for m in detected], crowd))
     return queries
 
 
@@ -152,14 +152,14 @@ def test_areas_at_the_edges_of_the_ranges(area):
 
 def test_tied_scores_keep_their_order():
     good, poor = box(0, 0, 40, 40), box(0, 0, 40, 26)
-    for found in ([(good, 0.5), (poor, 0.5)], [(poor, 0.5), (good, 0.5)]):
-        assert_equal([query([good], found), query([poor], [(poor, 0.5)])])
+    for detected in ([(good, 0.5), (poor, 0.5)], [(poor, 0.5), (good, 0.5)]):
+        assert_equal([query([good], detected), query([poor], [(poor, 0.5)])])
 
 
 def test_the_later_of_two_truths_that_overlap_alike_is_taken():
-    found = box(20, 20, 40, 20)
+    detected = box(20, 20, 40, 20)
     truth = [box(20, 20, 40, 30), box(20, 10, 40, 30)]
-    assert_equal([query(truth, [(found, 0.9), (box(20, 20, 40, 28), 0.8)])])
+    assert_equal([query(truth, [(detected, 0.9), (box(20, 20, 40, 28), 0.8)])])
 
 
 def test_an_overlap_at_the_threshold_is_a_match():
@@ -170,8 +170,10 @@ def test_an_overlap_at_the_threshold_is_a_match():
 
 def test_crowds_are_matched_again_and_again_and_count_for_nothing():
     crowd = box(0, 0, 100, 100)
-    found = [(box(5 * n, 5, 20, 20), 0.9 - 0.1 * n) for n in range(5)]
-    assert_equal([query([box(100, 100, 20, 20)], [*found, (box(100, 100, 20, 20), 0.3)], [crowd])])
+    detected = [(box(5 * n, 5, 20, 20), 0.9 - 0.1 * n) for n in range(5)]
+    assert_equal(
+        [query([box(100, 100, 20, 20)], [*detected, (box(100, 100, 20, 20), 0.3)], [crowd])]
+    )
 
 
 def test_nothing_found_nothing_wanted_and_neither():
@@ -186,8 +188,8 @@ def test_nothing_found_nothing_wanted_and_neither():
 def test_more_than_a_hundred_detections():
     rng = np.random.default_rng(0)
     truth = [box(4 * n, 4 * n, 30, 30) for n in range(20)]
-    found = [(_shifted(truth[n % 20], rng), float(rng.random())) for n in range(140)]
-    figures = assert_equal([query(truth, found), query(truth[:3], found[:5])])
+    detected = [(_shifted(truth[n % 20], rng), float(rng.random())) for n in range(140)]
+    figures = assert_equal([query(truth, detected), query(truth[:3], detected[:5])])
     assert figures["detections"] == (100 + 5) / 2
 
 
@@ -195,17 +197,17 @@ def test_muse_pairs_instances_and_counts_what_is_left_over():
     left, right, half = box(0, 0, 20, 20), box(40, 0, 20, 20), box(40, 0, 20, 10)
     too_many = box(80, 80, 10, 10)
     one = rank_detections([half, left, too_many], [0.9, 0.8, 0.1], [True] * 3, [left, right])
-    found = muse([one, rank_detections([], [], [], [left]), rank_detections([], [], [], [])])
-    assert found["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
-    assert found["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
+    detected = muse([one, rank_detections([], [], [], [left]), rank_detections([], [], [], [])])
+    assert detected["giou"] == pytest.approx((1.5 / 3 + 0 + 1) / 3)
+    assert detected["ciou"] == pytest.approx((400 + 200) / (400 + 400 + 100 + 400))
     assert muse([]) == {"giou": None, "ciou": None}
 
 
 def test_muse_counts_no_ignored_region_and_nothing_that_lies_in_one():
     left, region, inside = box(0, 0, 20, 20), box(60, 60, 40, 40), box(70, 70, 10, 10)
-    for found in ([left], [left, inside]):
-        scores = [0.9] * len(found)
-        detections = rank_detections(found, scores, [True] * len(found), [left], [region])
+    for detected in ([left], [left, inside]):
+        scores = [0.9] * len(detected)
+        detections = rank_detections(detected, scores, [True] * len(detected), [left], [region])
         assert muse([detections]) == {"giou": 1.0, "ciou": 1.0}
     # An instance within the region still counts.
     counts = rank_detections([inside], [0.9], [True], [inside], [region])
@@ -232,7 +234,7 @@ def reference_by_occlusion(queries: list[dict], rates: list[list], true_rates: l
             area = float(masks.area(masks.decode(mask))) if rate is None else 1 - rate
             annotations.append({"id": len(annotations) + 1, "image_id": number, "iscrowd": 0})
             annotations[-1] |= {"category_id": 1, "segmentation": mask, "area": area}
-        for (mask, score), rate in zip(one["found"], rates[number - 1], strict=True):
+        for (mask, score), rate in zip(one["detected"], rates[number - 1], strict=True):
             results.append({"image_id": number, "category_id": 1})
             results[-1] |= {"segmentation": mask, "score": score}
             shares.append(1 - rate)
@@ -246,10 +248,10 @@ def reference_by_occlusion(queries: list[dict], rates: list[list], true_rates: l
             "categories": [{"id": 1, "name": "x"}],
         }
         truth.createIndex()
-        found = truth.loadRes(results)
-        for result, share in zip(found.dataset["annotations"], shares, strict=True):
+        detected = truth.loadRes(results)
+        for result, share in zip(detected.dataset["annotations"], shares, strict=True):
             result["area"] = share
-        evaluation = COCOeval(truth, found, "segm")
+        evaluation = COCOeval(truth, detected, "segm")
         evaluation.params.useCats = 0
         evaluation.params.areaRng = [[0, 1.0], [0, 0.85], [0, 0.75], [0, 0.6]]
         evaluation.evaluate()
@@ -264,16 +266,16 @@ def test_ap_by_occlusion_is_that_of_vrsp(seed):
     rng = np.random.default_rng(seed)
     # The edges of the ranges belong to them.
     choices = [0.0, 0.15, 0.2, 0.25, 0.3, 0.4, 0.7]
-    rates = [rng.choice(choices, len(one["found"])).tolist() for one in queries]
+    rates = [rng.choice(choices, len(one["detected"])).tolist() for one in queries]
     true_rates = [rng.choice([*choices, None], len(one["truth"])).tolist() for one in queries]
     ranked = []
-    for one, found, true in zip(queries, rates, true_rates, strict=True):
-        detections, scores = [m for m, _ in one["found"]], [s for _, s in one["found"]]
+    for one, detected, true in zip(queries, rates, true_rates, strict=True):
+        detections, scores = [m for m, _ in one["detected"]], [s for _, s in one["detected"]]
         present = [True] * len(scores)
         ranked.append(
             rank_detections(
                 *(detections, scores, present, one["truth"]),
-                occlude_rates=found,
+                occlude_rates=detected,
                 true_occlude_rates=true,
             )
         )

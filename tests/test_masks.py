@@ -1,3 +1,5 @@
+"""Masks as run lengths, polygons and boxes, compared with pycocotools."""
+
 import json
 
 import numpy as np

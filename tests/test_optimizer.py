@@ -1,3 +1,7 @@
+"""The schedule, AdamW and Muon: which parameters they move, and by how much."""
+
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,11 +9,12 @@ import optax
 import pytest
 from flax import nnx
 from optax.contrib import MuonDimensionNumbers
+from tiny_models import TINY
 
-from r2sm_jax.config import DecoderConfig, ModelConfig, OptimizerConfig, TextConfig, VisionConfig
+from r2sm_jax.config import OptimizerConfig
 from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.layers import Buffer
-from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.models.r2sm import abstract_model
 from r2sm_jax.training.optimizer import (
     NOT_MUON,
     POLAR_STEPS,
@@ -18,22 +23,9 @@ from r2sm_jax.training.optimizer import (
     scale_by_muon,
     schedule,
 )
-from r2sm_jax.training.step import init_state, split_model
+from r2sm_jax.training.step import init_state
 
-CONFIG = ModelConfig(
-    VisionConfig(
-        image_size=32,
-        patch_size=8,
-        dim=32,
-        depth=1,
-        heads=2,
-        mlp_dim=64,
-        out_dim=24,
-        relative_positions=True,
-    ),
-    TextConfig(layers=(1,), max_tokens=6, dim=20),
-    DecoderConfig(dim=32, depth=1, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
-)
+CONFIG = replace(TINY, vision=replace(TINY.vision, relative_positions=True))
 BOTH = pytest.mark.parametrize("name", ["adamw", "muon"])
 
 
@@ -60,41 +52,39 @@ def test_short_runs_have_a_schedule_too(steps):
     assert np.isfinite(values).all() and (steps == 1 or max(values) > 0.5)
 
 
+@pytest.fixture(scope="module")
+def params() -> nnx.State:
+    """Parameters of the tiny model's shapes."""
+    abstract = nnx.split(abstract_model(CONFIG, NO_SIZES), nnx.Param, ...)[1]
+    return jax.tree.map(lambda x: jnp.full(x.shape, 0.5, x.dtype), abstract)
+
+
 def test_constants_are_no_parameters():
-    _, params, constants = split_model(CONFIG, NO_SIZES, 0)
-    kinds = {type(v) for _, v in nnx.to_flat_state(constants)}
-    assert kinds == {Buffer} and {type(v) for _, v in nnx.to_flat_state(params)} == {nnx.Param}
-    assert len(jax.tree.leaves(params)) + len(jax.tree.leaves(constants)) == len(
-        jax.tree.leaves(nnx.state(R2SM(CONFIG, rngs=nnx.Rngs(0))))
-    )
+    _, params, constants = nnx.split(abstract_model(CONFIG, NO_SIZES), nnx.Param, ...)
+    assert {type(leaf) for _, leaf in nnx.to_flat_state(params)} == {nnx.Param}
+    assert {type(leaf) for _, leaf in nnx.to_flat_state(constants)} == {Buffer}
 
 
 @BOTH
-def test_only_parameters_have_optimizer_state(name):
-    _, params, _constants = split_model(CONFIG, NO_SIZES, 0)
+def test_only_parameters_have_optimizer_state(name, params):
+    """Adam keeps two moments of a parameter, Muon one momentum of a matrix."""
     optimizer = make_optimizer(OptimizerConfig(name=name), 10)
     state = names(jax.eval_shape(lambda p: init_state(p, optimizer), params).opt_state)
-    kept = sum(
-        leaf.size
-        for key, leaf in state.items()
-        if any(moment in key for moment in (".mu[", ".nu[", ".trace["))
-    )
-    # Adam keeps two moments of a parameter, Muon one momentum of a matrix.
-    by_muon = [
-        is_matrix(key, p) and not any(m in key for m in NOT_MUON)
-        for key, p in names(params).items()
-    ]
-    both = [p.size for p in jax.tree.leaves(params)]
-    once = [
-        p.size
-        for p, muon in zip(jax.tree.leaves(params), by_muon, strict=True)
-        if muon and name == "muon"
-    ]
-    assert kept == 2 * sum(both) - sum(once) and any(by_muon)
+    moments = (".mu[", ".nu[", ".trace[")
+    size = sum(x.size for key, x in state.items() if any(moment in key for moment in moments))
+    expected = 0
+    for key, value in names(params).items():
+        expected += value.size if is_by_muon(name, key, value) else 2 * value.size
+    assert size == expected
 
 
 def is_matrix(key: str, value: jax.Array) -> bool:
     return "kernel" in key and value.ndim >= 2 and value.shape[-1] > 1
+
+
+def is_by_muon(name: str, key: str, value: jax.Array) -> bool:
+    is_excluded = any(module in key for module in NOT_MUON)
+    return name == "muon" and is_matrix(key, value) and not is_excluded
 
 
 @BOTH
@@ -128,9 +118,7 @@ def test_parameters_of_one_shape_are_served_as_each_would_be_alone(name):
 
 
 @BOTH
-def test_only_matrices_are_decayed(name):
-    _, params, _ = split_model(CONFIG, NO_SIZES, 0)
-    params = jax.tree.map(lambda p: p + 0.5, params)
+def test_only_matrices_are_decayed(name, params):
     rates = {"learning_rate": 0.01, "muon_learning_rate": 0.02}
     config = OptimizerConfig(
         name=name, warmup_steps=1, weight_decay=0.1, muon_weight_decay=0.2, **rates
@@ -142,11 +130,10 @@ def test_only_matrices_are_decayed(name):
     params, updates = names(params), names(update(still, state, params)[0])
     decayed = {key for key, update in updates.items() if np.abs(update).max() > 0}
     for key, value in params.items():
-        wanted = is_matrix(key, value)
-        assert (key in decayed) == wanted, key
-        if wanted:
-            by_muon = name == "muon" and not any(module in key for module in NOT_MUON)
-            step = 0.02 * 0.2 if by_muon else 0.01 * 0.1
+        expected = is_matrix(key, value)
+        assert (key in decayed) == expected, key
+        if expected:
+            step = 0.02 * 0.2 if is_by_muon(name, key, value) else 0.01 * 0.1
             np.testing.assert_allclose(updates[key], -step * value, rtol=1e-3)
     for table in ("positions", "output_tokens", "rel_pos_h", "rel_pos_w"):
         assert any(table in key for key in params) and not any(table in key for key in decayed)
@@ -182,15 +169,17 @@ def test_the_gradient_is_clipped_to_its_global_norm(name):
     params = small_params()
     optimizer = make_optimizer(OptimizerConfig(name=name, warmup_steps=1, clip=1e-3), 100)
     _, state = optimizer.update(small_params(1), optimizer.init(params), params)
-    for scale in (1.0, 1e6):
-        grads = jax.tree.map(lambda g, scale=scale: g * scale, small_params(1))
-        updates = names(optimizer.update(grads, state, params)[0])
-        wanted = updates if scale == 1.0 else wanted
-        for key in updates:
-            # Muon's polynomials cancel large terms: rounding is relative to the largest entry, not
-            # to each.
-            largest = float(jnp.abs(wanted[key]).max())
-            np.testing.assert_allclose(updates[key], wanted[key], rtol=0, atol=1e-4 * largest)
+
+    def update(scale: float) -> dict[str, jax.Array]:
+        grads = jax.tree.map(lambda g: g * scale, small_params(1))
+        return names(optimizer.update(grads, state, params)[0])
+
+    expected, clipped = update(1.0), update(1e6)
+    for key, value in clipped.items():
+        # Muon's polynomials cancel large terms: rounding is relative to the largest entry, not to
+        # each.
+        largest = float(jnp.abs(expected[key]).max())
+        np.testing.assert_allclose(value, expected[key], rtol=0, atol=1e-4 * largest)
 
 
 def test_a_norm_of_0_clips_nothing():
@@ -261,9 +250,9 @@ def test_updates_are_those_of_optax(momentum, steps):
     update, their_update = jax.jit(ours.update), jax.jit(theirs.update)
     for step in range(steps):
         got, state = update(matrices(step), state)
-        wanted, their_state = their_update(matrices(step), their_state)
+        expected, their_state = their_update(matrices(step), their_state)
     for name in SHAPES:
-        np.testing.assert_allclose(got[name], wanted[name], atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(got[name], expected[name], atol=2e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("name", SHAPES)

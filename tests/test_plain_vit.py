@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_models import TINY
 
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.errors import InputError
@@ -19,7 +20,7 @@ import published_models as published
 
 PLAIN = PlainViTSizes("dinov2", dim=16, depth=1, heads=2, mlp_dim=24, patch_size=6, registers=2)
 SIZES = EncoderSizes(vit=PLAIN)
-SMALL = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24)
+SMALL = TINY.vision
 FLOAT32 = jnp.dtype("float32")
 
 
@@ -40,7 +41,7 @@ def test_beside_the_encoder_from_scratch_and_alone():
     for config, skips in ((beside, 2), (alone, 0)):
         encoder = published.build_encoder(config, SIZES)
         out = run(encoder, x)
-        assert out.tokens.shape == (2, 4, 4, 24) and sum(x is not None for x in out.skips) == skips
+        assert out.tokens.shape == (2, 4, 4, 32) and sum(x is not None for x in out.skips) == skips
         assert np.abs(np.asarray(out.tokens - run(encoder, x + 0.1).tokens)).max() > 1e-3
     assert kinds(encoder) == {"join", "neck2", "neck_norm1", "neck_norm2"}
     trained = published.build_encoder(replace(alone, vit_frozen=False), SIZES)
@@ -51,7 +52,7 @@ def test_its_own_grid_is_resized_to_the_encoders():
     config = replace(SMALL, encoder="vit", vit="x", vit_grid=3)
     encoder = VisionEncoder(config, SIZES, dtype=FLOAT32, rngs=nnx.Rngs(0))
     assert encoder.vit is not None and encoder.vit.positions.shape == (10, 16)
-    assert run(encoder, jnp.zeros((1, 32, 32, 3))).tokens.shape == (1, 4, 4, 24)
+    assert run(encoder, jnp.zeros((1, 32, 32, 3))).tokens.shape == (1, 4, 4, 32)
     constant = resize(jnp.ones((1, 3, 3, 2)), 5)
     assert constant.shape == (1, 5, 5, 2) and np.allclose(constant, 1)
 
@@ -76,8 +77,8 @@ def load(folder, size: int) -> VisionEncoder:
     config = VisionConfig(
         image_size=size, patch_size=12, encoder="vit", out_dim=16, vit=str(folder)
     )
-    encoder, found = published.load_encoder(config)
-    assert set(found.initialised) == {"vision.join.kernel"}
+    encoder, report = published.load_encoder(config)
+    assert set(report.initialised) == {"vision.join.kernel"}
     return encoder
 
 
@@ -93,10 +94,10 @@ def test_tokens_are_those_of_transformers(family, size):
     theirs_in = published.nchw(((x * IMAGENET[1] + IMAGENET[0] - mean) / std).astype(np.float32))
     tower = model.vision_model if kind in ("clip", "siglip") else model
     options = {} if kind.startswith("dinov2") else {"interpolate_pos_encoding": True}
-    wanted = (
+    expected = (
         tower(theirs_in, **options).last_hidden_state[:, -((size // 12) ** 2) :].detach().numpy()
     )
-    assert published.difference(np.asarray(run(ours, x)).reshape(wanted.shape), wanted) < 1e-4
+    assert published.difference(np.asarray(run(ours, x)).reshape(expected.shape), expected) < 1e-4
 
 
 def test_pixels_are_normalised_as_the_published_preprocessors_do():

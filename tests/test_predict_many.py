@@ -354,8 +354,6 @@ def query_files(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["PHOTOS"], "no query"),
-        (["PHOTOS", "  "], "query is empty"),
         (["PHOTOS", QUERY, "--queries", "FILES/q.txt"], "--queries"),
         (["PHOTOS", QUERY, "--json"], "--json"),
         (["FILES/empty", QUERY], "empty"),
@@ -380,14 +378,6 @@ def test_refusals(arguments, word, stub, dataset, query_files, tmp_path, refused
         words += ["--out", str(tmp_path / "out")]
     assert word in refused(main, "RUN", *words)
     assert not (tmp_path / "out" / PREDICTIONS).exists()
-
-
-def test_a_long_query_is_predicted_with_a_warning(stub, photos, tmp_path, command):
-    file = tmp_path / "queries.txt"
-    file.write_text("the red mug " * 5000)
-    flags = "--queries", file, "--out", tmp_path / "p"
-    end = command(main, "RUN", photos / "val_000000.png", *flags)
-    assert end.code == 0 and "longer than 24 tokens" in end.err and len(fused(tmp_path / "p")) == 1
 
 
 def test_a_file_name_that_is_no_text(stub, photos, tmp_path, command):

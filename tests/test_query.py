@@ -1,3 +1,5 @@
+"""The keyword rule, which decides for modal or amodal by words alone."""
+
 import pytest
 
 from r2sm_jax.query import keyword_mask_type

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,56 @@ def test_reasonseg_without_a_target(tmp_path):
     path = write(tmp_path / "x.json", reasonseg() | {"is_sentence": False})
     (query,) = collect(read_reasonseg([path]), 0).queries
     assert query["instance_ids"] == [] and query["kind"]["task"] == "referring"
+
+
+def test_without_opencv_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    photo(tmp_path / "x.jpg")
+    shapes = [{"label": "cup", "points": points(2, 3, 12, 9)}]
+    path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+    with pytest.raises(InputError, match="pip install opencv-python-headless"):
+        collect(read_reasonseg([path]))
+
+
+def test_reasonseg_labels_and_small_shapes(tmp_path):
+    photo(tmp_path / "x.jpg")
+    shapes = [
+        {"label": "Flag", "points": [[0, 0]]},
+        {"label": "cup", "points": points(2, 3, 12, 9)},
+        {"label": "IGNORE", "points": [[4, 5], [9, 5]]},
+        {"label": "target", "points": [[20, 15]]},
+        {"label": "target", "points": []},
+    ]
+    path = write(tmp_path / "x.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes})
+    collector = collect(read_reasonseg([path]))
+    target, ignored = (
+        masks.decode(annotation["visible_mask"]) for annotation in collector.annotations
+    )
+    assert (ignored == mask(4, 5, 10, 6)).all()
+    assert (target == (mask(2, 3, 13, 10) & ~ignored | mask(20, 15, 21, 16))).all()
+    assert "shapes[4]: left out, it has no points" in str(collector.notes[0])
+
+
+def test_a_spoilt_file_of_a_folder_is_a_bad_record(tmp_path):
+    for number in range(120):
+        photo(tmp_path / f"{number}.jpg")
+        shapes = [{"label": "target", "points": points(2, 3, 12, 9)}]
+        write(
+            tmp_path / f"{number}.json", {"text": ["a cup"], "is_sentence": True, "shapes": shapes}
+        )
+    (tmp_path / "7.json").write_text("{")
+    collector = collect(read_reasonseg([tmp_path]), 0.01)
+    assert len(collector.queries) == 119 and "7.json: this is not JSON" in str(
+        collector.bad_records[0]
+    )
+    write(
+        tmp_path / "8.json",
+        {"text": ["a cup"], "shapes": [{"label": "target", "points": [[1, 2, 3]]}]},
+    )
+    with pytest.raises(
+        InputError, match=r"1 of 120 records are bad for this reason, 1 for other reasons"
+    ):
+        collect(read_reasonseg([tmp_path]), 0.01)
 
 
 # LISA++
@@ -296,9 +347,9 @@ def test_r2sm_queries_with_masks_of_their_own(tmp_path):
     collector = collect(read_r2sm([path], None), 0)
     assert targets(collector) == [[1], [1], [2, 3]] and len(collector.images) == 1
     assert list(collector.categories) == ["object", "box", "mug"]
-    known, unknown, _ = dataset_of(collector, tmp_path)[0].instances
-    assert (known.modal == BACK & ~FRONT).all() and (known.amodal == BACK).all()
-    assert unknown.amodal is None
+    complete, visible_only, _ = dataset_of(collector, tmp_path)[0].instances
+    assert (complete.modal == BACK & ~FRONT).all() and (complete.amodal == BACK).all()
+    assert visible_only.amodal is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from listed_source import write_empty_prediction
+from made_pictures import PHOTO_CLASSES, write_photos
 from PIL import Image
 from sample_records import to_records
 
@@ -19,11 +20,11 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance, Sample
 from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries, select_examples
-from r2sm_jax.evaluation.page import render_page, write_report
+from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.published import PUBLISHED, TABLE_2, find_benchmark
 from r2sm_jax.evaluation.report import make_report
-from r2sm_jax.evaluation.tables import Table, percent, report_markdown
+from r2sm_jax.evaluation.tables import percent, report_markdown
 from r2sm_jax.query import Query
 from r2sm_jax.tools.records import write_json
 
@@ -54,9 +55,9 @@ def dataset(tmp_path_factory) -> Dataset:
     for n, sample in enumerate(samples):
         for query in sample.queries:
             mask = np.roll(sample.instances[0].amodal, n, axis=1)
-            said = {"mask_type": "amodal", "amodal_probability": 0.9}
+            decision = {"mask_type": "amodal", "amodal_probability": 0.9}
             entries.append(
-                {"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0} | said
+                {"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0} | decision
             )
     (folder / "p.json").write_text(json.dumps(entries))
     source = load_json_split(folder / "data.json", "all")
@@ -167,13 +168,6 @@ def test_the_page_is_whole_and_needs_nothing_else(dataset, results, tmp_path):
     assert "ECE" in text and "<svg" in text
 
 
-def test_a_broken_page_is_noticed():
-    table = Table("a <title>", ["", "x"], [["<b>", "1"]])
-    assert "<b>" in Page(render_page("title", ["`code` & more"], [table])).texts
-    with pytest.raises(AssertionError):
-        Page("<div><p></div></p>")
-
-
 def test_examples_are_of_different_images_and_none_is_shown_twice(results):
     def iou(result):
         return result.overlap.intersection / result.overlap.union
@@ -240,6 +234,44 @@ def test_the_data_hash_is_of_the_content(dataset, results, tmp_path):
         for source in [*sources, dataset]
     }
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_report_says_how_often_what_is_absent_is_refused(knows, tmp_path):
+    """A system that knows all refuses every query of `val_absent`; one that draws everywhere never
+    refuses."""
+    path = write_photos(tmp_path / "photos")
+    names = (*PHOTO_CLASSES, "pizza", "clock")  # no photo has the last two
+    categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"categories": categories}))
+    evaluated = {}
+    for split in ("val", "val_absent"):
+        source = open_source(f"compose:{path}", split, count=3, size=96)
+        entries = []
+        for sample in map(source.__getitem__, range(3)):
+            by_id = {i.id: i for i in sample.instances}
+            for query in sample.queries:
+                mask = np.full(sample.image.shape[:2], not knows)
+                for number in query.instance_ids if knows else ():
+                    target = by_id[number]
+                    mask |= target.complete if query.mask_type == "amodal" else target.modal
+                entry = {"query_id": query.id, "segmentation": masks.encode(mask), "score": 1.0}
+                entries.append(entry | {"fused": True})
+        (tmp_path / "p.json").write_text(json.dumps(entries))
+        evaluated[split] = source, score_predictions(tmp_path / "p.json", source)
+    report = make_report(evaluated, source="compose", predictions="p.json")
+
+    val, absent = report["splits"]["val"], report["splits"]["val_absent"]
+    assert val["variants"]["gres"]["target_accuracy"] == 1
+    assert val["variants"]["gres"]["no_target_accuracy"] is None
+    assert (
+        (val["predicted_iou"]["error"] < 1e-5) if knows else (val["predicted_iou"]["error"] > 0.5)
+    )
+    assert absent["all"]["queries"] > 3 and absent["all"]["giou"] == float(knows)
+    assert absent["variants"]["gres"]["target_accuracy"] is None
+    assert absent["variants"]["gres"]["no_target_accuracy"] == float(knows)
+    assert absent["predicted_iou"] == {"error": None, "curve": []}
+    assert "Is it there, and how good is the mask?" in report_markdown(report)
 
 
 def test_a_system_that_decides_nothing_has_no_table_of_decisions(dataset, tmp_path):

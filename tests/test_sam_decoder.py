@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_inputs import fake_inputs
 from flax import nnx
+from tiny_models import TINY, fake_inputs
 
 from r2sm_jax.config import DecoderConfig, ModelConfig, TextConfig, VisionConfig
 from r2sm_jax.data.letterbox import Letterbox
@@ -17,12 +17,7 @@ from r2sm_jax.models.mask_decoder import predict_mask_logits
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
 
-VISION = VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=32)
-CONFIG = ModelConfig(
-    VISION,
-    TextConfig(layers=(1, 2), max_tokens=10, dim=20),
-    DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2),
-)
+CONFIG = replace(TINY, decoder=DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2))
 
 
 def test_the_output_has_the_same_structure_as_with_the_shared_decoder():
@@ -30,8 +25,8 @@ def test_the_output_has_the_same_structure_as_with_the_shared_decoder():
     out = nnx.eval_shape(lambda m, i: m(**i), model, input_spec(CONFIG, 2, 5))
     shared = replace(CONFIG, decoder=replace(CONFIG.decoder, type="shared"))
     other = nnx.eval_shape(lambda: R2SM(shared, rngs=nnx.Rngs(0)))
-    wanted = nnx.eval_shape(lambda m, i: m(**i), other, input_spec(shared, 2, 5))
-    assert [(x.shape, x.dtype) for x in out] == [(x.shape, x.dtype) for x in wanted]
+    expected = nnx.eval_shape(lambda m, i: m(**i), other, input_spec(shared, 2, 5))
+    assert [(x.shape, x.dtype) for x in out] == [(x.shape, x.dtype) for x in expected]
 
 
 def test_answers_depend_on_their_own_query_and_its_real_tokens_only():
@@ -178,7 +173,6 @@ def test_slots_start_as_sams_masks_in_turn(sam, tmp_path):
 # Dimension, blocks, heads and blocks with global attention.
 FULL = {
     "base": (768, 12, 12, [2, 5, 8, 11]),
-    "large": (1024, 24, 16, [5, 11, 17, 23]),
     "huge": (1280, 32, 16, [7, 15, 23, 31]),
 }
 

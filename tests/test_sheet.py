@@ -1,3 +1,5 @@
+"""Pictures of samples and predictions: what is painted, and what their captions say."""
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -27,11 +29,11 @@ def sample(height: int = 48, width: int = 64, queries: int = 6) -> Sample:
         Instance(1, "mug", visible, visible | occluded),
         Instance(2, "box", occluded, None),
     )
-    asked = [
+    questions = [
         Query(n, f"query {n}", "amodal" if n == 4 else "modal", ((1,), (2,), (1, 2), ())[n % 4])
         for n in range(queries)
     ]
-    return Sample(1, "photo.png", picture(height, width), instances, tuple(asked))
+    return Sample(1, "photo.png", picture(height, width), instances, tuple(questions))
 
 
 def test_overlay_tints_the_two_parts_differently():

@@ -113,27 +113,18 @@ def test_the_papers_protocol_trains_on_dev_too_and_quick_evaluations_are_as_larg
 
 
 def test_reports_say_what_was_selected_on():
-    def said(selected_on, *splits, trained_on="json:a"):
+    def selection(selected_on, *splits, trained_on="json:a"):
         meta = {"source": "json:a", "trained_on": trained_on, "selected_on": selected_on}
         return describe_selection({"meta": meta, "splits": dict.fromkeys(splits)})
 
-    assert said("dev", "val") == "The checkpoint was selected on `dev`."
-    assert "`val`, which is reported here, as in the paper's protocol: its fig" in said(
-        "val", "val", "test"
-    )
-    assert (
-        said(None, "val") == "" and said(None, "all") == "The run was trained on images of `all`."
-    )
-    assert (
-        said("val", "val", trained_on="json:b")
-        == "The checkpoint was selected on `val` of `json:b`."
-    )
-    assert (
-        describe_selection(
-            {"meta": {"source": "scenes", "predictions": "p.json"}, "splits": {"val": {}}}
-        )
-        == ""
-    )
+    assert selection("dev", "val") == "The checkpoint was selected on `dev`."
+    assert "which is reported here, as in the paper's protocol" in selection("val", "val", "test")
+    assert selection(None, "val") == ""
+    assert selection(None, "all") == "The run was trained on images of `all`."
+    of_other_data = selection("val", "val", trained_on="json:b")
+    assert of_other_data == "The checkpoint was selected on `val` of `json:b`."
+    meta = {"source": "scenes", "predictions": "p.json"}
+    assert describe_selection({"meta": meta, "splits": {"val": {}}}) == ""
 
 
 def test_report_and_card_name_the_split(tiny_run):
@@ -160,13 +151,13 @@ def test_drawn_scenes_have_a_test_split_that_nothing_opens_unasked():
         SceneSource("test", 4),
         [SceneSource(split, 4) for split in SceneSource.splits if split != "test"],
     )
-    seen = {
+    images = {
         sample.image.tobytes() for source in others for sample in map(source.__getitem__, range(4))
     }
     texts = {
         query.text for source in others for index in range(4) for query in source.queries_at(index)
     }
-    assert len(seen) == 20 and not {test[index].image.tobytes() for index in range(4)} & seen
+    assert len(images) == 20 and not {test[index].image.tobytes() for index in range(4)} & images
     assert not {query.text for index in range(4) for query in test.queries_at(index)} & texts
 
 

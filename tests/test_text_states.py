@@ -4,13 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import LAYERS, WIDTH
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
+from tiny_models import LAYERS, WIDTH, write_bert
 
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.data.tokenizer import read_part
@@ -33,6 +32,35 @@ def folders(bert_folder, llama_folder) -> dict[str, Path]:
 
 def tokens_of(texts: TextStates, sentence: str) -> list[int]:
     return texts.tokenizer.tokenizer(sentence)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def texts(bert_folder) -> TextStates:
+    return TextStates(str(bert_folder), layers=(1, 2), max_tokens=16)
+
+
+def test_states_are_padded_and_masked(texts):
+    states, mask = texts(["the red mug", ""])
+    assert states.shape == (2, 16, 2, WIDTH) and states.dtype == np.float16 and mask.dtype == bool
+    assert mask.sum(1).tolist() == [5, 2]  # with the two special tokens
+    assert not states[~mask].any() and states[mask].any()
+
+
+def test_each_sentence_is_encoded_once(texts, monkeypatch):
+    texts.encode(["seen before", "seen before"])
+    monkeypatch.setattr(texts, "encoder", None)  # would fail if it were called
+    assert texts.encode(["seen before"]) == 0
+    assert texts(["seen before"])[1].sum() > 2
+
+
+def test_layers_that_the_model_does_not_have_are_refused(bert_folder):
+    with pytest.raises(InputError, match=f"layers 0 to {LAYERS}"):
+        TextStates(str(bert_folder), layers=(1, LAYERS + 1), max_tokens=8)
+
+
+def test_another_language_model_has_another_hash(tmp_path, texts):
+    other = TextStates(str(write_bert(tmp_path / "other", seed=1)), layers=(1,), max_tokens=8)
+    assert len(other.sha256) == 64 and other.sha256 != texts.sha256
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
@@ -60,8 +88,8 @@ def test_states_are_the_encoders_at_unit_size_where_it_does_not_norm_them(kind, 
     )[0, :, 0]
     if size is not None:
         direct = direct / np.sqrt((direct**2).mean(-1, keepdims=True))
-    kept = texts([SENTENCES[1]])[0][0, : len(texts.states_of(SENTENCES[1])), 0]
-    np.testing.assert_allclose(kept, direct, atol=5e-3)
+    actual = texts([SENTENCES[1]])[0][0, : len(texts.states_of(SENTENCES[1])), 0]
+    np.testing.assert_allclose(actual, direct, atol=5e-3)
 
 
 def test_one_vector_is_the_mean_or_the_last_token(folders):
@@ -119,14 +147,6 @@ def test_a_token_that_is_all_in_one_channel_stays_finite(folders, tmp_path):
     assert np.isfinite(states).all() and np.abs(states[mask]).max() <= WIDTH**0.5 + 1e-2
 
 
-def test_no_setting_of_jax_changes_the_states(folders):
-    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
-    expected = TextStates(str(folders["bert"]), layers=(1, LAYERS), max_tokens=20)(SENTENCES)[0]
-    texts = TextStates(str(folders["bert"]), layers=(1, LAYERS), max_tokens=20)
-    with jax.default_matmul_precision("bfloat16"):
-        np.testing.assert_array_equal(texts(SENTENCES)[0], expected)
-
-
 def test_products_are_part_of_what_is_compiled(folders):
     """States that training encodes in bfloat16 differ, and do not change what is encoded after
     them."""
@@ -175,7 +195,7 @@ def test_a_damaged_tokenizer_is_named(content, folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
@@ -185,11 +205,11 @@ def test_a_damaged_tokenizer_is_named(content, folders, tmp_path):
         ({"num_attention_heads": 5}, "not a readable configuration of llama"),
     ],
 )
-def test_variants_of_a_layout_that_cannot_be_loaded_are_named(change, said, folders, tmp_path):
+def test_variants_of_a_layout_that_cannot_be_loaded_are_named(change, reason, folders, tmp_path):
     folder = Path(shutil.copytree(folders["llama"], tmp_path / "variant"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(InputError, match=rf"config\.json: {said}"):
+    with pytest.raises(InputError, match=rf"config\.json: {reason}"):
         load_text_encoder(folder)
 
 

@@ -37,9 +37,9 @@ def test_samples_come_back_as_they_were(built):
     sources = [open_source(f"tfds:{folder}", split) for split in ("train", "val")]
     for source in sources:
         assert len(source) == 1 and source.vocabulary == {"category": ("cup",), "colour": ("red",)}
-    found = {source[0].image_id: source[0] for source in sources}
+    by_id = {source[0].image_id: source[0] for source in sources}
     for sample in load_json_split(path, "all"):
-        other = found[sample.image_id]
+        other = by_id[sample.image_id]
         assert (other.image == sample.image).all() and other.file_name == sample.file_name
         assert other.queries == sample.queries
         assert (

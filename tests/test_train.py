@@ -1,3 +1,6 @@
+"""Training: what a run folder holds, resuming to the bit, starting from another run, what stops
+one."""
+
 import json
 import os
 import shutil
@@ -7,12 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+from listed_source import ListedSource
 
 from r2sm_jax import train as train_module
-from r2sm_jax.config import Config, LoopConfig, OptimizerConfig
+from r2sm_jax.config import Config, LoopConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
 from r2sm_jax.inference.run import load
@@ -126,32 +129,34 @@ def test_a_killed_run_goes_on_to_bit_identical_parameters(tiny_run, tiny_flags, 
     assert process.wait() == -signal.SIGKILL, "".join(output)
     end = command(main, "--resume", "--run", run)  # which keeps the run's configuration
     assert end.code == 0 and "resumed at step" in end.out, end.err
+    assert (run / "report.json").exists()
     assert_bit_identical(tiny_run, run)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(
     tiny_run, tiny_flags, tmp_path, command, monkeypatch
 ):
-    run = tmp_path / "stopped"
+    """With the default optimizer, batches in two parts, and products of bfloat16, which change the
+    first loss a little."""
+    flags = [*tiny_flags, "--optimizer.name", "muon", "--train.matmul-precision", "bfloat16"]
+    flags += ["--train.accumulate", 2, "--train.steps", 3]
+    flags += ["--train.checkpoint-every", 100, "--train.evaluate-every", 100]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert command(main, *flags, "--run", whole).code == 0
+    loss, exact_loss = (losses(run)[1]["train/loss"] for run in (whole, tiny_run))
+    assert loss != exact_loss and loss == pytest.approx(exact_loss, rel=1e-2)
+
     with monkeypatch.context() as patch:
-        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        end = command(
-            main,
-            *tiny_flags,
-            "--run",
-            run,
-            "--train.checkpoint-every",
-            100,
-            "--train.evaluate-every",
-            100,
-        )
-    assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {run}" in end.out
-    assert not (run / "report.json").exists() and Checkpoints(run).steps[-1] < 4
+        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        end = command(main, *flags, "--run", parts)
+    assert end.code == 0 and "SIGTERM" in end.out and f"--resume --run {parts}" in end.out
+    assert Checkpoints(parts).steps[-1] == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    end = command(main, *tiny_flags, "--run", run, "--resume")
-    assert end.code == 0 and (run / "report.json").exists()
-    assert_bit_identical(tiny_run, run)
+
+    assert command(main, *flags, "--run", parts, "--resume").code == 0
+    assert_bit_identical(whole, parts, 3)
 
 
 def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_path):
@@ -172,29 +177,11 @@ def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_
     assert "train.steps" not in message
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("steps_alone")
-def test_the_default_optimizer_and_precision_resume_exactly(tiny_config, tmp_path, monkeypatch):
-    loop = replace(
-        tiny_config.train, steps=3, matmul_precision="bfloat16", accumulate=2, evaluate_every=100
-    )
-    config = replace(tiny_config, optimizer=OptimizerConfig(), train=loop)
-    whole, parts = (replace(config, run=str(tmp_path / name)) for name in ("whole", "parts"))
-    train_module.train(whole)
-    with monkeypatch.context() as patch:
-        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        train_module.train(parts)
-    assert Checkpoints(tmp_path / "parts").steps[-1] == 2
-    train_module.train(replace(parts, resume=True))
-    used = read_config(tmp_path / "parts")
-    assert (used.optimizer.name, used.train.accumulate) == ("muon", 2)
-    assert_bit_identical(tmp_path / "whole", tmp_path / "parts", 3)
-
-
-def test_two_processes_do_not_train_one_run(tiny_run, refused):
-    with lock_run(tiny_run):  # as another process would, which opens the file for itself
-        message = refused(main, "--resume", "--run", tiny_run)
-    assert f"{tiny_run}: another process trains this run now" in message
+def test_two_processes_do_not_train_one_run(tiny_run, tmp_path, refused):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    with lock_run(run):  # as another process would, which opens the file for itself
+        message = refused(main, "--resume", "--run", run)
+    assert f"{run}: another process trains this run now" in message
 
 
 # Starting from another run.
@@ -223,33 +210,36 @@ def test_the_weights_of_another_run_are_a_starting_point(tiny_run, tiny_config, 
 # Things that go wrong.
 
 
-@pytest.mark.usefixtures("steps_alone")
-def test_crops_and_colours_are_drawn_at_each_visit(tiny_run, tiny_config, tmp_path, capsys):
+def test_crops_and_colours_are_drawn_at_each_visit(tiny_config, capsys):
     data = replace(tiny_config.data, crop=0.7, colour_jitter=0.2)
-    run = train_module.train(replace(tiny_config, data=data, run=str(tmp_path / "run")))
+    config = replace(tiny_config, data=data)
+    batches = train_module.make_batches(train_module.prepare_data(config, print), config)
     assert "prepared anew at each visit" in capsys.readouterr().out
-    assert losses(run)[4]["train/loss"] != losses(tiny_run)[4]["train/loss"]
+    first, second = next(batches), next(batches)  # of all eight scenes
+    for row, index in enumerate(first["index"]):
+        (other_row,) = np.flatnonzero(second["index"] == index)
+        assert (first["image"][row] != second["image"][other_row]).any()
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(
     tiny_flags, tmp_path, refused, monkeypatch
 ):
-    make, seen = train_module.jit_train_step, []
+    make, indices = train_module.jit_train_step, []
 
     def broken(*arguments, **options):
         step = make(*arguments, **options)
 
         def train_step(state, constants, batch, names):
-            seen.append(np.asarray(batch["index"]).tolist())
+            indices.append(np.asarray(batch["index"]).tolist())
             state, values = step(state, constants, batch, names)
-            return state, values | ({"loss": values["loss"] * np.nan} if len(seen) == 3 else {})
+            return state, values | ({"loss": values["loss"] * np.nan} if len(indices) == 3 else {})
 
         return train_step
 
     monkeypatch.setattr(train_module, "jit_train_step", broken)
     flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
     message = refused(main, *tiny_flags, "--run", tmp_path / "run", *flags)
-    assert "step 3: " in message and f"images {', '.join(map(str, seen[2]))};" in message
+    assert "step 3: " in message and f"images {', '.join(map(str, indices[2]))};" in message
     assert len(list((tmp_path / "run" / "not_finite").rglob("*"))) > 3
     assert Checkpoints(tmp_path / "run").steps == [2]  # from where --resume goes on
 
@@ -282,6 +272,24 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_one_sentence(tiny_run, tm
 def test_the_width_of_the_language_model_must_be_configured(tiny_flags, tmp_path, refused):
     message = refused(main, *tiny_flags, "--model.text.dim", 48, "--run", tmp_path / "run")
     assert "--model.text.dim 48" in message and "32" in message
+
+
+@pytest.mark.parametrize("fault", ["a split that cannot be read", "a split without queries"])
+def test_reported_splits_are_opened_before_training_starts(
+    fault, tiny_flags, tmp_path, refused, monkeypatch
+):
+    open_dataset = train_module.open_dataset
+
+    def open_but_for_val_hard(data, split, **options):
+        if split != "val_hard":
+            return open_dataset(data, split, **options)
+        if fault == "a split without queries":
+            return ListedSource([])
+        raise InputError("val_hard.json: damaged")
+
+    monkeypatch.setattr(train_module, "open_dataset", open_but_for_val_hard)
+    monkeypatch.setattr(train_module, "split_model", lambda *_: pytest.fail("it makes a model"))
+    assert "val_hard" in refused(main, *tiny_flags, "--run", tmp_path / "run")
 
 
 # Several devices.
@@ -333,20 +341,6 @@ def test_eight_devices_give_the_losses_of_one(tiny_run, tiny_flags, tmp_path):
                 )
 
 
-@pytest.mark.usefixtures("steps_alone")
-def test_no_precision_setting_of_jax_changes_training(tiny_run, tiny_config, tmp_path):
-    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
-    config = replace(
-        tiny_config, run=str(tmp_path / "run"), train=replace(tiny_config.train, steps=2)
-    )
-    with jax.default_matmul_precision("bfloat16"):
-        found = losses(train_module.train(config))
-    expected = losses(tiny_run)[1]
-    assert {name: found[1][name] for name in expected if name in LOGGED} == {
-        n: expected[n] for n in LOGGED
-    }
-
-
 # What is used on this machine.
 
 
@@ -382,27 +376,13 @@ def test_a_run_says_what_it_used_and_keeps_it_on_another_processor(
     used = {"matmul_precision": "bfloat16", "accumulate": 2, "devices": 1, "select_on": "dev"}
     config = json.loads((run / "config.json").read_text())["train"]
     assert used == {name: config[name] for name in used}
-    for resumed in (flags, ["--run", run]):
-        (run / "report.json").unlink()
-        end = command(main, *resumed, "--resume")
-        assert end.code == 0 and "resumed at step 1" in end.out, end.err
-        meta = json.loads((run / "report.json").read_text())["meta"]
-        assert used == {name: meta[name] for name in used if name != "select_on"} | {
-            "select_on": meta["selected_on"]
-        }
-
-
-@pytest.mark.usefixtures("steps_alone")
-def test_training_with_bfloat16_products_begins_alike(tiny_run, tiny_config, tmp_path):
-    config = replace(tiny_config, run=str(tmp_path / "rounded"))
-    rounded = losses(
-        train_module.train(
-            replace(config, train=replace(config.train, matmul_precision="bfloat16"))
-        )
-    )
-    exact = losses(tiny_run)
-    assert rounded[1]["train/loss"] == pytest.approx(exact[1]["train/loss"], rel=1e-2)
-    assert rounded[1]["train/loss"] != exact[1]["train/loss"]
+    (run / "report.json").unlink()
+    end = command(main, "--resume", "--run", run)
+    assert end.code == 0 and "resumed at step 1" in end.out, end.err
+    meta = json.loads((run / "report.json").read_text())["meta"]
+    assert used == {name: meta[name] for name in used if name != "select_on"} | {
+        "select_on": meta["selected_on"]
+    }
 
 
 def test_compiled_programs_are_kept_where_the_user_says_or_in_the_cache_folder(

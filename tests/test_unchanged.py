@@ -83,10 +83,10 @@ def test_the_first_queries_are_the_same(split):
     count = 200 if split == "train" else 50
     source = open_source("scenes", split, count=count)
     queries = [query for index in range(count) for query in source.queries_at(index)]
-    found = [
+    actual = [
         (q.id, q.text, q.mask_type, tuple(q.instance_ids), sorted(q.kind.items())) for q in queries
     ]
-    assert digest(*found) == QUERIES[split]
+    assert digest(*actual) == QUERIES[split]
 
 
 def test_sentences_about_anything_are_the_same():
@@ -117,5 +117,5 @@ def test_the_first_losses_of_the_default_are_the_same(bert_folder, tmp_path):
     folder = train(config)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for name, expected in LOSSES.items():
-        found = [line[f"train/{name}"] for line in lines if "train/loss" in line]
-        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
+        actual = [line[f"train/{name}"] for line in lines if "train/loss" in line]
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg=name)

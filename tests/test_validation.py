@@ -16,6 +16,7 @@ from r2sm_jax.data.validation import (
     find_pictures_in_both,
     find_polygon_fault,
     find_problems,
+    is_text,
 )
 from r2sm_jax.errors import InputError
 
@@ -154,6 +155,21 @@ def test_reading_refuses_a_file_that_contradicts_itself(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("the café", True),
+        ("the caf\udce9", False),  # half of a character, as JSON and shells may hold it
+        ("", False),
+        (" \n\u200b\u2060\xad", False),  # characters that nobody sees
+        ("\u200b.", True),
+        (3, False),
+    ],
+)
+def test_text_has_a_visible_character_and_no_half_ones(value, expected):
+    assert is_text(value) is expected
+
+
+@pytest.mark.parametrize(
     "name", ["sub\\café.PNG", "sub/caf%C3%A9.png", "sub/cafe\u0301.png", "SUB/café.png"]
 )
 def test_names_that_differ_in_spelling_are_the_same_file(tmp_path, name):
@@ -170,6 +186,7 @@ def test_of_several_similar_names_none_is_taken(tmp_path):
     assert find_image([tmp_path], "a.png") == tmp_path / "a.png"
     assert find_image([tmp_path], "a.PNG") is None
     assert find_image([tmp_path], "%2e%2e/a.png") is None
+    assert find_image([tmp_path], "x" * 10_000) is None  # no file can have this name
 
 
 def shares(box: tuple) -> list:
@@ -225,8 +242,8 @@ def test_height_and_width_exchanged():
     ],
 )
 def test_faults_of_polygons(polygons, fault):
-    found = find_polygon_fault(polygons, (HEIGHT, WIDTH))
-    assert fault in found and bool(fault) == bool(found)
+    actual = find_polygon_fault(polygons, (HEIGHT, WIDTH))
+    assert fault in actual and bool(fault) == bool(actual)
 
 
 def test_pictures_in_both():

@@ -1,5 +1,5 @@
-"""Attention by hand, and the fused one of GPUs as far as a CPU can show it; test_gpu.py has the
-rest."""
+"""Dense layers, attention by hand, and the fused attention of GPUs as far as a CPU can show it;
+test_gpu.py has the rest."""
 
 import itertools
 
@@ -7,9 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from r2sm_jax.models import layers
-from r2sm_jax.models.layers import attend
+from r2sm_jax.models.layers import MLP, Linear, attend
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_dense_layers_take_any_leading_axes(dtype, tolerance):
+    dtype = jnp.dtype(dtype)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4, 6)), jnp.float32)
+    layer = Linear(6, 5, dtype=dtype, rngs=nnx.Rngs(0))
+    out = layer(x)
+    assert out.dtype == dtype
+    expected = x @ layer.kernel[...] + layer.bias[...]
+    np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=tolerance)
+    assert MLP((6, 7, 2), dtype=dtype, rngs=nnx.Rngs(0))(x).shape == (2, 3, 4, 2)
 
 
 def test_attention_by_hand_and_masked_keys_do_not_matter():
@@ -19,8 +32,8 @@ def test_attention_by_hand_and_masked_keys_do_not_matter():
     out = attend(q, k, v, heads=2, mask=mask)
     for head in (slice(0, 4), slice(4, 8)):
         scores = np.exp(np.asarray(q[:, head] @ k[:3, head].T) / 2)
-        wanted = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
-        np.testing.assert_allclose(out[:, head], wanted, atol=1e-5)
+        expected = scores / scores.sum(1, keepdims=True) @ np.asarray(v[:3, head])
+        np.testing.assert_allclose(out[:, head], expected, atol=1e-5)
     np.testing.assert_array_equal(
         out, attend(q, k.at[3:].set(99), v.at[3:].set(-99), heads=2, mask=mask)
     )
@@ -54,9 +67,9 @@ def test_the_fused_attention_of_gpus_is_the_same_function(queries):
         random(2, 1, 2, 4, 6),
     )
     for shown, added in itertools.product((None, mask), (None, bias)):
-        wanted = layers._attend(query, key, value, shown, added)
-        found = layers._flash(query, key, value, shown, added, implementation="xla")
-        np.testing.assert_allclose(found, jnp.broadcast_to(wanted, found.shape), atol=1e-5)
+        expected = layers._attend(query, key, value, shown, added)
+        actual = layers._flash(query, key, value, shown, added, implementation="xla")
+        np.testing.assert_allclose(actual, jnp.broadcast_to(expected, actual.shape), atol=1e-5)
 
 
 @pytest.mark.parametrize(

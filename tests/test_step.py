@@ -1,7 +1,7 @@
 """What saves memory and must not change the step: batches in parts, and blocks computed anew."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,16 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tiny_models import TINY
 
-from r2sm_jax.config import Config, DecoderConfig, LoopConfig, ModelConfig, TextConfig, VisionConfig
+from r2sm_jax.config import Config, LoopConfig, OptimizerConfig, VisionConfig
 from r2sm_jax.models.encoder_sizes import NO_SIZES
 from r2sm_jax.models.image_encoder import VisionEncoder
+from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
-CONFIG = ModelConfig(
-    VisionConfig(image_size=32, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, out_dim=24),
-    TextConfig(layers=(1,), max_tokens=6, dim=20),
-    DecoderConfig(dim=32, depth=2, heads=2, mlp_dim=64, slots=2, fine_dim=16, mask_dim=8),
-    # Parts keep the gradients of all weights, and the head `attention` has more than the rest.
-    head="layers",
-)
+# Parts keep the gradients of all weights, and the head `attention` has more than the rest.
+CONFIG = replace(TINY, head="layers")
 B, K, M, MASK = 8, 3, 4, 16
 
 
@@ -53,9 +50,9 @@ def batch() -> dict[str, Any]:
         "slot_targets": slot_targets,
         "is_amodal": rng.random((B, K)) < 0.5,
         "query_mask": some(K),
-        "text": rng.normal(size=(B, K, 6, 1, 20)).astype(np.float16),
+        "text": rng.normal(size=(B, K, 6, 2, 32)).astype(np.float16),
         "text_mask": np.ones((B, K, 6), bool),
-        "type_text": rng.normal(size=(B, 2, 6, 1, 20)).astype(np.float16),
+        "type_text": rng.normal(size=(B, 2, 6, 2, 32)).astype(np.float16),
         "type_text_mask": np.ones((B, 2, 6), bool),
         "type_is_amodal": rng.random((B, 2)) < 0.5,
         "type_valid": some(2),
@@ -63,51 +60,48 @@ def batch() -> dict[str, Any]:
     }
 
 
-class Done(NamedTuple):
-    """One step of plain gradient descent at rate 1."""
-
-    gradients: Any
-    logs: dict[str, Any]
-    temporaries: int
-    """Bytes."""
-
-
-@pytest.fixture(scope="module")
-def done(batch) -> dict[int, Done]:
-    """The step of the whole batch and of its parts. Compiling takes long, so each is compiled
-    once."""
-    names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 20)), jnp.float32)}
+@pytest.mark.slow
+def test_parts_of_a_batch_give_the_step_of_the_whole_in_less_memory(batch):
+    """One step of plain gradient descent at rate 1. test_unchanged.py has one with the default
+    optimizer."""
+    names = {"category": jnp.asarray(np.random.default_rng(1).normal(size=(5, 32)), jnp.float32)}
     graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
     plain = optax.sgd(1.0)  # the update is the gradient: nothing hides a difference
-    found = {}
+    results = []
     for accumulate in (1, 4):
         state = init_state(jax.tree.map(jnp.copy, params), plain)
-        config = Config(
-            model=CONFIG, train=LoopConfig(accumulate=accumulate, matmul_precision="float32")
-        )
-        step = jit_train_step(graphdef, plain, config).lower(state, constants, batch, names)
-        compiled = step.compile()
+        loop = LoopConfig(accumulate=accumulate, matmul_precision="float32")
+        step = jit_train_step(graphdef, plain, Config(model=CONFIG, train=loop))
+        compiled = step.lower(state, constants, batch, names).compile()
         after, logs = compiled(state, constants, batch, names)
         gradients = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), params, after.params)
-        found[accumulate] = Done(gradients, logs, compiled.memory_analysis().temp_size_in_bytes)
-    return found
+        num_bytes = compiled.memory_analysis().temp_size_in_bytes
+        results.append((logs, jax.tree.leaves(gradients), num_bytes))
 
-
-@pytest.mark.slow
-def test_parts_of_a_batch_give_the_step_of_the_whole(done):
-    whole, parts = done[1], done[4]
-    assert whole.logs.keys() == parts.logs.keys() and len(whole.logs) > 12
-    for name, value in whole.logs.items():
+    (logs, gradients, num_bytes), (logs_of_parts, gradients_of_parts, num_bytes_of_parts) = results
+    assert logs.keys() == logs_of_parts.keys() and len(logs) > 12
+    for name, value in logs.items():
         assert value > 0, name  # every loss takes part
-        np.testing.assert_allclose(parts.logs[name], value, rtol=2e-5, err_msg=name)
-    for ours, theirs in zip(
-        jax.tree.leaves(parts.gradients), jax.tree.leaves(whole.gradients), strict=True
-    ):
+        np.testing.assert_allclose(logs_of_parts[name], value, rtol=2e-5, err_msg=name)
+    for ours, theirs in zip(gradients_of_parts, gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-5 * np.abs(theirs).max() + 1e-7)
+    assert num_bytes_of_parts < 0.5 * num_bytes
 
 
-def test_parts_take_less_memory(done):
-    assert done[4].temporaries < 0.5 * done[1].temporaries
+def test_no_precision_setting_of_jax_changes_the_step(batch):
+    """The setting is what the environment variable JAX_DEFAULT_MATMUL_PRECISION sets."""
+    names = {"category": jnp.zeros((5, 32))}
+    graphdef, params, constants = split_model(CONFIG, NO_SIZES, 0)
+    optimizer = make_optimizer(OptimizerConfig(), 10)
+    config = Config(model=CONFIG, train=LoopConfig(accumulate=1, matmul_precision="float32"))
+
+    def lower() -> str:
+        step = jit_train_step(graphdef, optimizer, config)
+        return step.lower(init_state(params, optimizer), constants, batch, names).as_text()
+
+    expected = lower()
+    with jax.default_matmul_precision("bfloat16"):
+        assert lower() == expected
 
 
 def test_the_mean_of_the_parts_means_would_be_another_step(batch):

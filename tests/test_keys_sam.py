@@ -144,8 +144,8 @@ def test_the_original_names_give_the_same_weights(sam, tmp_path):
     shutil.copy(folder / "config.json", tmp_path)
     save_file(original, tmp_path / "sam_vit_tiny.safetensors")
     ours = nnx.to_flat_state(nnx.state(load_encoder(tmp_path / "sam_vit_tiny.safetensors")))
-    wanted = dict(nnx.to_flat_state(nnx.state(load_encoder(folder))))
-    assert all(np.array_equal(leaf[...], wanted[path][...]) for path, leaf in ours)
+    expected = dict(nnx.to_flat_state(nnx.state(load_encoder(folder))))
+    assert all(np.array_equal(leaf[...], expected[path][...]) for path, leaf in ours)
 
 
 # Positions
@@ -168,7 +168,7 @@ def test_absolute_positions_are_resized_as_torch_does(size):
 def test_relative_positions_are_resized_as_torch_does(size):
     table = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
     theirs = torch.nn.functional.interpolate(torch.tensor(table).T[None], size=size, mode="linear")
-    for length, wanted in ((size, theirs[0].T), (13, table)):
+    for length, expected in ((size, theirs[0].T), (13, table)):
         ours = fit_sam("vision.blocks.0.attention.rel_pos_h", table, (length, 4))
-        assert ours.shape == (length, 4) and published.difference(ours, wanted) < 1e-5
+        assert ours.shape == (length, 4) and published.difference(ours, expected) < 1e-5
     np.testing.assert_array_equal(ours, table)  # of its own length it is the same to the bit

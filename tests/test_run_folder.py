@@ -1,6 +1,8 @@
-"""Run folders: which are one, what cannot be written, and that nothing is written over."""
+"""Run folders: which are one, what cannot be written, that nothing is written over, and that a run
+goes on and answers with what it was trained with, or not at all."""
 
-import os
+import json
+import re
 import resource
 import shutil
 import sys
@@ -15,14 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_train import at_step
+from tiny_models import write_bert
 
+from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
 from r2sm_jax.training import checkpoints as checkpoints_module, run_folder
 from r2sm_jax.training.checkpoints import Checkpoints
-from r2sm_jax.training.run_folder import LATEST, make_folder, read_config, write_config
+from r2sm_jax.training.run_folder import (
+    LATEST,
+    check_language_model,
+    check_unchanged,
+    make_folder,
+    read_config,
+    write_config,
+)
 from r2sm_jax.training.step import TrainState
 
 
@@ -46,19 +56,6 @@ def small_files():
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints(
-    tiny_run, tiny_flags, tmp_path, refused, monkeypatch, small_files
-):
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        # The save of step 2 is done when that of step 3 begins.
-        at_step(patch, 3, lambda: (Checkpoints(run), small_files()))
-        message = refused(main, *tiny_flags, "--run", run, "--train.evaluate-every", 100)
-    assert "a checkpoint could not be saved" in message and "free disk space" in message
-    assert Checkpoints(run).steps[-1] <= 2
-    assert load(run, checkpoint="latest").step == Checkpoints(run).steps[-1] >= 1
 
 
 def damage(folder: Path) -> None:
@@ -137,6 +134,22 @@ def test_threads_of_a_failed_save_print_nothing(monkeypatch):
     assert [str(one.exc_value) for one in printed] == ["something else"]
 
 
+def test_a_full_disk_while_saving_is_one_sentence_and_spares_earlier_checkpoints(
+    tmp_path, small_files
+):
+    checkpoints, constants = Checkpoints(tmp_path), nnx.State({})
+    noise = np.random.default_rng(0).normal(size=100_000)  # which cannot be compressed
+    first, second = (
+        TrainState(nnx.State({"w": jnp.asarray(noise)}), (), jnp.array(step)) for step in (1, 2)
+    )
+    checkpoints.save(first, constants, iterator(1), None)
+    small_files()
+    with pytest.raises(InputError, match=r"could not be saved .*free disk space"):
+        checkpoints.save(second, constants, iterator(2), None)
+    restored = Checkpoints(tmp_path).restore(second, constants)
+    assert int(restored.state.step) == 1
+
+
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_it_writes(tmp_path, monkeypatch):
     checkpoints, constants = Checkpoints(tmp_path), nnx.State({})
     first, second = (
@@ -167,13 +180,6 @@ def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused
     assert "metrics.jsonl: cannot be written" in message and "free disk space" in message
 
 
-def test_a_folder_without_write_permission_is_one_sentence(tiny_flags, tmp_path, refused):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")  # permissions do not bind root, as in containers
-    (tmp_path / "closed").mkdir(mode=0o500)
-    assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "closed" / "run")
-
-
 def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused):
     (tmp_path / "file").write_text("")
     assert "cannot write" in refused(main, *tiny_flags, "--run", tmp_path / "file" / "run")
@@ -202,3 +208,74 @@ def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
     first = make_folder(None)
     write_config(first, config)
     assert LATEST.resolve() == first.resolve() and read_config(LATEST) == config
+
+
+# What a run was trained with.
+
+
+@pytest.fixture
+def changed(tiny_run, tmp_path):
+    """A copy of the tiny run after a change of its configuration, as if what that names had been
+    replaced."""
+
+    def change(group: str, **fields) -> Path:
+        run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+        config = json.loads((run / "config.json").read_text())
+        (config["model"]["text"] if group == "text" else config[group]).update(fields)
+        (run / "config.json").write_text(json.dumps(config))
+        return run
+
+    return change
+
+
+def test_replaced_weights_of_the_language_model_are_refused(changed, tmp_path, refused):
+    run = changed("text", name=str(write_bert(tmp_path / "other", seed=1)))
+    sentence = f"other: its weights have sha256 .*, but the run {run} needs .*; get the"
+    with pytest.raises(InputError, match=sentence):
+        load(run)
+    assert re.search(sentence, refused(main, "--resume", "--run", run))
+    (run / "inputs.json").unlink()  # a run of an earlier version
+    assert load(run).step
+
+
+def test_a_replaced_tokenizer_is_refused_but_not_the_same_in_another_file(
+    changed, bert_folder, tmp_path
+):
+    folder = Path(shutil.copytree(bert_folder, tmp_path / "other"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
+    run = changed("text", name=str(folder))
+    assert load(run).step
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match="its tokenizer has sha256"):
+        load(run)
+
+
+def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tmp_path):
+    folder = Path(shutil.copytree(bert_folder, tmp_path / "models--a--b" / "snapshots" / "12ab"))
+    texts = TextStates(str(folder), layers=(1, 2), max_tokens=24)
+    stored = json.loads((tiny_run / "inputs.json").read_text())["language_model"] | {
+        "revision": "12ab"
+    }
+    assert texts.identity | {"name": stored["name"]} == stored
+    with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
+        check_language_model(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
+
+
+def test_other_training_data_are_refused(changed, refused):
+    run = changed("data", seed=1)
+    message = refused(main, "--resume", "--run", run)
+    assert (
+        f"scenes: not the training data that the run {run} began with" in message
+        and "--init" in message
+    )
+
+
+def test_a_resumed_run_may_find_its_data_elsewhere(tiny_config, tmp_path):
+    data = tiny_config.data
+    moved = replace(tiny_config, data=replace(data, source="json:new.json", images="elsewhere"))
+    check_unchanged(tmp_path, tiny_config, moved)
+    with pytest.raises(InputError, match=r"data\.seed"):
+        other = replace(tiny_config, data=replace(data, seed=data.seed + 1))
+        check_unchanged(tmp_path, tiny_config, other)

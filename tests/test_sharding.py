@@ -1,24 +1,26 @@
 """Several processes: tests without others, and with two and four real ones, which train tiny models
 on the CPU."""
 
-import re
+import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from processes import DIVIDE_SMALL_WEIGHTS, run_processes, signal_at
 from test_batches import states
 from test_train import LOGGED, arrays, at_step, losses
 
 from r2sm_jax import evaluate, predict
-from r2sm_jax.cli import _flags, parse_config
+from r2sm_jax.cli import parse_config
 from r2sm_jax.config import Config, ProcessConfig
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.prepare import PreparedSource
@@ -31,15 +33,13 @@ from r2sm_jax.training.sharding import allgather, make_mesh, place, running, sha
 
 pytestmark = pytest.mark.slow
 
-LAUNCHERS = Path(__file__).parents[1] / "scripts" / "launch"
-
 
 def assert_losses_equal(run: Path, expected: Path, steps: list[int]) -> None:
-    found, wanted = losses(run), losses(expected)
-    assert list(found) == steps
+    actual, expected = losses(run), losses(expected)
+    assert list(actual) == steps
     for step in steps:
         for name in LOGGED:
-            assert found[step][name] == pytest.approx(wanted[step][name], abs=1e-5, rel=1e-5), (
+            assert actual[step][name] == pytest.approx(expected[step][name], abs=1e-5, rel=1e-5), (
                 step,
                 name,
             )
@@ -102,8 +102,8 @@ def test_how_processes_connect_is_not_part_of_a_run():
             "2",
         ]
     )
-    kept = resolve_auto(config).distributed
-    assert (kept.coordinator, kept.process, kept.fsdp) == (None, None, 2)
+    resolved = resolve_auto(config).distributed
+    assert (resolved.coordinator, resolved.process, resolved.fsdp) == (None, None, 2)
     assert resolve_auto(Config()).distributed == Config().distributed
 
 
@@ -118,10 +118,10 @@ def test_the_batches_of_all_processes_hold_the_rows_of_one(count):
 
     def rows(shard):
         batches = training_batches(source, assemble, batch_size=4, seed=0, shard=shard)
-        found = [jax.tree.leaves(next(batches)) for _ in range(3)]
+        actual = [jax.tree.leaves(next(batches)) for _ in range(3)]
         in_bytes = [
             list(zip(*[[row.tobytes() for row in x] for x in leaves], strict=True))
-            for leaves in found
+            for leaves in actual
         ]
         return in_bytes, batches.get_state()
 
@@ -141,10 +141,10 @@ def test_large_weights_are_divided_along_the_largest_axis_that_can_be():
         "small": (512, 512),
         "vector": (1 << 22,),
     }
-    found = shardings(
+    actual = shardings(
         mesh, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     )
-    specs = {name: tuple(sharding.spec) for name, sharding in found.items()}
+    specs = {name: tuple(sharding.spec) for name, sharding in actual.items()}
     assert specs == {
         "large": (None, "fsdp"),
         "even": ("fsdp",),
@@ -192,7 +192,74 @@ def test_values_of_different_sizes_are_exchanged_in_pieces(monkeypatch):
         assert list(pool.map(gather, range(2))) == [values, values]
 
 
-# Two and four processes.
+# Two and four real processes.
+
+SIGNAL_AT_STEP = """
+import os
+from r2sm_jax import train
+add = train.Logs.add
+def add_and_signal(self, now, values, **options):
+    if now == {step} and train.jax.process_index() == {process}:
+        os.kill(os.getpid(), {number})
+    return add(self, now, values, **options)
+train.Logs.add = add_and_signal
+"""
+DIVIDE_SMALL_WEIGHTS = """
+from r2sm_jax.training import sharding as distributed
+distributed.LARGE_BYTES = 1000
+"""
+PATIENCE = 400
+"""Seconds after which a process counts as hanging; on a busy machine each takes a minute."""
+
+
+class Ended(NamedTuple):
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def signal_at(process: int, step: int, number: int) -> str:
+    """Code that sends one of the processes a signal when it logs a step."""
+    return SIGNAL_AT_STEP.format(process=process, step=step, number=number)
+
+
+def run_processes(count: int, module: str, *flags: object, code: str = "") -> list[Ended]:
+    """Runs a command in `count` processes, each of which first runs some code, and waits for
+    all."""
+    lines = [
+        f"from {module} import main",
+        "from r2sm_jax.cli import cli_main",
+        code,
+        "cli_main(main)",
+    ]
+    start = "\n".join(lines)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    others = ("SLURM", "OMPI", "JAX_PROCESS", "JAX_NUM_PROCESSES", "JAX_COORDINATOR")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    started = []
+    for process in range(count):
+        own = (
+            f"localhost:{port}",
+            "--distributed.processes",
+            count,
+            "--distributed.process",
+            process,
+        )
+        words = [sys.executable, "-c", start, *flags, "--distributed.coordinator", *own]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(list(map(str, words)), env=environment, **pipes))
+    try:
+        ended = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [
+        Ended(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)
+    ]
 
 
 def test_one_process_stops_and_two_go_on(tiny_run, tiny_flags, tmp_path, command, monkeypatch):
@@ -289,34 +356,3 @@ def test_two_processes_answer_about_a_folder_as_one(tiny_run, tmp_path, command)
     end = command(predict.main, *words, tmp_path / "two")
     assert "0 images answered, 9 answered earlier" in end.out, end.err
     assert (tmp_path / "two" / "predictions.json").read_bytes() == one
-
-
-def test_one_image_is_not_divided(tiny_run, refused):
-    message = refused(predict.main, tiny_run, "a.png", "the mug", "--distributed.processes", 2)
-    assert "--distributed: several processes divide a folder of images" in message
-
-
-# Launchers.
-
-
-@pytest.mark.parametrize("script", sorted(LAUNCHERS.glob("*.sh")), ids=lambda path: path.name)
-def test_launchers_are_shell_scripts_with_flags_that_exist(script):
-    subprocess.run(["bash", "-n", script], check=True)
-    flags = set(re.findall(r"--distributed\.[a-z-]+", script.read_text()))
-    assert flags <= set(_flags(Config)) and ("r2sm_jax.train" in script.read_text())
-
-
-def test_the_kubernetes_job_gives_every_pod_its_number():
-    yaml = pytest.importorskip("yaml")
-    service, job = yaml.safe_load_all((LAUNCHERS / "kubernetes.yaml").read_text())
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    given = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert set(given) == set(distributed.VARIABLES.values())
-    assert (
-        int(given["JAX_NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    )
-    name = service["metadata"]["name"]
-    assert (
-        given["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{name}:")
-        and job["metadata"]["name"] == name
-    )

@@ -1,0 +1,83 @@
+"""The image encoder: shapes, windows, relative positions, and initial values that stay the same."""
+
+import hashlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_models import TINY
+
+from r2sm_jax.config import VisionConfig
+from r2sm_jax.models.image_encoder import VisionEncoder
+
+VISION = TINY.vision
+FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
+
+
+def make_encoder(config: VisionConfig) -> VisionEncoder:
+    return VisionEncoder(config, dtype=FLOAT32, rngs=nnx.Rngs(0))
+
+
+@nnx.jit
+def run(module, x):
+    return module(x)
+
+
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize(("encoder", "patch"), [("conv", 8), ("conv", 16), ("sam", 8)])
+def test_stems_give_tokens_and_the_two_strides_before_them(encoder, patch):
+    """SAM's patch embedding has no skips."""
+    config = replace(VISION, encoder=encoder, patch_size=patch)
+    model = nnx.eval_shape(lambda: VisionEncoder(config, dtype=BFLOAT16, rngs=nnx.Rngs(0)))
+    image = jax.ShapeDtypeStruct((2, 32, 32, 3), BFLOAT16)
+    out = nnx.eval_shape(lambda m, x: m(x), model, image)
+    grid = 32 // patch
+    assert out.tokens.shape == (2, grid, grid, 32) and out.tokens.dtype == BFLOAT16
+    if encoder == "sam":
+        assert out.skips == (None, None) and model.skip_dims == (0, 0)
+    else:
+        assert [x.shape[1:] for x in out.skips] == [(n, n, 32) for n in (4 * grid, 2 * grid)]
+        assert model.skip_dims == (32, 32)
+
+
+def test_windows_see_nothing_outside_and_need_not_divide_the_grid():
+    block = make_encoder(replace(VISION, window_size=2)).blocks[0]
+    x = normal(1, 4, 4, 32)
+    difference = np.asarray(run(block, x) - run(block, x.at[0, 0, 0, 0].add(1.0)))
+    is_changed = np.abs(difference).max(-1)[0] > 1e-6
+    assert is_changed[:2, :2].all() and is_changed.sum() == 4
+
+    two_blocks = replace(VISION, depth=2, window_size=2, global_blocks=(1,))
+    config = replace(two_blocks, image_size=40, relative_positions=True)
+    tokens = run(make_encoder(config), normal(2, 40, 40, 3)).tokens
+    assert tokens.shape == (2, 5, 5, 32) and np.isfinite(tokens).all()
+
+
+def test_relative_positions_start_without_effect_and_then_matter():
+    plain = make_encoder(VISION).blocks[0].attention
+    attention = make_encoder(replace(VISION, relative_positions=True)).blocks[0].attention
+    x = normal(1, 4, 4, 32)
+    without = run(plain, x)
+    np.testing.assert_allclose(run(attention, x), without, atol=1e-6)
+    # Strongly for or against the row above, which the first row does not have.
+    attention.rel_pos_h[...] = jnp.zeros((7, 16)).at[3 + 1].set(50.0)
+    moved = run(attention, x)
+    assert np.abs(np.asarray(moved[:, 1:] - without[:, 1:])).max() > 1e-3
+    np.testing.assert_allclose(moved[:, 0], without[:, 0], atol=1e-5)
+
+
+def test_the_default_encoder_is_unchanged():
+    """Names, shapes and initial values of its parameters; each depends on all drawn before it."""
+    state = nnx.to_flat_state(nnx.state(make_encoder(VisionConfig())))
+    names = "".join(f"{'.'.join(map(str, path))}{leaf.shape}" for path, leaf in state)
+    assert hashlib.sha256(names.encode()).hexdigest()[:16] == "d9bdf13119fa278b"
+    assert len(state) == 57 and all(type(leaf) is nnx.Param for _, leaf in state)
+    parts = ("positions", "neck2")
+    sums = {path[0]: float(jnp.abs(x[...]).sum()) for path, x in state if path[0] in parts}
+    assert sums == pytest.approx({"positions": 398.61572, "neck2": 3572.4138}, rel=1e-5)
