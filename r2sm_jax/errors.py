@@ -89,6 +89,7 @@ FIRST_BYTES = {
     b"\xfd7zXZ": "compressed with xz; unpack it with unxz",
     b"BZh": "compressed with bzip2; unpack it with bunzip2",
     b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
+    bytes(4): "zero bytes, as a broken copy has; copy it again",
     b"\x80": "a pickle; write its content as JSON",
     b"<": "a web page or XML; download the file itself",
 }
@@ -121,6 +122,12 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
     except (ValueError, RecursionError) as error:
         if described := describe_content(content):
             raise InputError(f"{where}: this is not JSON, it is {described}") from error
+        text = content.strip()
+        if text[:1] in (b"{", b"[") and text[-1:] not in (b"}", b"]"):
+            raise InputError(
+                f"{where}: this is not JSON, it ends in the middle ({error}); download or write it "
+                "again"
+            ) from error
         if str(error).startswith("Extra data"):
             raise InputError(
                 f"{where}: this is more than one JSON value, perhaps one object a line ({error}); "

@@ -182,6 +182,16 @@ def test_warnings(records, sentence, tmp_path, command):
     assert any(line.startswith("warning: ") and sentence in line for line in end.err.splitlines())
 
 
+def test_boxes_in_the_place_of_masks(tmp_path, command):
+    records = good()
+    for number in range(10, 30):
+        annotation = records["annotations"][0] | {"id": number}
+        annotation["segmentation"] = box_rle(1, 1, 2 + number % 12, 3 + number % 7)
+        records["annotations"].append(annotation)
+    end = command(main, "check", save(tmp_path, records))
+    assert end.code == 0 and "24 of 24 complete masks are rectangles" in end.err
+
+
 MISSING = [
     (good() | {"queries": []}, "no queries"),
     (good() | {"queries": [], "annotations": []}, "no annotations"),
@@ -298,9 +308,13 @@ def test_images_that_exif_turns(tmp_path, command, refused):
         ("/home/me/1.png", "1.png"),
         ("train/1.jpg", "1.png"),
         ("1.jpg ", "1.png"),
+        ("\ufeff1.jpg", "1.png"),
+        ("deep.png", "below/deep.png"),
     ],
 )
 def test_the_name_that_was_meant(name, near, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "deep.png").touch()
     path = save(tmp_path, changed("images", 0, file_name=name))
     (problem,) = problems_of(path)
     assert near in problem
@@ -346,6 +360,8 @@ def test_describe(name, content, words, tmp_path, command):
         (b"<!DOCTYPE html><html>", "download the file itself"),
         (b'{"id": 1}\n{"id": 2}\n', ".jsonl"),
         (b"", "empty"),
+        (b'{"images": [{"id": 1, "file_', "ends in the middle"),
+        (bytes(100), "zero bytes"),
     ],
 )
 def test_files_that_are_something_else(content, remedy, tmp_path, refused):

@@ -411,3 +411,16 @@ def test_what_the_author_of_predictions_may_not_have_meant(tmp_path):
     del right[1]["score"]
     with pytest.raises(InputError, match="1 of 5 entries have no score"):
         oddities(right)
+
+
+def test_the_flag_of_fused_masks_in_any_spelling(tmp_path):
+    dataset = make_dataset(tmp_path)
+    mask = block(2, 4, 10, 14)
+    sizes = {1: (HEIGHT, WIDTH)}
+    for flag, num_instances in (("false", 1), (0, 1), ("true", 1), (True, 1)):
+        path = save(tmp_path / "p.json", [entry(1, mask, fused=flag)])
+        predicted = read_predictions(path, sizes)[1]
+        assert (predicted.fused is None) == (flag in ("false", 0))
+        assert len(predicted.instances) == num_instances
+    with pytest.raises(InputError, match="fused 'maybe' is neither"):
+        score_predictions(save(tmp_path / "p.json", [entry(1, mask, fused="maybe")]), dataset)

@@ -169,7 +169,8 @@ def remedy_for_size(path: Path, size: tuple[int, int]) -> str:
 def near_name(folders: Iterable[Path], file_name: str) -> str:
     """The name in one of the folders that a missing image may be meant to have.
 
-    It is the same without its folders, or with another ending. "" if there is none, or several.
+    It is the same without its folders, with another ending, or in a folder below. "" if there is
+    none, or several.
     """
     stem = PureWindowsPath(_plain_name(file_name)).stem
     for folder in folders:
@@ -179,7 +180,17 @@ def near_name(folders: Iterable[Path], file_name: str) -> str:
             continue
         if len(names) == 1:
             return names[0]
+        below = _folders_in(folder, folder.stat().st_mtime_ns)
+        found = [path / file_name for path in below if isfile(path / file_name)]
+        if len(found) == 1:
+            return found[0].relative_to(folder).as_posix()
     return ""
+
+
+@lru_cache(maxsize=64)
+def _folders_in(folder: Path, modified: int) -> list[Path]:
+    """The folders in a folder, for the cache as in `_names_by_key`."""
+    return [path for path in sorted(folder.iterdir()) if path.is_dir()]
 
 
 def leads_outside(name: str) -> bool:
@@ -256,7 +267,8 @@ def same_file_key(file_name: str) -> str:
 
 def _name_key(name: str) -> str:
     """A key that is the same for names that differ only in spelling, case included."""
-    return unicodedata.normalize("NFC", unquote(name)).casefold().strip()
+    # A byte order mark is no blank for `strip`.
+    return unicodedata.normalize("NFC", unquote(name)).casefold().strip("\ufeff \t\r\n")
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,9 @@ from r2sm_jax.errors import InputError
 NUM_CHECKED = 200
 """Images of a training split that `check_teaches` looks at."""
 
+MIN_OBJECTS = 20
+"""Of fewer objects nothing is said about their shapes."""
+
 CROWD_REMEDY = (
     "CVAT and Datumaro set iscrowd for every mask that was drawn with a brush: if these are single "
     "objects, set it to 0, or convert with --crowds objects"
@@ -32,6 +35,8 @@ class SplitSummary:
     """Objects whose complete mask is known."""
     num_occluded: int = 0
     """Objects that are known to be partly hidden."""
+    num_rectangles: int = 0
+    """Objects whose complete mask is a rectangle along the image's sides."""
 
     num_queries: int = 0
     num_with_targets: int = 0
@@ -53,6 +58,8 @@ class SplitSummary:
             elif instance.amodal is not None:
                 modal_area, amodal_area = masks.areas([instance.modal, instance.amodal])
                 self.num_complete += 1
+                width, height = masks.coco.toBbox(instance.amodal)[2:]
+                self.num_rectangles += amodal_area == width * height
                 if modal_area < amodal_area:
                     self.num_occluded += 1
                     occluded_ids.add(instance.id)
@@ -103,6 +110,16 @@ class SplitSummary:
                 f"{self.num_without_mask} of {self.num_amodal} amodal queries are about objects "
                 "whose complete mask is not known (segmentation is null)"
             )
+
+    def shape_warning(self) -> str:
+        """Says that masks are rectangles, as tools write them in the place of masks that they do
+        not have; "" if they are not, or are few."""
+        if self.num_complete < MIN_OBJECTS or self.num_rectangles < 0.9 * self.num_complete:
+            return ""
+        return (
+            f"{self.num_rectangles} of {self.num_complete} complete masks are rectangles; a tool "
+            "may have written boxes in the place of masks"
+        )
 
     def mask_warning(self) -> str:
         """Why modal and amodal masks cannot be told apart here; "" if they can."""

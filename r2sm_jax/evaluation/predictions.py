@@ -21,7 +21,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.images import brightness, find_images
 from r2sm_jax.data.masks import RLE
-from r2sm_jax.data.validation import is_id
+from r2sm_jax.data.validation import is_id, parse_flag
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.evaluation.scorer import EvalResults, QueryTruth, query_truths, score
 from r2sm_jax.inference.prediction import Candidate, Prediction
@@ -215,7 +215,10 @@ def _add_entry(predicted: PredictedMasks, entry: Mapping[str, Any], size: tuple[
     if mask_type is not None:
         predicted.mask_type = mask_type
 
-    if not entry.get("fused"):
+    is_fused = parse_flag(entry.get("fused"))
+    if is_fused is None:
+        raise ValueError(f"fused {entry['fused']!r} is neither true nor false")
+    if not is_fused:
         rate = entry.get("occlude_rate")
         if rate is not None and not (isinstance(rate, int | float) and 0 <= rate <= 1):
             raise ValueError(f"occlude_rate {rate!r} is not in 0..1")

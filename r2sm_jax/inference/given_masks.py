@@ -11,6 +11,7 @@ from scipy import ndimage
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import brightness, decode
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.data.validation import find_polygon_fault
 from r2sm_jax.errors import InputError, load_json
 
 SPECK_SHARE = 0.01
@@ -53,6 +54,8 @@ def to_mask(value: Any, size: tuple[int, int]) -> Mask:
         value = value["segmentation"]
     if isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
         value = [np.asarray(polygon).ravel().tolist() for polygon in value]
+    if isinstance(value, list | tuple) and (fault := find_polygon_fault(value, size)):
+        raise ValueError(fault)
     if isinstance(value, Mapping | list | tuple):
         return masks.from_segmentation(value, *size)
     return _from_array(value, size)

@@ -129,7 +129,7 @@ def report_what_it_teaches(dataset: Dataset, records: Mapping[str, Any]) -> None
     warnings = [ignored_warning(records["annotations"])]
     warnings += find_repeated(records)
     warnings += summary.query_warnings()
-    warnings.append(summary.mask_warning())
+    warnings += [summary.shape_warning(), summary.mask_warning()]
     for warning in warnings:
         if warning:
             print_warning(dataset.path, warning)
