@@ -43,9 +43,11 @@ def digest(*parts: Any) -> str:
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
+            # Arrays of other shapes or types can have the same bytes.
             total.update(f"{part.dtype} {part.shape} ".encode())
             total.update(part.tobytes())
         else:
+            # Without the end mark "ab", "c" would be "a", "bc".
             total.update(f"{part}\0".encode())
     return total.hexdigest()
 
@@ -75,7 +77,7 @@ _seeking = threading.Lock()
 
 
 def seek_and_read(file: int, count: int, start: int) -> bytes:
-    """What `os.pread` does, on systems that do not have it."""
+    """Reads `count` bytes from `start`, for systems without `os.pread`."""
     with _seeking:
         os.lseek(file, start, os.SEEK_SET)
         return os.read(file, count)
@@ -108,7 +110,7 @@ class StoredArray(NamedTuple):
 
 
 class FeatureCache:
-    """`key in cache`, `cache[key]`, `cache.add(...)`. Threads may read it.
+    """Arrays by key in the files of a folder. Threads may read it.
 
         FOLDER/<model>/<name>.safetensors    arrays of `DTYPES`, named <key>/<number>
 
@@ -183,6 +185,8 @@ class FeatureCache:
             self._write(waiting)
 
     def _write(self, arrays: dict[str, np.ndarray]) -> None:
+        """Writes a file and opens it."""
+        # Random names, so that processes that share the folder never write the same file.
         path = self.folder / f"{uuid.uuid4().hex}.safetensors"
         with atomic_write(path) as part:
             part.write_bytes(save(arrays))

@@ -31,11 +31,19 @@ Colour = tuple[int, int, int]
 Mask = Bool[np.ndarray, "H W"]
 Picture = UInt8[np.ndarray, "H W 3"]
 
-LARGE = 4_000_000  # pixels from which an overlay is drawn at the image's own size
+# Overlays of larger images, in pixels, are drawn at the image's own size: twice the size of one of
+# 50 megapixels would take 3 GB.
+LARGE = 4_000_000
 
 # Measures of a sheet in pixels.
-_CELL, _GAP, _MARGIN, _PADDING = 464, 32, 44, 12
-_TITLE_SIZE, _TEXT_SIZE, _CAPTION_SIZE, _TAG_SIZE = 26, 22, 18, 16
+_CELL = 464
+_GAP = 32
+_MARGIN = 44
+_PADDING = 12
+_TITLE_SIZE = 26
+_TEXT_SIZE = 22
+_CAPTION_SIZE = 18
+_TAG_SIZE = 16
 LEGEND = (
     ("outline: mask asked for", GROUND, INK),
     ("occluded", OCCLUDED, "white"),
@@ -45,8 +53,10 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One cell of a sheet: an image `[H W 3]`, text above, a caption below, and masks `[H W]` over
-    it where there are any. `mask_type` is the mask that is outlined."""
+    """One cell of a sheet: an image `[H W 3]` with text above it and a caption below.
+
+    Masks `[H W]` lie over the image if there are any. The one of `mask_type` is outlined.
+    """
 
     image: Picture
     text: str = ""
@@ -59,18 +69,20 @@ class Panel:
 def overlay(
     image: Picture, visible: Mask, occluded: Mask, mask_type: MaskType | None = "amodal"
 ) -> Picture:
-    """The image with its visible part tinted, the occluded part tinted and hatched, and the mask of
-    `mask_type` outlined: the visible part for "modal", both together for "amodal", nothing for
-    None."""
+    """Tints the visible part of an image, tints and hatches the occluded one, and outlines a mask.
+
+    The outline of `mask_type` goes around the visible part for "modal", around both together for
+    "amodal"; None draws none.
+    """
     if not visible.any() and not occluded.any():
         return image.copy()
     height, width = visible.shape
     line = max(1.0, min(height, width) / 220)
-    # Drawn at twice the size, where hatching and outlines get smooth edges when they are reduced
-    # again.
+    # Drawn at twice the size, so that hatching and outlines get smooth edges when they are reduced.
     fold = 2 if visible.size <= LARGE else 1
-    larger = (x.repeat(fold, 0).repeat(fold, 1) for x in (visible, occluded))
-    tint = _tint(next(larger), next(larger), mask_type, fold * line)
+    large_visible = visible.repeat(fold, 0).repeat(fold, 1)
+    large_occluded = occluded.repeat(fold, 0).repeat(fold, 1)
+    tint = _tint(large_visible, large_occluded, mask_type, fold * line)
     tint = tint.reshape(height, fold, width, fold, 4).mean((1, 3))
     # Paler colours, on which the two tints stand out.
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
@@ -87,17 +99,22 @@ def prediction_row(
     amodal_probability: float | None,
     prediction: tuple[Mask, Mask],
 ) -> list[Panel]:
-    """A prediction as three panels: image and query, the truth, and the prediction with its mask
-    type.
+    """A prediction as three panels: image and query, the truth, and the prediction.
 
     `truth` and `prediction` are pairs `(visible, occluded)`. Below the prediction stand its mask
     type, with a probability where it has one, and the IoU of the mask that it chose with the mask
     that was asked for. Without a mask type there is one mask, which is `prediction[0]`.
     """
-    asked = truth[0] if mask_type == "modal" else truth[0] | truth[1]
-    given = prediction[0] | prediction[1] if predicted_type == "amodal" else prediction[0]
-    union = masks.area(asked | given)
-    caption = f"IoU {masks.area(asked & given) / union if union else 1.0:.2f}"
+    target = truth[0]
+    if mask_type == "amodal":
+        target = truth[0] | truth[1]
+    predicted = prediction[0]
+    if predicted_type == "amodal":
+        predicted = prediction[0] | prediction[1]
+    union = masks.area(target | predicted)
+    # Two empty masks agree.
+    iou = masks.area(target & predicted) / union if union else 1.0
+    caption = f"IoU {iou:.2f}"
     if predicted_type is not None:
         verdict = "(right)" if predicted_type == mask_type else "(wrong)"
         if amodal_probability is not None:
@@ -143,18 +160,21 @@ def draw_panel(panel: Panel, ratio: float) -> UInt8[np.ndarray, "_H _W 3"]:
 
 
 def _draw_head(width: int, title: str) -> UInt8[np.ndarray, "_h width 3"]:
+    """The title at the left and the legend at the right."""
     page = Image.new("RGB", (width, 104), "white")
     x = width - _MARGIN
     for label, ground, ink in LEGEND:
         x -= _label_width(label, _CAPTION_SIZE)
         _draw_label(page, (x, 38), label, _CAPTION_SIZE, ground, ink)
         x -= _PADDING
-    if (room := x - _MARGIN) > _TITLE_SIZE:
+    room = x - _MARGIN
+    if room > _TITLE_SIZE:
         page.paste(_text_block(title, _TITLE_SIZE, INK, 1, room), (_MARGIN, 36))
     return np.asarray(page)
 
 
 def _draw_row(width: int, row: Sequence[Panel]) -> UInt8[np.ndarray, "_h width 3"]:
+    """A row of panels, of which texts end and captions begin at the same height."""
     texts = [_text_block(panel.text, _TEXT_SIZE, INK, 4) for panel in row]
     captions = [_text_block(panel.caption, _CAPTION_SIZE, FAINT, 2) for panel in row]
     # A row is as high as its images are at full width, but never higher than square.
@@ -164,24 +184,22 @@ def _draw_row(width: int, row: Sequence[Panel]) -> UInt8[np.ndarray, "_h width 3
     )
     top = max((text.height for text in texts), default=0) + _PADDING
     bottom = top + max(1, height) + _PADDING
-    page = Image.new(
-        "RGB", (width, bottom + max((c.height for c in captions), default=0) + _GAP), "white"
-    )
+    caption_height = max((caption.height for caption in captions), default=0)
+    page = Image.new("RGB", (width, bottom + caption_height + _GAP), "white")
     for column, (panel, text, caption) in enumerate(zip(row, texts, captions, strict=True)):
         x = _MARGIN + column * (_CELL + _GAP)
         page.paste(text, (x, top - _PADDING - text.height))
         page.paste(GROUND, (x, top, x + _CELL, top + height))
-        picture = draw_panel(
-            panel, min(_CELL / panel.image.shape[1], height / panel.image.shape[0])
-        )
-        left, above = (_CELL - picture.shape[1]) // 2, (height - picture.shape[0]) // 2
+        ratio = min(_CELL / panel.image.shape[1], height / panel.image.shape[0])
+        picture = draw_panel(panel, ratio)
+        left = (_CELL - picture.shape[1]) // 2
+        above = (height - picture.shape[0]) // 2
         page.paste(Image.fromarray(picture), (x + left, top + above))
         page.paste(caption, (x, bottom))
         if panel.mask_type:
             ground = VISIBLE if panel.mask_type == "modal" else OCCLUDED
-            _draw_label(
-                page, (x + _PADDING, top + _PADDING), panel.mask_type, _TAG_SIZE, ground, "white"
-            )
+            corner = (x + _PADDING, top + _PADDING)
+            _draw_label(page, corner, panel.mask_type, _TAG_SIZE, ground, "white")
     return np.asarray(page)
 
 
@@ -201,6 +219,7 @@ def _text_block(text: str, size: int, colour: Colour, most: int, width: int = _C
 
 
 def _label_width(text: str, size: int) -> int:
+    """The width of a label in pixels: its text, and half the size at either end."""
     return round(_font(size).getlength(text)) + size
 
 
@@ -213,7 +232,9 @@ def _draw_label(
     ink: str | Colour,
 ) -> None:
     """Text on a rounded ground, 1.6 times `size` high."""
-    (x, y), width, height = place, _label_width(text, size), round(1.6 * size)
+    x, y = place
+    width = _label_width(text, size)
+    height = round(1.6 * size)
     draw = ImageDraw.Draw(page)
     draw.rounded_rectangle([x, y, x + width, y + height], size // 3, fill=ground)
     draw.text((x + width / 2, y + height / 2), text, ink, _font(size), anchor="mm")
@@ -222,16 +243,17 @@ def _draw_label(
 @lru_cache(maxsize=32)
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which comes with matplotlib, so that every machine has it."""
-    return ImageFont.truetype(
-        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size
-    )
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return ImageFont.truetype(str(path), size)
 
 
 def _tint(
     visible: Mask, occluded: Mask, mask_type: MaskType | None, line: float
 ) -> Float[np.ndarray, "H W 4"]:
-    """What lies over the image: colour multiplied by alpha, and alpha. `line` is the outline's
-    width in pixels."""
+    """The layer over an image `[H W 4]`: colour multiplied by alpha, and alpha.
+
+    `line` is the width of the outline in pixels.
+    """
     tint = np.zeros((*visible.shape, 4), np.float32)
 
     def paint(where: np.ndarray, colour: Sequence[float], alpha: float) -> None:
@@ -243,26 +265,23 @@ def _tint(
     paint(occluded, OCCLUDED, 0.52)
     paint(occluded & stripes, OCCLUDED, 0.95)
     if mask_type:
-        asked = visible if mask_type == "modal" else visible | occluded
-        paint(_dilate(asked, 2.1 * line) & ~asked, (255, 255, 255), 0.95)
-        paint(asked & _dilate(~asked, line), VISIBLE if mask_type == "modal" else OCCLUDED, 1.0)
+        # A white edge outside the mask and a coloured one inside show on any picture.
+        outlined = visible if mask_type == "modal" else visible | occluded
+        colour = VISIBLE if mask_type == "modal" else OCCLUDED
+        paint(_dilate(outlined, 2.1 * line) & ~outlined, (255, 255, 255), 0.95)
+        paint(outlined & _dilate(~outlined, line), colour, 1.0)
     return tint
 
 
 def _dilate(mask: Mask, radius: float) -> Mask:
-    """The mask grown by about `radius` pixels, with round corners: all that a blur of half that
-    width reaches."""
-    blurred = Image.fromarray(mask.astype(np.uint8) * 255).filter(
-        ImageFilter.GaussianBlur(radius / 2)
-    )
+    """The mask grown by about `radius` pixels, with round corners."""
+    # A blur of half that width reaches so far.
+    image = Image.fromarray(mask.astype(np.uint8) * 255)
+    blurred = image.filter(ImageFilter.GaussianBlur(radius / 2))
     return np.asarray(blurred) > 5
 
 
 def _resize_mask(mask: Mask, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """The mask at another size `(width, height)`."""
-    return (
-        np.asarray(
-            Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BICUBIC)
-        )
-        > 127
-    )
+    image = Image.fromarray(mask.astype(np.uint8) * 255)
+    return np.asarray(image.resize(size, Image.Resampling.BICUBIC)) > 127

@@ -200,6 +200,7 @@ class TextStates:
             tokens = round_up(max(map(len, states_of)), PADDED_STEP)
             tokens = min(tokens, self.max_tokens)
 
+        # [k t l e]
         states = np.zeros((len(sentences), tokens, len(self.layers), self.dim), np.float16)
         mask = np.zeros((len(sentences), tokens), bool)
         for row, state in enumerate(states_of):
@@ -223,7 +224,7 @@ class TextStates:
         with self._lock:
             token_ids = self._new_sentences(sentences)
             num_tokens = sum(max(len(ids), 1) for ids in token_ids.values())
-            num_bytes = 2 * num_tokens * len(self.layers) * self.dim
+            num_bytes = 2 * num_tokens * len(self.layers) * self.dim  # float16
             states = self._encode_by_length(token_ids, precision)
             self.cache.add(states, token_ids, num_bytes)
             return len(token_ids)

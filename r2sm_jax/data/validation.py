@@ -33,14 +33,15 @@ Record = Mapping[str, Any]
 ById = Mapping[str, Mapping[int, Record]]
 """The records of each list by their id."""
 
-# Annotation tools round outwards and trace outlines between pixels.
+# The edges of a stated box may differ from those of the mask by the larger of the two, in pixels
+# and in longer sides of the box: annotation tools round outwards and trace outlines between pixels.
 BOX_TOLERANCE_PIXELS = 3
 BOX_TOLERANCE = 0.1
-"""Of the longer side of the box."""
+# A stated area may be this many times larger or smaller than that of the mask.
 MAX_AREA_RATIO = 2.0
+# A visible mask may be this many times larger than its complete mask: annotators' fringes reach a
+# few pixels beyond it. More than that means that the two may have been exchanged.
 MAX_VISIBLE_RATIO = 1.1
-"""A visible mask may be this many times larger than its complete mask: annotators' fringes reach a
-few pixels beyond it. More than that means that the two may have been exchanged."""
 MIN_SIDE_FOR_SHARES = 8
 """In smaller images a polygon of one pixel may have coordinates from 0 to 1."""
 NUM_COMPARED_ON_READING = 200
@@ -110,8 +111,7 @@ def parse_flag(value: Any) -> bool | None:
 
 
 def is_ignored(annotation: Record) -> bool:
-    """Whether an annotation is a region that loss, queries and metrics leave out: its `ignore` or
-    its `iscrowd` says so."""
+    """Whether loss, queries and metrics leave an annotation out, by its `ignore` or `iscrowd`."""
     return bool(parse_flag(annotation.get("ignore")) or parse_flag(annotation.get("iscrowd")))
 
 
@@ -183,7 +183,9 @@ def _refers(record: Record, field: str, targets: Mapping[int, Record]) -> bool:
 
 
 def _image_faults(image: Record, by_id: ById) -> Iterator[tuple[str, str]]:
-    name, height, width = (image.get(field) for field in ("file_name", "height", "width"))
+    name = image.get("file_name")
+    height = image.get("height")
+    width = image.get("width")
 
     if not is_text(name):
         yield "file_name", "a path inside the image folder"
@@ -296,7 +298,7 @@ def check_contradictions(path: Path, records: Record) -> None:
 
 
 def find_contradictions(records: Record) -> Iterator[Contradiction]:
-    """What the records of a checked dataset file state twice and differently.
+    """Compares what the records of a checked dataset file state twice.
 
     Masks that cannot be decoded are left to whoever reads them.
     """
@@ -378,9 +380,9 @@ def find_polygon_faults(records: Record) -> Iterator[Contradiction]:
 
 
 def find_polygon_fault(polygons: Sequence[Any], size: tuple[int, int]) -> str:
-    """Why polygons cannot be in pixels of their image: they are shares of its size, or lie outside
-    of it. "" where they can be, and for what is no list of polygons.
+    """Why polygons cannot be in pixels of their image; "" if they can be.
 
+    They are shares of its size, or lie outside of it. For anything but polygons it is "" too.
     `size` is the image's height and width. A polygon is a list of numbers or of points.
     """
     try:
@@ -424,7 +426,7 @@ class AreaComparison:
         self.num_larger += visible_area > MAX_VISIBLE_RATIO * complete_area
 
     def contradictions(self, remedy: str) -> Iterator[Contradiction]:
-        """What the comparison of all objects gave."""
+        """Yields the result for all objects, if any visible mask is too large."""
         if self.num_larger:
             what = f"visible masks are larger than their complete masks; {remedy}"
             yield Contradiction(self.num_larger, self.num_different, what)
@@ -441,8 +443,10 @@ class BoxComparison:
         self._causes: Counter[str] = Counter()
 
     def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
-        """Compares one annotation with its masks, the complete or the visible one: tools state the
-        box of either."""
+        """Compares one annotation with its masks. Its box may be that of either mask.
+
+        Tools differ in which they state.
+        """
         stated = _parse_box(annotation.get("bbox"))
         all_rles = rles
         rles = [rle for rle in all_rles if masks.areas([rle])[0]]
@@ -479,7 +483,7 @@ class BoxComparison:
             self._wrong_areas.append(f"{_name_of(annotation)}: area {area}, mask {mask_area}")
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """What the comparison of all annotations gave."""
+        """Yields the result for all annotations: wrong boxes, or else wrong areas."""
         if self._wrong_boxes:
             cause, _ = self._causes.most_common(1)[0]
             what = (
@@ -552,8 +556,11 @@ def _parse_box(bbox: Any) -> np.ndarray | None:
 
 
 def _box_matches(stated: np.ndarray, mask_box: np.ndarray) -> bool:
-    """Whether two boxes are the same within the tolerance. Corners `[x0 y0 x1 y1]` in the place of
-    `[x y width height]`, as Pascal VOC has them, are understood."""
+    """Whether two boxes are the same within the tolerance.
+
+    Corners `[x0 y0 x1 y1]` in the place of `[x y width height]`, as Pascal VOC has them, are
+    understood.
+    """
     corners = np.concatenate([stated[:2], stated[2:] - stated[:2]])
     tolerance = max(BOX_TOLERANCE_PIXELS, BOX_TOLERANCE * max(*stated[2:], *mask_box[2:]))
     return any(_edges_agree(box, mask_box, tolerance) for box in (stated, corners))

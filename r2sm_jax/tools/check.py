@@ -146,8 +146,10 @@ def print_warning(file: Path, sentence: str) -> None:
 def find_pictures_in_other_splits(
     file: Path, records: Mapping[str, Any], images: Path | None
 ) -> Iterator[Contradiction]:
-    """The pictures that a file shares with the other splits of its folder: by name, or as copies
-    with other names."""
+    """Yields the pictures that a file shares with other splits of its folder.
+
+    They have the same name, or are copies with other names.
+    """
     folders = image_folders(file, images)
     names = [image["file_name"] for image in records["images"]]
     for other in sorted(file.parent.glob("*.json")):
@@ -167,7 +169,7 @@ def find_pictures_in_other_splits(
 def find_copies(
     names: Sequence[str], other_names: Sequence[str], folders: Sequence[Path]
 ) -> list[str]:
-    """Those of `names` whose file has the same content as a file of `other_names`."""
+    """Finds the names whose file has the same content as a file of `other_names`."""
     paths = {name: find_image(folders, name) for name in names}
     other_paths = [find_image(folders, name) for name in other_names]
     # Only files of the same size are read.
@@ -184,7 +186,7 @@ def find_copies(
 
 
 def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
-    """The same items, with a progress bar if stderr is a terminal."""
+    """Shows a progress bar while the items are used, if stderr is a terminal."""
     console = Console(stderr=True)
     is_quiet = not sys.stderr.isatty()
     return track(items, description, console=console, transient=True, disable=is_quiet)
@@ -220,6 +222,7 @@ def find_all_problems(records: Any, folders: tuple[Path, ...]) -> Iterator[Probl
 def _image_problems(
     index: int, image: Mapping[str, Any], folders: tuple[Path, ...]
 ) -> Iterator[Problem]:
+    """Yields what is wrong with the file of an image."""
     problem = partial(Problem, "images", index, f"image {image['id']}")
     name = image["file_name"]
     path = find_image(folders, name)
@@ -245,6 +248,7 @@ def _image_problems(
 def _annotation_problems(
     index: int, annotation: Mapping[str, Any], size: tuple[int, int]
 ) -> Iterator[Problem]:
+    """Yields what is wrong with the masks of an annotation; `size` is the image's."""
     problem = partial(Problem, "annotations", index, f"annotation {annotation['id']}")
     if annotation["id"] == 0:
         yield problem("its id is 0, which COCO tools read as no match", "number from 1")
@@ -283,7 +287,7 @@ def ignored_warning(annotations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:
-    """What a file holds twice, or twice and differently, one sentence each."""
+    """Yields a sentence for each kind of record that a file holds twice."""
     annotations = records["annotations"]
     masks_of_images: set[tuple[Any, ...]] = set()
     for a in annotations:

@@ -1,5 +1,4 @@
-"""Reads annotations with an amodal and a modal mask of each object: COCOA, COCOA-cls, D2SA, KINS,
-MUVA.
+"""Reads annotations with both masks of each object: COCOA, COCOA-cls, D2SA, KINS, MUVA.
 
 All but COCOA are COCO files that differ in field names (amazon-science/c2f-seg
 data/dataloader_*.py, UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron,
@@ -85,7 +84,9 @@ KINS_CATEGORIES = {
     7: "van",
     8: "misc",
 }
+# The layouts are those of the loaders named beside them, and, for COCOA, of five real files.
 PRESETS = {
+    # XiaohangZhan/deocclusion datasets/reader.py. `order` counts from 1 at the front.
     "cocoa": Preset(
         "Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.",
         amodal=("segmentation",),
@@ -94,16 +95,22 @@ PRESETS = {
         copied=("order", "isStuff"),
         has_regions=True,
     ),
+    # UARK-AICV/AISFormer tools/proc_cocoa.py takes `visible_mask` unconditionally: every object of
+    # COCO_amodal_{train,val}2014_with_classes.json has one.
     "cocoa-cls": Preset("COCOA-cls: COCO with amodal `segmentation` and `visible_mask` as RLE."),
+    # vothenguyen/amodal_shape_prediction scripts/dataset_d2sa.py. Some RLEs have 1534 x 1920 pixels
+    # for an image of 1440 x 1920.
     "d2sa": Preset(
         "D2SA: like COCOA-cls, with objects that reach out of the image; several files are merged.",
         order="occl_depth",
         copied=("occl_depth",),
     ),
+    # amazon-science/c2f-seg data/dataloader_KINS.py, and the README of the files of 2020.
     "kins": Preset(
         "KINS, old (`segmentation`, `inmodal_seg`) and of 2020 (`a_segm`, `i_segm`).",
         categories=KINS_CATEGORIES,
     ),
+    # Its files are not published, so COCO's layout is a guess.
     "muva": Preset("MUVA, or any other COCO-like file: name the fields of the two masks."),
 }
 
@@ -365,6 +372,7 @@ def _as_annotation(region: Entry, number: int) -> Entry:
     Regions are listed from front to back, so without an `order` the region's number counts.
     """
     fields = region.value if isinstance(region.value, dict) else {}
+    # A region has no id, and its name is free text.
     annotation = {
         **fields,
         "id": None,
@@ -487,6 +495,7 @@ def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
         raise InputError(
             "--oversize pad: the images are needed; give their folder with --images DIR"
         )
+    # Pillow's sizes are width and height.
     padded = Image.new("RGB", (size[1], size[0]))
     padded.paste(Image.fromarray(open_image(image.path)))
     path = padded_dir / f"{image.file_name}.png"
@@ -512,7 +521,8 @@ def _read_masks(
     if modal_key is None:
         modal = amodal  # an object without a visible mask of its own is fully visible
     elif annotation.get(modal_key) == []:
-        modal = np.zeros(image.size, bool)  # KINS: nothing is visible
+        # KINS writes an empty list for an object of which nothing is visible.
+        modal = np.zeros(image.size, bool)
     else:
         modal, more_notes = _read_mask(annotation, modal_key, image.size, original_size)
         notes = notes + more_notes
@@ -532,6 +542,7 @@ def _read_mask(
     if rle_size is None:
         return annotation.mask(key, size)
     mask, notes = annotation.mask(key, rle_size)
+    # Image and mask share their top left corner, as in public loaders of D2SA.
     height, width = size
     cropped = mask[:height, :width]
     missing_rows = height - cropped.shape[0]

@@ -1,5 +1,4 @@
-"""`data compose` and `data cutouts`: composed photographs as a dataset file, and their cut-outs as
-a folder."""
+"""`data compose` and `data cutouts`: write composed photographs and their cut-outs as files."""
 
 import json
 from pathlib import Path
@@ -35,11 +34,10 @@ def compose(
     queries: int = 8,
     overwrite: bool = False,
 ) -> None:
-    """Composes photographs of an instances file; writes them with queries as OUT/SPLIT.json and
-    OUT/images.
+    """Composes photographs of an instances file, and writes them with queries.
 
-    They are the pictures that `--data.source compose:FILE` gives for the same seed, size and number
-    of queries.
+    The dataset files are OUT/SPLIT.json, the pictures are in OUT/images. They are the pictures that
+    `--data.source compose:FILE` gives for the same seed, size and number of queries.
 
     Args:
         file: Photos with a mask of each object, in the format of COCO's instances files.
@@ -76,8 +74,10 @@ def compose(
 
 
 def write_pictures(source: Source, out: Path, description: str, overwrite: bool) -> dict[str, Any]:
-    """Writes the pictures of a source as PNG files in OUT/images; returns the records of a dataset
-    file."""
+    """Writes the pictures of a source as PNG files in OUT/images.
+
+    Returns the records of a dataset file.
+    """
     collector = Collector()
     for index in range(len(source)):  # one picture is in memory at a time
         sample = source[index]
@@ -87,6 +87,7 @@ def write_pictures(source: Source, out: Path, description: str, overwrite: bool)
 
 
 def _make_record(sample: Sample, image_id: int) -> Record:
+    """A sample as a record. Its objects have their ids as keys, to which its queries refer."""
     height, width = sample.image.shape[:2]
     objects = []
     for instance in sample.instances:
@@ -104,8 +105,9 @@ def _make_record(sample: Sample, image_id: int) -> Record:
 def cutouts(
     file: Positional[Path], /, out: Path, images: Path | None = None, overwrite: bool = False
 ) -> None:
-    """Cuts the complete objects out of photos: a folder of RGBA images with labels, which
-    `cutouts:OUT` reads.
+    """Cuts the complete objects out of photos.
+
+    It writes a folder of RGBA images with labels, which `cutouts:OUT` reads.
 
     Args:
         file: Photos with a mask of each object, in the format of COCO's instances files.

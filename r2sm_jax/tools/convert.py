@@ -52,7 +52,7 @@ class Files:
     out: Path
     """The dataset file to write, such as cocoa/train.json."""
     images: Path | None = None
-    """Folder of the images; default: beside the annotation files, if images are needed."""
+    """Folder of the images. By default they are beside the annotation files, if needed."""
     overwrite: bool = False
     """Replace the dataset file if it exists."""
     max_bad: float = 0.01
@@ -133,8 +133,7 @@ def r2sm(
     over: Path | None = None,
     mask_type: MaskType | None = None,
 ) -> None:
-    """R2SM's text queries, joined to the dataset file that was converted from their images'
-    annotations, or with masks of their own.
+    """R2SM's text queries, joined to a converted dataset file or with masks of their own.
 
     PATH are files of queries: a JSON list, or one JSON object a line (.jsonl). Instances are given
     as ids or named in the answer; ids are the annotations' `source_id`, or their `id`. `--images`
@@ -216,7 +215,7 @@ def convert(
 def notes_on_all_records(
     collector: Collector, records: Mapping[str, Any], sources: str
 ) -> Iterator[Note]:
-    """What the records of a conversion have in common and their author may not have meant.
+    """Yields notes on what the author of the converted files may not have meant.
 
     Raises InputError if most images share their file with another one.
     """

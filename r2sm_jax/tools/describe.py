@@ -80,6 +80,7 @@ def describe(path: Path) -> Iterator[str]:
 
 
 def _load(path: Path) -> Any:
+    """The content of a file; of JSON Lines, the list of its values."""
     if path.suffix == ".p":
         return read_pickle(path)
     if path.suffix != ".jsonl":
@@ -109,13 +110,14 @@ def _type_of(value: Any) -> str:
             return f"object of {len(value)} fields"
         return f"RLE {height} x {width}"
     if isinstance(value, list):
-        kinds = Counter(_type_of(v).partition(" ")[0] for v in islice(value, MAX_RECORDS))
+        kinds = {_type_of(entry).partition(" ")[0] for entry in islice(value, MAX_RECORDS)}
         return f"list of {len(value)}" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
     names = {str: "string", bool: "boolean", int: "integer", float: "number"}
     return names.get(type(value), "null")
 
 
 def _keys_of(records: Sequence[Any]) -> set[str]:
+    """The names of all fields that any of the first records has."""
     keys: set[str] = set()
     for record in records[:MAX_RECORDS]:
         if isinstance(record, Mapping):
@@ -139,7 +141,7 @@ def _describe_records(records: Sequence[Any], indent: str = "  ") -> Iterator[st
 
 
 def _shorten(value: Any) -> Any:
-    """The same with long strings and lists cut."""
+    """Cuts long strings and lists of a record, at every level."""
     if isinstance(value, str):
         return value if len(value) <= MAX_LENGTH else value[:MAX_LENGTH] + "..."
     if isinstance(value, list):
@@ -150,7 +152,7 @@ def _shorten(value: Any) -> Any:
 
 
 def _nearest_reader(fields: set[str]) -> tuple[str, set[str]]:
-    """The reader of whose fields the largest share is there, of equal ones that with the most."""
+    """The reader with the largest share of its fields; of equal ones that with the most fields."""
 
     def share(reader: tuple[str, set[str]]) -> tuple[float, int]:
         _, needed = reader

@@ -1,5 +1,4 @@
-"""Entries of annotation files: reading them, naming them in errors, and their masks in every
-layout."""
+"""Entries of annotation files: how they are read, named in errors, and turned into masks."""
 
 import pickle
 import re
@@ -82,8 +81,10 @@ class Entry:
         return next((key for key in keys if self.get(key) is not None), None)
 
     def require(self, key: str, *types: type) -> Any:
-        """The value of a field. Raises RecordError if it has none of the `types` (of
-        JSON_TYPES)."""
+        """The value of a field. Raises RecordError if it has none of the `types`.
+
+        They are keys of JSON_TYPES.
+        """
         value = self.get(key)
         if isinstance(value, types) and not isinstance(value, bool):
             return value
@@ -105,8 +106,10 @@ class Entry:
         return text
 
     def look_up(self, key: str, table: Mapping[int, T], number: Any = None) -> T:
-        """The value in `table` for the id in a field, or for `number`. Raises RecordError if there
-        is none."""
+        """The value in `table` for the id in a field, or for `number`.
+
+        Raises RecordError if there is none.
+        """
         if number is None:
             number = self.require(key, int)
         if not is_id(number) or number not in table:
@@ -183,11 +186,11 @@ class Entry:
 
 
 def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | Note]:
-    """The content of JSON files, and of the *.json files in folders; `description` names the
-    format.
+    """Yields the content of JSON files, and of the *.json files in folders.
 
-    A file in a folder that is not JSON is a bad record; a `._*.json` file of macOS is left out with
-    a note. Raises InputError for one that is given by name, and for a path that does not exist.
+    `description` names the format. A file in a folder that is not JSON is a bad record; a
+    `._*.json` file of macOS is left out with a note. Raises InputError for one that is given by
+    name, and for a path that does not exist.
     """
     for source in sources:
         if not source.exists():
@@ -206,7 +209,7 @@ def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry
 
 
 def read_list_files(sources: Sequence[Path], description: str) -> Iterator[Entry | BadRecord]:
-    """The entries of lists in JSON files, pickles of plain data (.p) or JSON Lines files (.jsonl).
+    """Yields the entries of lists in JSON files, pickles (.p) or JSON Lines files (.jsonl).
 
     A line that is not JSON is a bad record. Raises InputError for a file that holds no list.
     """
@@ -222,6 +225,7 @@ def read_list_files(sources: Sequence[Path], description: str) -> Iterator[Entry
 
 
 def _read_json_lines(path: Path, description: str) -> Iterator[Entry | BadRecord]:
+    """Yields the lines of a JSON Lines file that are not blank."""
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         if not line.strip():
             continue
@@ -254,8 +258,7 @@ class _PlainDataUnpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """The plain data of a pickle. Raises InputError for one that holds more, and for a damaged
-    one."""
+    """The plain data of a pickle. Raises InputError if it holds more, or is damaged."""
     content = read_bytes(path)
     try:
         try:

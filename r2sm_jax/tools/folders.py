@@ -135,8 +135,10 @@ def find_image_key(entry: Entry, key: str, images: Mapping[str, Path], folder: P
 
 
 def list_files(folder: Path) -> tuple[dict[str, Path], list[Note]]:
-    """The image files in a folder and below by their key, the path without the words that say the
-    role; and a note about files that are no images."""
+    """The image files in a folder and below, by key, and a note about files that are no images.
+
+    The key is the path without the words at its end that say the role.
+    """
     if not folder.is_dir():
         remedy = "give the folder above it, and its name with a flag"
         raise InputError(f"{folder}: there is no such folder; {remedy}")

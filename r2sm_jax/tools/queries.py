@@ -1,9 +1,8 @@
-"""`data queries requests` and `parse`: queries that a vision-language model writes, as the R2SM
-paper's were.
+"""`data queries requests` and `parse`: queries that a vision-language model writes.
 
-Requests have the form of the OpenAI-compatible batch interfaces, one line of JSON for each image
-and mask type. Answers are read tolerantly (answers.py); then unusable queries are left out. The
-prompts are in llm_queries.toml.
+That is how the queries of the R2SM paper were made. Requests have the form of the OpenAI-compatible
+batch interfaces, one line of JSON for each image and mask type. Answers are read tolerantly
+(answers.py); then unusable queries are left out. The prompts are in llm_queries.toml.
 """
 
 import json
@@ -52,9 +51,9 @@ MAX_SIMILARITY = 0.8
 """Two questions are near-duplicates from this share on: words in common, of the words in either."""
 COMMON_WORDS = frozenset(
     """
-    a an the this that these those it its they them their there here and or of in on at to for from with
-    by as is are was were be been being do does did can could would will may might should i me my you
-    your we us our who whom which what where how please
+    a an the this that these those it its they them their there here and or of in on at to for from
+    with by as is are was were be been being do does did can could would will may might should i me
+    my you your we us our who whom which what where how please
     """.split()
 )
 """Words that do not tell one question from another."""
@@ -72,11 +71,10 @@ def requests(
     queries: int = 5,
     overwrite: bool = False,
 ) -> None:
-    """Writes requests for queries to a vision-language model: one line for each image and mask
-    type.
+    """Writes requests for queries to a vision-language model.
 
-    Send the lines to a batch interface, or to any chat model, and give the answers to `queries
-    parse`.
+    There is one line for each image and mask type. Send the lines to a batch interface, or to any
+    chat model, and give the answers to `queries parse`.
 
     Args:
         dataset: The dataset file.
@@ -153,6 +151,7 @@ def _make_request(
     count: int,
     model: str | None,
 ) -> dict[str, Any]:
+    """One line of a batch, which asks for `count` queries of a mask type about the image at `url`."""
     # The order of the paper's requests: rules and example, then the list, then the image.
     user = Template(PROMPTS["user"]).substitute(image, table=table, count=count)
     content = [{"type": "text", "text": user}, {"type": "image_url", "image_url": {"url": url}}]
@@ -173,6 +172,7 @@ def system_prompt(mask_type: MaskType, count: int) -> str:
 
 
 def request_id(image_id: int, mask_type: MaskType) -> str:
+    """The `custom_id` of a request, from which `parse` tells what an answer is about."""
     return f"img{image_id}-{mask_type}"
 
 
@@ -191,8 +191,7 @@ def parse(
     rejected: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Adds the queries in a model's answers to a copy of a dataset file, and leaves out unusable
-    ones.
+    """Adds the usable queries in a model's answers to a copy of a dataset file.
 
     Args:
         dataset: The dataset file that the requests were made from.
@@ -229,6 +228,7 @@ def parse(
 
 
 def _check_output(flag: str, path: Path, used: Sequence[Path], overwrite: bool) -> None:
+    """Raises InputError for a file that is among the `used` ones, or must not be replaced."""
     if path.resolve() in {other.resolve() for other in used}:
         raise InputError(f"{flag} {path}: this file is used for something else; give another name")
     refuse_overwrite(path, overwrite)
@@ -252,6 +252,7 @@ def _add_queries(records: dict[str, Any], paths: Sequence[Path]) -> list[dict[st
     for image_id in by_image:
         for mask_type in MASK_TYPES:
             requested[request_id(image_id, mask_type)] = image_id, mask_type
+    # The words of each question so far by image and mask type, to find near-duplicates.
     earlier: dict[Any, list[frozenset[str]]] = defaultdict(list)
     for query in records["queries"]:
         earlier[query["image_id"], query["mask_type"]].append(_content_words(query["text"]))
@@ -307,7 +308,7 @@ def _offered_names(
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[ModelAnswer]:
-    """The lines that are not blank."""
+    """Yields the lines of files of answers that are not blank."""
     for path in paths:
         for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
             if line.strip():

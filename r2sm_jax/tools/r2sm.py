@@ -44,8 +44,7 @@ class R2SMFields:
     visible: str = "visible_masks"
     """Without --over: visible masks (RLE or polygons) as {id: mask}, or a list beside the ids."""
     complete: str = "amodal_masks"
-    """Without --over: complete masks, in the same form; only the visible ones are known if it is
-    missing."""
+    """Without --over: complete masks, in the same form. Without them only modal ones are known."""
 
 
 class _Index:
@@ -116,6 +115,7 @@ def read_r2sm(
 def _read_query(
     entry: Entry, index: _Index, fields: R2SMFields, mask_type: MaskType | None
 ) -> Record:
+    """A query about instances of a dataset file."""
     name = entry.require(fields.image, int, str)
     image_id = index.image_id(name)
     if image_id is None:
@@ -143,6 +143,7 @@ def _read_query_with_masks(
     images_dir: Path | None,
     comparison: MaskComparison,
 ) -> Record:
+    """A query with the image and the masks that it brings along."""
     if isinstance(entry.get(fields.image), int):
         problem = f"its {fields.image!r} is a number, which only a dataset file can explain"
         raise entry.error(problem, "give the converted file with --over, or name the image file")
@@ -208,6 +209,7 @@ def _instance_ids(entry: Entry, fields: R2SMFields) -> list[Any]:
 def _make_query(
     entry: Entry, fields: R2SMFields, mask_type: MaskType | None, targets: Sequence[Hashable]
 ) -> QueryRecord:
+    """The query of an entry; `targets` are the keys of its objects."""
     own_type = mask_type or entry.require(fields.mask_type, str).strip().lower()
     if own_type not in MASK_TYPES:
         raise entry.error(f"its mask type is {own_type!r}", 'write "modal" or "amodal"')

@@ -1,5 +1,4 @@
-"""The records that readers of annotation files yield, and the collector that turns them into a
-dataset file.
+"""Records of annotation files, and the collector that makes a dataset file of them.
 
 A reader (coco.py, folders.py, referring.py, r2sm.py) is a generator that yields, entry by entry, a
 `Record` that can be used, a `BadRecord` that cannot, or a `Note`. It raises InputError if its files
@@ -39,11 +38,11 @@ class ImageRecord:
     """An image of the new dataset."""
 
     id: int | None
-    """None: the collector numbers it; then records with one `path` mean the same image."""
+    """Its id in the file. None: the collector numbers it, and one `path` is one image."""
     file_name: str
     size: Size
     path: Path | None = None
-    """Its file, if the reader looked for it."""
+    """The image file, if the reader looked for it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,13 @@ class ObjectRecord:
     fields: Mapping[str, Any]
     """Its annotation but for the ids: `mask_fields` and what the reader copies."""
     key: Hashable = None
-    """Identifies the object within its image: it is added once. None: it is never the same as
-    another."""
+    """Identifies the object within its image, so that it is added once.
+
+    An object without a key is never the same as another one."""
     notes: tuple[Note, ...] = ()
-    """What the user should know about it."""
+    """Notes for the user about this object."""
     ignored_by: str = ""
-    """What marks it as a region to leave out of loss, queries and metrics, such as "iscrowd"."""
+    """The flag that leaves it out of loss, queries and metrics, such as "iscrowd"; "" if none."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class QueryRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """What one entry of an annotation file says about an image. It is used as a whole or not at
-    all."""
+    """The content of one entry of an annotation file. It is used as a whole or not at all."""
 
     image: ImageRecord
     objects: Sequence[ObjectRecord] = ()
@@ -86,7 +85,7 @@ class Record:
 
 
 Item = Record | BadRecord | Note
-"""What a reader yields."""
+"""A reader yields items of these kinds."""
 
 
 @dataclass
@@ -98,8 +97,9 @@ class Collector:
     """
 
     dataset: Mapping[str, Any] | None = None
-    """A dataset file that gets new queries in place of its own; object keys are its annotation
-    ids."""
+    """A dataset file that gets new queries in place of its own.
+
+    Then the keys of objects are its annotation ids."""
     images: dict[int, dict[str, Any]] = field(default_factory=dict)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     categories: dict[str, int] = field(default_factory=dict)
@@ -140,6 +140,8 @@ class Collector:
                 self._add_query(image_id, query)
 
     def _add_image(self, image: ImageRecord) -> int:
+        """Adds an image unless it is there. Returns its id."""
+        # Several files, or several questions of one file, can be about one image.
         if image.id is None and image.path in self._image_ids:
             return self._image_ids[image.path]
         image_id = len(self.images) + 1 if image.id is None else image.id
@@ -157,6 +159,7 @@ class Collector:
         return image_id
 
     def _add_object(self, image_id: int, record: ObjectRecord) -> None:
+        """Adds an object unless one with its key is there."""
         if record.key is not None and (image_id, record.key) in self._annotation_ids:
             return
         number = len(self.annotations) + 1
@@ -174,6 +177,7 @@ class Collector:
             self._annotation_ids[image_id, record.key] = number
 
     def _add_query(self, image_id: int, query: QueryRecord) -> None:
+        """Adds a query whose targets have been added."""
         # A target that an answer names twice counts once.
         instance_ids = [self._annotation_ids[image_id, key] for key in dict.fromkeys(query.targets)]
         record = {
@@ -202,11 +206,11 @@ class Collector:
         )
 
     def name_images(self, out: Path) -> str:
-        """Sets the `file_name` of images with a file relative to the folder of the dataset file
-        `out`.
+        """Makes the `file_name` of images relative to the folder of the dataset file `out`.
 
-        If an image does not lie below it, names are relative to the nearest folder above all
-        images; then the flag is returned that the user must pass with the dataset, otherwise "".
+        This is done for images whose file is known. If an image does not lie below it, names are
+        relative to the nearest folder above all images; then the flag is returned that the user
+        must pass with the dataset, otherwise "".
         """
         paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
         folder = out.resolve().parent
@@ -240,8 +244,10 @@ class Collector:
 def collect(
     items: Iterable[Item], max_bad: float = 1.0, dataset: Mapping[str, Any] | None = None
 ) -> Collector:
-    """Reads all that a reader yields. Raises InputError if more than `max_bad` of the records are
-    bad."""
+    """Collects all that a reader yields.
+
+    Raises InputError if more than `max_bad` of the records are bad.
+    """
     if not 0 <= max_bad <= 1:
         raise InputError(f"--max-bad {max_bad}: this is not a share; give 0 to 1")
     collector = Collector(dataset)
@@ -265,8 +271,7 @@ class MaskComparison:
     """Objects whose visible share is stated as their hidden one."""
 
     def add(self, modal: np.ndarray, amodal: np.ndarray, stated_rate: Any = None) -> None:
-        """Compares the masks `[H W]` of one object, and its `occlude_rate` if a number is
-        stated."""
+        """Compares the masks `[H W]` of one object, and its `occlude_rate` if one is stated."""
         self.areas.add(masks.area(modal), masks.area(amodal))
         self.num_objects += 1
         has_corners = amodal[[0, 0, -1, -1], [0, -1, 0, -1]].all()
@@ -381,8 +386,12 @@ def make_visible_object(
 
 
 def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
-    """The fields of an annotation that its masks `[H W]` determine; `amodal` None: not known."""
-    # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere.
+    """The fields of an annotation that its masks `[H W]` determine.
+
+    `amodal` is None if the complete mask is not known.
+    """
+    # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere, as
+    # losses and metrics assume.
     complete = modal if amodal is None else modal | amodal
     occluded = complete & ~modal
     fields: dict[str, Any] = {

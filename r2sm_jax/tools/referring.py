@@ -1,5 +1,4 @@
-"""Reads questions with the visible masks that answer them: RefCOCO, gRefCOCO, ReasonSeg, LISA++,
-MMR."""
+"""Reads questions with visible masks: RefCOCO, gRefCOCO, ReasonSeg, LISA++, MMR."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +95,7 @@ def _in_split(name: Any, split: str) -> bool:
 
 
 def _read_ref(ref: Entry, image: ImageRecord, tables: Mapping[str, Mapping[int, Entry]]) -> Record:
+    """The objects and sentences of a ref; `tables` has COCO's annotations and categories by id."""
     annotation_ids = ref.require("ann_id", int, list)
     if isinstance(annotation_ids, int):
         annotation_ids = [annotation_ids]
@@ -114,6 +114,7 @@ def _read_ref(ref: Entry, image: ImageRecord, tables: Mapping[str, Mapping[int, 
 
     queries = []
     for sentence in ref.children("sentences"):
+        # `sent` is the cleaned form of `raw`, and can be empty.
         if sentence.require("sent", str).strip():
             text = sentence.text("sent")
             queries.append(QueryRecord(text, "modal", annotation_ids, {"task": "referring"}))
@@ -157,6 +158,7 @@ def read_reasonseg(
 def _read_reasonseg_file(
     file: Entry, answers: Mapping[tuple[str, str], str], images_dir: Path | None
 ) -> tuple[Record, list[Note]]:
+    """The target and the questions of a file; `answers` are by image and question."""
     image = make_image(file, names_of_image(file.path), images_dir)
     target, ignored, notes = _draw_shapes(file, image.size)
     objects = []
@@ -239,6 +241,7 @@ def read_lisa_plus_plus(sources: Sequence[Path], images_dir: Path | None = None)
 
 
 def _read_lisa_question(entry: Entry, images_dir: Path | None) -> tuple[Record, list[Note]]:
+    """A question with its instances, and notes where ids, answer and masks do not agree."""
     question = entry.text("English Question")
     answer = entry.get("English Answer")
     image_field = entry.first_present(LISA_IMAGE_FIELDS) or LISA_IMAGE_FIELDS[0]
@@ -350,6 +353,7 @@ def _mmr_questions(image: Entry) -> list[Entry]:
 
 
 def _read_mmr_question(question: Entry, image: ImageRecord, is_training: bool) -> Record | Note:
+    """A question with its answers, or a note if MMR's own loader would leave it out."""
     text = question.get("text")
     answers = question.children("answers")
     if is_training and text and str(text).count("{seg}") != len(answers):

@@ -64,6 +64,7 @@ def sample_row(sample: Sample, queries: int = 3, seed: int = 0) -> list[Panel]:
     caption = f"{sample.file_name}\n{len(areas)} instances, {num_occluded} occluded"
     row = [Panel(sample.image, caption=caption)]
 
+    # The first query of each mask type comes first, so that it is not cut off by the number.
     order = np.random.default_rng(seed).permutation(len(sample.queries)).tolist()
     first_of_type = {sample.queries[i].mask_type: i for i in reversed(order)}
     indices = list(dict.fromkeys([*first_of_type.values(), *order]))[:queries]

@@ -1,5 +1,4 @@
-"""`data stats`: the counts of the R2SM paper's Table 1 for any data, further counts, and one
-figure.
+"""`data stats`: the counts of the R2SM paper's Table 1 for any data, further counts, a figure.
 
 Images of a dataset file are never opened.
 """
@@ -37,7 +36,7 @@ def _lists() -> dict[MaskType, list]:
 
 @dataclass
 class Counts:
-    """What is in some images: one entry per instance or per query in each list."""
+    """Counts of some images. Lists have one entry per instance or per query."""
 
     num_images: int = 0
     num_images_without_query: int = 0
@@ -46,13 +45,14 @@ class Counts:
     num_against_keywords: int = 0
     """Queries whose type the keyword rule gets wrong."""
     occlusion_rates: list[float] = field(default_factory=list)
-    """Of instances whose complete mask is known."""
+    """The hidden share of each instance whose complete mask is known."""
     area_shares: dict[MaskType, list[float]] = field(default_factory=_lists)
     """Mask area by image area, by mask type."""
     num_words: dict[MaskType, list[int]] = field(default_factory=_lists)
     num_targets: dict[MaskType, list[int]] = field(default_factory=_lists)
 
     def add_image(self, truth: ImageTruth) -> None:
+        """Counts the annotations of one image."""
         height, width = truth.size
         self.num_images += 1
         self.num_images_without_query += not truth.queries
@@ -95,6 +95,7 @@ class Counts:
 
 
 def _area(rle: masks.RLE) -> int:
+    """Number of pixels in a compressed RLE."""
     return masks.areas([rle])[0]
 
 
@@ -147,10 +148,12 @@ def stats(
     total = Counts()
     for split, spec in parts:
         source = _open(spec, split, scenes)
+        # The truth of one image is in memory at a time.
         for index in progress(range(len(source)), "images"):
             truth = source.truth_at(index)
             counts[split].add_image(truth)
             total.add_image(truth)
+
     report = make_report(counts, total, compare)
     text = json.dumps(report, indent=1) if as_json else markdown(report)
     print(text)
@@ -163,8 +166,10 @@ def stats(
 
 
 def _choose_splits(spec: str, splits: Sequence[str]) -> list[str]:
-    """The splits of a source, or those of `splits`. Raises InputError for one that does not
-    exist."""
+    """The splits of a source, or those of `splits`.
+
+    Raises InputError for one that does not exist.
+    """
     path = Path(spec.removeprefix("json:"))
     if spec == "scenes":
         existing = list(ProceduralSource.splits)
@@ -190,8 +195,9 @@ def _open(spec: str, split: str, num_scenes: int) -> Source:
     if spec == "scenes":
         return open_source("scenes", split, count=num_scenes)
     path = Path(spec.removeprefix("json:"))
-    if path.is_dir():  # each stored split as it is: `dev` is not held out of `train`
-        path, split = path / f"{split}.json", "all"
+    if path.is_dir():
+        # Each stored split is counted as it is: `dev` is not held out of `train`.
+        return load_json_split(path / f"{split}.json", "all", need_images=False)
     return load_json_split(path, split, need_images=False)
 
 
@@ -230,6 +236,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _cell(count: int, stated: int | None) -> str:
+    """A count, with what the paper states if that is known."""
     if stated is None:
         return f"{count:,}"
     if count == stated:

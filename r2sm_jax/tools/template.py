@@ -25,11 +25,11 @@ def template(
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
-    """Adds queries from the embedded grammar to a copy of a dataset file, half modal and half
-    amodal.
+    """Adds queries from the embedded grammar to a copy of a dataset file.
 
-    An `ignore` annotation gets no query, one whose complete mask is not known gets only modal ones,
-    and COCOA's stuff (`isStuff`) gets queries only if there is nothing else.
+    Half of them are modal, half amodal. An `ignore` annotation gets no query, one whose complete
+    mask is not known gets only modal ones, and COCOA's stuff (`isStuff`) gets queries only if there
+    is nothing else.
 
     Args:
         dataset: The dataset file. Its class names become the nouns; its masks tell what hides what.
