@@ -10,6 +10,12 @@ from flax import nnx
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
+from r2sm_jax.evaluation.completion import (
+    convex_hull,
+    hulls_inside_neighbours,
+    score_completion,
+    score_object,
+)
 from r2sm_jax.inference.completion import MaskCompleter, completer_weights, others_of
 from r2sm_jax.models.completion import NUM_CHANNELS, Completer, CropWindow, cut_crop
 from r2sm_jax.training.completion import (
@@ -155,3 +161,48 @@ def test_augmented_inputs_have_the_channels_of_the_completer():
     inputs, given, complete = augment(jnp.asarray(planes), jax.random.key(0))
     assert inputs.shape == (3, 32, 32, NUM_CHANNELS)
     assert given.shape == complete.shape == (3, 32, 32)
+
+
+def test_scores_of_completion_by_hand():
+    visible, truth = rectangle(10, 10, 0, 0, 4, 10), rectangle(10, 10, 0, 0, 8, 10)
+    answer = rectangle(10, 10, 0, 0, 6, 10)
+    score = score_object(visible, truth, answer)
+    assert (score.amodal_iou, score.occluded_iou, score.hidden_share) == (0.75, 0.5, 0.5)
+    # The given mask counts, also where the answer leaves it out.
+    assert score_object(visible, truth, truth & ~visible).amodal_iou == 1
+
+
+def test_the_hull_of_a_cut_rectangle_is_the_rectangle_and_inside_neighbours_only_what_they_cover():
+    whole = rectangle(40, 40, 5, 5, 30, 25)
+    cut = whole & ~rectangle(40, 40, 10, 0, 20, 20)
+    np.testing.assert_array_equal(convex_hull(cut), whole)
+    neighbour = rectangle(40, 40, 10, 0, 15, 20)
+    (answer,) = hulls_inside_neighbours(np.zeros((40, 40, 3), np.uint8), [cut], [neighbour])
+    np.testing.assert_array_equal(answer, cut | (whole & neighbour))
+
+
+def test_a_line_and_a_point_are_their_own_hulls():
+    for mask in (rectangle(9, 9, 2, 3, 7, 4), rectangle(9, 9, 2, 3, 3, 4)):
+        np.testing.assert_array_equal(convex_hull(mask), mask)
+
+
+def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(image):
+    whole, front = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 30, 5, 60, 35)
+    instances = (
+        Instance(1, "cup", whole & ~front, whole),
+        Instance(2, "box", front, front),
+        Instance(3, "cat", rectangle(60, 80, 70, 50, 80, 60), None),
+    )
+    sample = Sample(1, "a.png", image, instances, ())
+    seen = []
+
+    def complete(image, visible, neighbours):
+        seen.extend(neighbours)
+        return hulls_inside_neighbours(image, visible, neighbours)
+
+    figures = score_completion(complete, [sample], with_neighbours=True)
+    assert figures["hidden"]["objects"] == figures["not_hidden"]["objects"] == 1
+    assert figures["not_hidden"]["amodal_iou"] == 1
+    np.testing.assert_array_equal(seen[0], front | instances[2].modal)
+    score_completion(complete, [sample], with_neighbours=False)
+    assert seen[2:] == [None, None]
