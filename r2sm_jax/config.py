@@ -181,6 +181,7 @@ class ModelConfig:
     """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
+    completer: CompleterConfig = field(default_factory=CompleterConfig)
 
     @property
     def mask_size(self) -> int:
@@ -319,6 +320,9 @@ class LoopConfig:
     """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is
     used, before the run folder is written."""
 
+    part: Literal["segmenter", "completer"] = "segmenter"
+    """segmenter: what decides and finds; completer: what completes a visible mask, anyone's
+    (docs/complete.md)."""
     steps: int = 2000
     batch_size: int = 16
     """Images per step, over all devices."""

@@ -61,6 +61,7 @@ from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.query import Sentence
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
+from r2sm_jax.training.completer_run import train_completer
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -649,7 +650,10 @@ def main() -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
     with running(config.distributed):
-        train(config)
+        if config.train.part == "completer":
+            train_completer(config)
+        else:
+            train(config)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from r2sm_jax.config import CompleterConfig
+from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import (
@@ -17,7 +18,7 @@ from r2sm_jax.evaluation.completion import (
     score_object,
 )
 from r2sm_jax.inference.completion import MaskCompleter, completer_weights, others_of
-from r2sm_jax.models.completion import NUM_CHANNELS, Completer, CropWindow, cut_crop
+from r2sm_jax.models.completion import NUM_CHANNELS, Completer
 from r2sm_jax.training.completion import (
     augment,
     completion_loss,

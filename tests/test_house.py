@@ -22,6 +22,7 @@ LAYERS = {
     "inference": ["inference"],
     "evaluation": ["evaluation"],
     "tools": ["tools"],
+    "completer": ["train_completer"],  # what `train --train.part completer` runs
     "commands": ["train", "evaluate", "predict", "export", "demo", "ablate", "data.__main__"],
 }
 ORDER = list(LAYERS)

@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
+from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, atomic_write, load_json
 from r2sm_jax.inference.export_folder import (
@@ -35,7 +36,7 @@ from r2sm_jax.inference.export_folder import (
     is_export,
     read_export_config,
 )
-from r2sm_jax.models.completion import Completer, CropWindow, cut_crop, make_inputs
+from r2sm_jax.models.completion import Completer, make_inputs
 from r2sm_jax.models.hub import read_tensors
 
 COMPLETER_CONFIG = "completer.json"

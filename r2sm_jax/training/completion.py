@@ -16,8 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.models.completion import CropWindow, cut_crop, make_inputs
+from r2sm_jax.models.completion import make_inputs
 
 MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
 HIDDEN_SHARE = 0.05  # from which on an object counts as hidden, as in the reference of the hulls
@@ -161,7 +162,10 @@ def completion_loss(
     given: Float[Array, "m s s"],
     complete: Float[Array, "m s s"],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Cross-entropy, soft IoU of the whole answer, and dice of what is added."""
+    """Cross-entropy, soft IoU of the whole answer, and dice of what is added.
+
+    Means over the examples that have an object.
+    """
     target = (complete > 0.5).astype(jnp.float32)
     entropy = optax.sigmoid_binary_cross_entropy(logits, target)
     weight = jnp.where(given > 0.5, VISIBLE_WEIGHT, 1.0)
@@ -176,8 +180,14 @@ def completion_loss(
     outside = 1 - given
     added, hidden = probability * outside, target * outside
     dice = (2 * (added * hidden).sum((1, 2)) + 16) / (added.sum((1, 2)) + hidden.sum((1, 2)) + 16)
-    loss = entropy.mean() + (1 - soft_iou).mean() + 0.5 * (1 - dice).mean()
-    return loss, {"entropy": entropy.mean(), "soft_iou": soft_iou.mean(), "dice": dice.mean()}
+
+    has_object = target.any((1, 2)).astype(jnp.float32)
+
+    def mean(values: Float[Array, " m"]) -> Float[Array, ""]:
+        return (values * has_object).sum() / jnp.maximum(has_object.sum(), 1)
+
+    loss = mean(entropy) + mean(1 - soft_iou) + 0.5 * mean(1 - dice)
+    return loss, {"entropy": mean(entropy), "soft_iou": mean(soft_iou), "dice": mean(dice)}
 
 
 def make_step(graphdef: Any, optimizer: optax.GradientTransformation, ema: float):

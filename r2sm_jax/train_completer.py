@@ -1,0 +1,194 @@
+"""Trains the completer: `python -m r2sm_jax.train configs/completer.py` (docs/complete.md).
+
+Its run folder holds `config.json`, `metrics.jsonl`, and `completer.json` with
+`completer.safetensors`, which are written at each evaluation and once more at the end.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import UInt8
+
+from r2sm_jax.config import Config
+from r2sm_jax.data.dataset import Sample, Source
+from r2sm_jax.data.prepare import FreshSource
+from r2sm_jax.data.sources import open_dataset, spread_evenly
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluation.completion import REFERENCES, completions_of, score_completion
+from r2sm_jax.inference.completion import MaskCompleter, save_completer
+from r2sm_jax.models.completion import Completer
+from r2sm_jax.training.completion import cut_examples, make_step
+from r2sm_jax.training.run_folder import lock_run, make_folder, write_config
+
+EXAMPLES_PER_IMAGE = 4
+"""Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
+WARM_UP_STEPS = 300
+WEIGHT_DECAY = 0.02
+AVERAGE = 0.999
+"""Weights are averaged over about the last thousand steps."""
+THRESHOLDS = (-0.8, -0.4, 0.0, 0.4, 0.8)
+"""Logits among which the one with the highest IoU on `dev` is chosen."""
+
+
+class Examples:
+    """The examples of a training source, picture by picture."""
+
+    def __init__(self, source: Source, size: int):
+        self.source = source
+        self.size = size
+
+    def __call__(
+        self, place: tuple[int, int], rng: np.random.Generator
+    ) -> UInt8[np.ndarray, "m s s 7"]:
+        """Some examples of picture `place[0]` at its visit `place[1]`; all 0 if it has none."""
+        index, visit = place
+        sample = self._sample_at(index, visit)
+        crops = list(cut_examples(sample, self.size, rng))
+        if not crops:
+            # The loss of an example without an object is 0.
+            return np.zeros((EXAMPLES_PER_IMAGE, self.size, self.size, 7), np.uint8)
+        rng.shuffle(crops)
+        chosen = [crops[number % len(crops)] for number in range(EXAMPLES_PER_IMAGE)]
+        return np.stack(chosen)
+
+    def _sample_at(self, index: int, visit: int) -> Sample:
+        if isinstance(self.source, FreshSource):
+            return self.source.at_visit(index, visit)
+        return self.source[index]
+
+
+def example_batches(source: Source, config: Config) -> Iterator[UInt8[np.ndarray, "m s s 7"]]:
+    """An endless, reshuffled iterator of batches."""
+    num_samples = len(source)
+    places = grain.MapDataset.range(num_samples).seed(config.train.seed).shuffle().repeat()
+    # The position tells the visit, so that a picture is another one each time.
+    places = places.map_with_index(lambda position, i: (i, position // num_samples))
+    examples = places.random_map(Examples(source, config.model.completer.size))
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
+    for batch in examples.batch(config.train.batch_size).to_iter_dataset(options):
+        yield batch.reshape(-1, *batch.shape[2:])
+
+
+def train_completer(config: Config) -> Path:
+    """Trains a completer from random weights. Returns its run folder.
+
+    Raises InputError if the data cannot be read or have no object whose complete shape is known.
+    """
+    started = time.monotonic()
+    size = config.model.vision.image_size
+    source = open_dataset(config.data, "train", image_size=size, count=config.data.scenes)
+    dev = open_dataset(config.data, "dev", image_size=size, count=config.train.evaluate_samples)
+    dev = spread_evenly(dev, config.train.evaluate_samples)
+    samples = [dev[index] for index in range(len(dev))]
+    references = score_references(samples)
+    if not references["visible"]["hidden"]["objects"]:
+        raise InputError(
+            f"{config.data.source}: the split dev has no hidden object whose complete shape is "
+            "known; give compose:FILE, which hides objects, or data with amodal masks"
+        )
+
+    model = Completer(config.model.completer, rngs=nnx.Rngs(config.train.seed))
+    graphdef, weights = nnx.split(model)
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0,
+        config.optimizer.learning_rate,
+        min(WARM_UP_STEPS, config.train.steps // 10 + 1),
+        config.train.steps,
+    )
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=WEIGHT_DECAY)
+    )
+    # An average over more steps than there are would keep the random weights.
+    average = min(AVERAGE, 1 - 10 / (config.train.steps + 10))
+    step_function = jax.jit(make_step(graphdef, optimizer, average), donate_argnums=0)
+    state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
+
+    with ExitStack() as stack:
+        folder = make_folder(config.run)
+        stack.enter_context(lock_run(folder))
+        write_config(folder, config)
+        log = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
+        print(f"run folder {folder}", flush=True)
+        write_line(log, {"step": 0, "references": references})
+
+        key = jax.random.key(config.train.seed)
+        batches = example_batches(source, config)
+        for step in range(1, config.train.steps + 1):
+            state, values = step_function(state, next(batches), jax.random.fold_in(key, step))
+            if step % config.train.log_every == 0 or step == config.train.steps:
+                losses = {f"train/{name}": float(value) for name, value in values.items()}
+                write_line(log, {"step": step} | losses)
+                seconds = time.monotonic() - started
+                print(f"step {step}: loss {losses['train/loss']:.3f}, {seconds:.0f} s", flush=True)
+            if step % config.train.evaluate_every == 0 or step == config.train.steps:
+                completer, figures = choose_threshold(config, state[1], samples)
+                write_line(log, {"step": step, "dev": figures})
+                save_completer(folder, completer.config, completer.weights, completer.threshold)
+                print_figures(figures, references)
+    return folder
+
+
+def choose_threshold(
+    config: Config, weights: nnx.State, samples: list[Sample]
+) -> tuple[MaskCompleter, dict[str, Any]]:
+    """The completer with the threshold that is best on `dev`, and its figures there."""
+    candidates = []
+    for threshold in THRESHOLDS:
+        completer = MaskCompleter(config.model.completer, weights, threshold)
+        candidates.append((completer, score_both(completer, samples)))
+    # Objects that nothing hides count as well: what is added to them is wrong.
+    return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
+
+
+def mean_iou(figures: dict[str, Any]) -> float:
+    """The mean over hidden and other objects, with and without neighbours."""
+    values = []
+    for of_kind in figures.values():
+        for group in ("hidden", "not_hidden"):
+            iou = of_kind[group]["amodal_iou"]
+            if iou is not None:
+                values.append(iou)
+    return float(np.mean(values))
+
+
+def score_both(completer: MaskCompleter, samples: list[Sample]) -> dict[str, Any]:
+    """Figures where the masks of all other objects are known, and where one mask is alone."""
+    score = partial(score_completion, completions_of(completer), samples)
+    return {"with_neighbours": score(with_neighbours=True), "alone": score(with_neighbours=False)}
+
+
+def score_references(samples: list[Sample]) -> dict[str, Any]:
+    """Figures of the rules that learn nothing."""
+    return {
+        name: score_completion(reference, samples, with_neighbours=True)
+        for name, reference in REFERENCES.items()
+    }
+
+
+def print_figures(figures: dict[str, Any], references: dict[str, Any]) -> None:
+    """One line for each way to complete."""
+    for name, values in (references | figures).items():
+        hidden, rest = values["hidden"], values["not_hidden"]
+        kept = f"{rest['amodal_iou']:.3f}" if rest["objects"] else "-"
+        print(
+            f"{name:20} amodal IoU {hidden['amodal_iou']:.3f}, occluded IoU "
+            f"{hidden['occluded_iou']:.3f} ({hidden['objects']} hidden); not hidden {kept} "
+            f"({rest['objects']})",
+            flush=True,
+        )
+
+
+def write_line(log: Any, values: dict[str, Any]) -> None:
+    log.write(json.dumps(values) + "\n")
+    log.flush()
