@@ -141,7 +141,7 @@ class CompleterConfig:
 
     size: int = 128
     """Pixels of the square crop around a visible mask."""
-    dims: tuple[int, ...] = (24, 48, 96, 192)
+    dims: tuple[int, ...] = (24, 48, 96, 160)
     """Channels at each resolution, from half of the crop's on."""
     depth: int = 4
     """Transformer blocks on the coarsest grid."""
