@@ -59,9 +59,9 @@ from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.query import Sentence
+from r2sm_jax.train_completer import train_completer
 from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
-from r2sm_jax.training.completer_run import train_completer
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
