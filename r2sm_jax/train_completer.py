@@ -37,7 +37,7 @@ WARM_UP_STEPS = 300
 WEIGHT_DECAY = 0.02
 AVERAGE = 0.999
 """Weights are averaged over about the last thousand steps."""
-THRESHOLDS = (-0.8, -0.4, 0.0, 0.4, 0.8)
+THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits among which the one with the highest IoU on `dev` is chosen."""
 
 
