@@ -329,6 +329,11 @@ UNKNOWN = {
     "shown": {"3": MASK},
     "amodal_shapes": {"3": MASK},
 }
+PANOPTIC = {
+    "images": [{"id": 1}],
+    "annotations": [{"image_id": 1, "segments_info": []}],
+    "categories": [{"id": 1}],
+}
 FLAGS = (
     '--fields.image "picture" --fields.text "sentence" --fields.mask-type "kind" '
     '--fields.instances "objects" --fields.visible "shown" --fields.complete "amodal_shapes"'
@@ -343,6 +348,7 @@ FLAGS = (
         ("lisa.json", json.dumps([lisa()]), ["img_path: string", "data convert lisa++"]),
         ("q.json", "\n".join([json.dumps(UNKNOWN)] * 2), ["list of 2", f"convert r2sm {FLAGS}"]),
         ("odd.json", "[1, [2]]", ["list of 2 (integer, list)", "no field is known"]),
+        ("p.json", json.dumps(PANOPTIC), ["none for panoptic files"]),
     ],
 )
 def test_describe(name, content, words, tmp_path, command):

@@ -87,6 +87,9 @@ def test_a_mask_is_read_in_every_layout(value):
         ("cat.png", "no array"),
         ({"size": [60, 80]}, "counts"),
         ([], "empty"),
+        (MUG.T, "it seems to be turned"),
+        ([[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]], "shares of the image's size"),
+        ([[500, 500, 600, 500, 600, 600]], "of another scale"),
     ],
 )
 def test_what_is_no_mask_of_the_image_is_refused(value, named):

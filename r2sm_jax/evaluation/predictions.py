@@ -246,10 +246,12 @@ def _read_pngs(path: Path, sizes: Sizes) -> dict[int, PredictedMasks]:
         try:
             with Image.open(file) as image:
                 # Before it is decoded, since it may be huge.
+                is_turned = (image.width, image.height) == (height, width)
+                turned = ", it seems to be turned" if is_turned and height != width else ""
                 if (image.height, image.width) != (height, width):
                     raise ValueError(
                         f"the mask is {image.height} x {image.width}, "
-                        f"but its image is {height} x {width}"
+                        f"but its image is {height} x {width}{turned}"
                     )
                 mask = masks.from_pixels(brightness(image))
         except Exception as error:  # Pillow raises nearly anything for a damaged file.

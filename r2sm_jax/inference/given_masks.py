@@ -72,7 +72,8 @@ def _from_array(value: Any, size: tuple[int, int]) -> Mask:
         raise ValueError(f"it is no array [H W] but {array.dtype} {list(array.shape)}")
     if array.shape != size:
         problem = f"its size is {array.shape[0]} x {array.shape[1]}"
-        raise ValueError(f"{problem}, its image's {size[0]} x {size[1]}")
+        turned = "; it seems to be turned" if array.shape == size[::-1] else ""
+        raise ValueError(f"{problem}, its image's {size[0]} x {size[1]}{turned}")
     if array.dtype == bool:
         return array
     return masks.from_pixels(array)

@@ -42,6 +42,8 @@ READERS = (
     ("data convert lisa++", {"English Question", "English Answer", "info"}),
     ("data convert refcoco", {"ref_id", "ann_id", "image_id", "split", "sentences"}),
     ("data convert r2sm", {"image_id", "text", "mask_type", "instance_ids"}),
+    ("none for panoptic files, make COCO instances first", {"images", "annotations.segments_info"}),
+    ("none for labelme files, make a COCO file first", {"shapes", "imagePath", "imageHeight"}),
     ("evaluate --predictions", {"query_id", "segmentation", "score"}),
 )
 """Readers, and the fields that they need: "annotations.X" is the field X of the annotations."""
