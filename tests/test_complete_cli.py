@@ -59,7 +59,7 @@ def instances() -> dict:
         {"id": 7 + n, "file_name": f"{1 + n:012d}.png", "height": HEIGHT, "width": WIDTH}
         for n in range(2)
     ]
-    common = {"iscrowd": 0, "area": 1.0, "bbox": [0, 0, 1, 1]}
+    common = {"iscrowd": 0}
     annotations = [
         {"id": 31, "image_id": 7, "category_id": 3, "segmentation": polygon(10, 10, 30, 40)},
         {"id": 12, "image_id": 7, "category_id": 5, "segmentation": masks.encode(BOX), "note": "x"},
@@ -67,6 +67,8 @@ def instances() -> dict:
         {"id": 50, "image_id": 8, "category_id": 3, "segmentation": polygon(10, 10, 30, 40)},
     ]
     annotations = [common | annotation for annotation in annotations]
+    for annotation, mask in zip(annotations, (MUG, BOX, CROWD, MUG), strict=True):
+        annotation |= {"bbox": masks.coco_box(mask), "area": masks.area(mask)}
     annotations[2] |= {"iscrowd": 1}
     categories = [{"id": 3, "name": "mug"}, {"id": 5, "name": "box"}]
     return {"images": images, "annotations": annotations, "categories": categories}
@@ -107,6 +109,17 @@ def test_an_instances_file_keeps_its_ids_and_gets_complete_masks(place, command,
 
     dataset = read_json(Path("out.json"), "photos")
     assert [len(dataset[index].instances) for index in range(2)] == [3, 1]
+
+
+def test_sizes_of_images_may_be_missing(place, command):
+    source = instances()
+    source["images"] = [
+        {key: image[key] for key in ("id", "file_name")} for image in source["images"]
+    ]
+    end = command(main, "complete", write("coco.json", source), *FLAGS)
+    assert end.code == 0, end.err
+    sizes = [image["height"] for image in json.loads(Path("out.json").read_text())["images"]]
+    assert sizes == [HEIGHT, HEIGHT]
 
 
 def test_crowds_can_be_objects(place, command):
@@ -235,6 +248,8 @@ def test_a_damaged_image_loses_its_annotations_only(place, command, refused):
         (["RESULTS", *FLAGS], "named 99"),
         (["OTHER", *FLAGS], "neither a COCO instances file"),
         (["EMPTY", *FLAGS], "no masks to complete"),
+        (["CROWDS", *FLAGS], "all 4 annotations are crowds .* --crowds objects"),
+        (["TURNED", *FLAGS], "bboxes contradict their masks .* y, x"),
         (["MISSING", *FLAGS], "no such file"),
         (["masks", *FLAGS], "no images"),
     ],
@@ -248,7 +263,14 @@ def test_refusals(arguments, named, place, refused):
         "RESULTS": results((99, 99)),
         "OTHER": {"images": []},
         "EMPTY": instances() | {"annotations": []},
+        "CROWDS": instances(),
+        "TURNED": instances(),
     }
+    for annotation in contents["CROWDS"]["annotations"]:
+        annotation["iscrowd"] = 1
+    for annotation in contents["TURNED"]["annotations"]:
+        x, y, width, height = annotation["bbox"]
+        annotation["bbox"] = [y, x, height, width]
     for name, content in contents.items():
         write(name, content)
     assert re.search(named, refused(main, "complete", *arguments))

@@ -20,7 +20,7 @@ from tyro.conf import Positional
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_folders, open_annotated
-from r2sm_jax.data.validation import check_records, is_id, is_ignored
+from r2sm_jax.data.validation import BoxComparison, check_records, is_id, is_ignored
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
 from r2sm_jax.inference.completion import MaskCompleter, open_completer, others_of
 from r2sm_jax.tools.convert import print_notes
@@ -58,6 +58,8 @@ class Draft:
     queries: list[dict[str, Any]] = field(default_factory=list)
     info: Mapping[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    boxes: BoxComparison = field(default_factory=BoxComparison)
+    """Compares the boxes and areas in the source with the masks that were read."""
 
     def add(self, image_id: Any, annotation: dict[str, Any]) -> None:
         self.annotations.setdefault(image_id, []).append(annotation)
@@ -141,10 +143,10 @@ def complete(
 
     options = ReadOptions(images, annotations, min_score, crowds == "objects")
     draft = read_source(source, options)
-    refuse_too_many_bad(draft, max_bad)
+    refuse_too_many_bad(source, draft, max_bad)
     check_records(source, draft.to_records())
     complete_draft(draft, completer, str(source))
-    refuse_too_many_bad(draft, max_bad)
+    refuse_too_many_bad(source, draft, max_bad)
     print_notes(draft.notes)
 
     draft.info = {**draft.info, "description": f"{source.name}, completed by {model}"}
@@ -168,17 +170,23 @@ def summary(draft: Draft) -> str:
     return text
 
 
-def refuse_too_many_bad(draft: Draft, max_bad: float) -> None:
+def refuse_too_many_bad(source: Path, draft: Draft, max_bad: float) -> None:
     """Raises InputError if there is nothing to complete, or more than this share is bad."""
     bad = [note for note in draft.notes if isinstance(note, BadRecord)]
     num_records = len(bad) + sum(map(len, draft.annotations.values()))
     if not num_records:
-        raise InputError(f"there are no masks to complete in {draft.info.get('source')}")
+        raise InputError(f"{source}: there are no masks to complete in it; give another file")
     if len(bad) > max_bad * num_records:
         first, *others = group_by_reason(bad)[0]
         raise InputError(
             f"{first} ({1 + len(others)} of {num_records} annotations are bad for this reason, "
             f"{len(bad)} in all; --max-bad {max_bad:g} allows {int(max_bad * num_records)})"
+        )
+    annotations = draft.to_records()["annotations"]
+    if all(is_ignored(annotation) for annotation in annotations):
+        raise InputError(
+            f"{source}: all {len(annotations)} annotations are crowds or ignored regions, which "
+            "are not completed; if crowds are objects there, pass --crowds objects"
         )
 
 
@@ -187,6 +195,7 @@ def refuse_too_many_bad(draft: Draft, max_bad: float) -> None:
 
 def read_source(source: Path, options: ReadOptions) -> Draft:
     """Reads a file or a folder of visible masks. Raises InputError if it is none of the kinds."""
+    is_results = False
     if source.is_dir():
         if options.annotations is not None:
             raise InputError(f"--annotations: {source} is a folder of masks; leave the flag out")
@@ -194,6 +203,7 @@ def read_source(source: Path, options: ReadOptions) -> Draft:
     else:
         content = load_json(source, "a COCO instances or results file")
         if isinstance(content, list):
+            is_results = True
             draft = read_results(Entry(source, "", content), options)
         elif isinstance(content, dict) and "annotations" in content and "images" in content:
             if options.annotations is not None:
@@ -207,6 +217,11 @@ def read_source(source: Path, options: ReadOptions) -> Draft:
                 "nor a list of COCO results; give one of them, or a folder of mask PNGs"
             )
     draft.info = {**draft.info, "source": source.name}
+    for contradiction in draft.boxes.contradictions():
+        # The boxes of a detector are not those of its masks, but those of annotations are.
+        if contradiction.is_systematic and not is_results:
+            raise InputError(f"{source}: {contradiction}")
+        draft.notes.append(Note(str(source), str(contradiction)))
     return draft
 
 
@@ -231,9 +246,9 @@ def read_instances(file: Entry, options: ReadOptions) -> Draft:
     for image_id, entry in images.items():
         try:
             # Images without annotations are kept, and need not be there.
-            folder = options.images_dir if image_id in used else None
-            names = [entry.text("file_name")]
-            draft.images[image_id] = make_image(entry, names, folder, image_id, entry.size())
+            is_needed = image_id in used or _stated_size(entry) is None
+            folder = options.images_dir if is_needed else None
+            draft.images[image_id] = _listed_image(entry, image_id, folder)
         except RecordError as error:
             unusable[image_id] = error.bad_record.sentence
 
@@ -246,7 +261,7 @@ def read_instances(file: Entry, options: ReadOptions) -> Draft:
             if not _is_sure(entry, options.min_score):
                 continue
             fields = {} if has_categories else {"category_id": 1}
-            annotation = _read_annotation(entry, image.size, options, draft.notes)
+            annotation = _read_annotation(entry, image.size, options, draft)
             draft.add(image_id, annotation | fields | {"id": annotation_id})
         except RecordError as error:
             draft.notes.append(error.bad_record)
@@ -286,7 +301,7 @@ def read_results(file: Entry, options: ReadOptions) -> Draft:
             image = find_result_image(entry, key)
             # Tools that name an image by its file give strings, which are numbered.
             image_id = key if is_id(key) else image_ids.setdefault(key, len(image_ids) + 1)
-            annotation = _read_annotation(entry, image.size, options, draft.notes)
+            annotation = _read_annotation(entry, image.size, options, draft)
             category_id = annotation.get("category_id")
             if not is_id(category_id):
                 category_id = 0
@@ -312,8 +327,7 @@ class _ListedImages:
     def __call__(self, result: Entry, key: Any) -> ImageRecord:
         image = result.look_up("image_id", self.listed)
         if key not in self.images:
-            names = [image.text("file_name")]
-            self.images[key] = make_image(image, names, self.images_dir, key, image.size())
+            self.images[key] = _listed_image(image, key, self.images_dir)
         return self.images[key]
 
 
@@ -385,6 +399,17 @@ def read_folder(folder: Path, options: ReadOptions) -> Draft:
     return draft
 
 
+def _listed_image(entry: Entry, image_id: int, folder: Path | None) -> ImageRecord:
+    """The image of an entry of a COCO file. Raises RecordError as `make_image`."""
+    return make_image(entry, [entry.text("file_name")], folder, image_id, _stated_size(entry))
+
+
+def _stated_size(image: Entry) -> Size | None:
+    """The size that a file states for an image; None if the image file itself counts."""
+    is_stated = image.get("height") is not None or image.get("width") is not None
+    return image.size() if is_stated else None
+
+
 def _objects(file: Entry, key: str) -> list[dict[str, Any]]:
     """The objects of a list in a file; none if there is no list."""
     values = file.get(key)
@@ -398,27 +423,37 @@ def _is_sure(entry: Entry, min_score: float) -> bool:
 
 
 def _read_annotation(
-    entry: Entry, size: Size, options: ReadOptions, notes: list[Note]
+    entry: Entry, size: Size, options: ReadOptions, draft: Draft
 ) -> dict[str, Any]:
     """An annotation with its visible mask as `segmentation`, or as it is if it is a crowd or an
-    ignored region. Raises RecordError if its mask cannot be used or is empty."""
+    ignored region. Raises RecordError if its mask cannot be used or is empty.
+
+    Args:
+        draft: gets notes, and the comparison of the annotation's box with its masks.
+    """
     key = entry.first_present(("visible_mask", "segmentation"))
     if key is None:
         raise entry.error("it has no segmentation", "give it a mask")
     mask, mask_notes = entry.mask(key, size)
-    notes += mask_notes
+    draft.notes += mask_notes
     if not mask.any():
         raise entry.error(f"its {key} has no pixel in the image", "correct it")
+    rle = masks.encode(mask)
+    rles = [rle]
+    if key == "visible_mask" and entry.get("segmentation") is not None:
+        complete_mask, _ = entry.mask("segmentation", size)
+        rles.append(masks.encode(complete_mask))
+    draft.boxes.add(entry.value, rles)
 
     annotation = dict(entry.value)
     attributes = annotation.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(v, str) for v in attributes.values()):
         del annotation["attributes"]
-        notes.append(entry.note("its attributes are not all strings and were left out"))
+        draft.notes.append(entry.note("its attributes are not all strings and were left out"))
     if not entry.flag_that_ignores(options.crowds_are_objects):
         annotation["iscrowd"] = 0
         annotation = {name: v for name, v in annotation.items() if name not in REPLACED}
-        annotation["segmentation"] = masks.encode(mask)
+        annotation["segmentation"] = rle
     return annotation
 
 
