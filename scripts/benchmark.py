@@ -112,7 +112,14 @@ def measure_data(args: Sequence[str]) -> Figures:
     data, vision = config.data, config.model.vision
     source = open_data(config, "train", data.scenes)
     count = min(96, len(source))
-    prepared = PreparedSource(source, vision.image_size, config.model.mask_size, crop=data.crop)
+    prepared = PreparedSource(
+        source,
+        vision.image_size,
+        config.model.mask_size,
+        crop=data.crop,
+        scale_jitter=data.scale_jitter,
+        fresh=data.fresh,
+    )
     assemble = ExampleBuilder(
         blank_token_states,
         tokens=32,
@@ -140,14 +147,19 @@ def measure_data(args: Sequence[str]) -> Figures:
     yield "assemble", mean_milliseconds(lambda i: assemble(i, examples[i], rng))
 
     batch_size = config.train.batch_size
-    batches = training_batches(prepared, assemble, batch_size=batch_size, seed=0)
-    next(batches)
-    num_batches = max(4, 2 * count // batch_size)
+    batches = training_batches(
+        prepared, assemble, batch_size=batch_size, seed=0, workers=data.workers
+    )
+    for _ in range(1 + data.workers):  # every worker has started
+        next(batches)
+    num_batches = max(4, 2 * count // batch_size, 2 * data.workers)
     start = time.perf_counter()
     for _ in range(num_batches):
         next(batches)
     rate = num_batches * batch_size / (time.perf_counter() - start)
-    yield "whole batches, all cores", f"{rate:.0f} images/s"
+    batches.close()
+    place = f"{data.workers} worker processes" if data.workers else "threads on all cores"
+    yield f"whole batches, {place}", f"{rate:.1f} images/s"
 
 
 def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:

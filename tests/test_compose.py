@@ -26,13 +26,14 @@ from r2sm_jax.data.dataset import Instance, Sample, Source
 from r2sm_jax.data.masks import box
 from r2sm_jax.data.sources import REPORTED, open_source, split_names
 from r2sm_jax.errors import InputError
-from r2sm_jax.synthetic.compose import MAX_OCCLUSION, MIN_OCCLUSION, ComposeSource
+from r2sm_jax.synthetic.complete_objects import find_complete
+from r2sm_jax.synthetic.compose import ComposeSource
+from r2sm_jax.synthetic.paste import MAX_OCCLUSION, MIN_OCCLUSION
 from r2sm_jax.synthetic.photos import (
     MAX_ZOOM,
     Photo,
     PhotoFile,
     PhotoObject,
-    find_complete,
     random_zoom,
 )
 from r2sm_jax.synthetic.queries.nouns import lexicon
@@ -294,7 +295,7 @@ def test_objects_of_a_folder_of_cutouts_lie_over_training_photos_only(file, tmp_
         return {i.category for index in range(20) for i in source[index].instances}
 
     source = ComposeSource(file, "train", 20, size=SIZE, cutouts=tmp_path)
-    assert {c.item.category for c in source.folder_cutouts} == {"abacus", "anchor", "dog"}
+    assert {c.item.category for c in source.paster.folder_cutouts} == {"abacus", "anchor", "dog"}
     assert set(source.vocabulary["category"]) == {*PHOTO_CLASSES, "abacus", "anchor"}
     assert classes(source) >= {"abacus", "anchor"}
     val = ComposeSource(file, "val", 20, size=SIZE, cutouts=tmp_path)
@@ -410,7 +411,7 @@ def test_what_is_pasted_has_no_name_of_an_unmarked_thing(two_files):
 
 
 def pool_classes(source: ComposeSource, file: PhotoFile) -> list[str]:
-    return [cutout.category for cutout in source.make_pool(file).cutouts]
+    return [cutout.category for cutout in source.paster.pools[file].cutouts]
 
 
 def test_wrong_lists_of_files_are_refused(two_files, tmp_path):

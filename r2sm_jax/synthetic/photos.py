@@ -1,10 +1,4 @@
-"""Photos with masks: which objects are complete, what can be cut out, and enlarged parts.
-
-A COCO instances file says what is visible in each photo. An object counts as complete if its mask
-is in one part and touches neither the border nor another mask. The mask of a larger object that is
-drawn right through it is allowed, as a table may be drawn through a cup: then nothing that is
-annotated can hide a part of it.
-"""
+"""Photos with masks: instances files, what can be cut out of their photos, and enlarged parts."""
 
 import hashlib
 import math
@@ -18,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
-from scipy import ndimage
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Dataset, Instance
@@ -26,21 +19,13 @@ from r2sm_jax.data.split_summary import CROWD_REMEDY
 from r2sm_jax.data.splits import split_by_hash
 from r2sm_jax.data.validation import check_contradictions, check_records, is_ignored
 from r2sm_jax.errors import InputError, load_json
+from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
 from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
 VAL_SHARE = 0.15  # of these
-
-TOUCH_DISTANCE = (
-    0.004  # in longer sides of the photo, up to which masks touch each other or the border
-)
-MIN_LARGEST_PART = (
-    0.96  # share of a mask in its largest part; below it, something lies in front of its middle
-)
-MIN_AREA_RATIO = 1.5  # of a mask that is drawn through another one
-MIN_THROUGH_SHARE = 0.6  # of the other mask that it covers
 
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
@@ -391,44 +376,3 @@ def cut_sprite(
     scaled = np.ascontiguousarray(scaled[y0:y1, x0:x1])
     picture = image.crop((x + x0, y + y0, x + x1, y + y1))
     return Sprite(picture, scaled, x + x0, y + y0, max(scaled.shape))
-
-
-def find_complete(visible_masks: Sequence[masks.Mask]) -> list[bool]:
-    """Which of the visible masks `[H W]` of a photo must be complete: see the top of this file."""
-    areas = [masks.area(mask) for mask in visible_masks]
-    return [
-        area > 0 and _is_complete(index, visible_masks, areas) for index, area in enumerate(areas)
-    ]
-
-
-def _is_complete(index: int, visible_masks: Sequence[masks.Mask], areas: Sequence[int]) -> bool:
-    mask = visible_masks[index]
-    area = areas[index]
-    height, width = mask.shape
-    x0, y0, x1, y1 = masks.box(mask)
-    gap = max(1, round(TOUCH_DISTANCE * max(height, width)))
-    if min(x0, y0) < gap or x1 > width - gap or y1 > height - gap:
-        return False
-
-    labelled: Any = ndimage.label(mask[y0:y1, x0:x1])  # scipy's stubs do not know that it is a pair
-    labels, _ = labelled
-    part_areas = np.bincount(labels.ravel())[1:]
-    if part_areas.max() < MIN_LARGEST_PART * part_areas.sum():
-        return False
-
-    window = np.s_[y0 - gap : y1 + gap, x0 - gap : x1 + gap]
-    mask = mask[window]
-    grown_mask = None  # made once, and only where another mask is near
-    for other_index, other in enumerate(visible_masks):
-        other = other[window]
-        if other_index == index or not other.any():
-            continue
-
-        is_larger = areas[other_index] >= MIN_AREA_RATIO * area
-        if is_larger and masks.area(other & mask) >= MIN_THROUGH_SHARE * area:
-            continue  # drawn right through it
-        if grown_mask is None:
-            grown_mask = ndimage.binary_dilation(mask, iterations=gap)
-        if (other & grown_mask).any():
-            return False
-    return True

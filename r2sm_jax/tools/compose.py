@@ -9,7 +9,8 @@ from tyro.conf import Positional
 
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
-from r2sm_jax.synthetic.compose import MIN_CUTOUTS, ComposeSource
+from r2sm_jax.synthetic.compose import ComposeSource
+from r2sm_jax.synthetic.paste import MIN_CUTOUTS
 from r2sm_jax.synthetic.photos import Photos
 from r2sm_jax.tools.records import (
     Collector,
