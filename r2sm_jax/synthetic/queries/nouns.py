@@ -143,6 +143,7 @@ def says_name(text: str, name: str) -> bool:
 
 @cache
 def _name_pattern(name: str) -> re.Pattern[str]:
+    """A pattern for a class name and its plural in any spelling, as a word of its own."""
     words = words_of(display_name(name))
     if not words:
         return re.compile("(?!)")  # matches nothing

@@ -16,8 +16,12 @@ from r2sm_jax.synthetic.queries.nouns import (
 
 MIN_HIDDEN_SHARE = 0.05
 """Share of its complete mask from which an object counts as partly hidden."""
-MIN_AREA_RATIO, MIN_VISIBLE_RATIO = 1.4, 1.1  # of an object that is clearly larger than another
-MAX_LEVEL_DIFFERENCE = 0.2  # in heights, of objects side by side; in extents of all objects
+# An object is clearly larger than another one if its complete and its visible area are this many
+# times larger. The visible one counts too, since that is what one sees.
+MIN_AREA_RATIO = 1.4
+MIN_VISIBLE_RATIO = 1.1
+# Objects side by side differ by less than this in height, in extents of all objects together.
+MAX_LEVEL_DIFFERENCE = 0.2
 
 Box = tuple[float, float, float, float]
 """`x0, y0, x1, y1` in pixels."""
@@ -25,7 +29,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the grammar knows of one object.
+    """Facts about one object that phrases can state.
 
     `box`, `area` (pixels) and `occlusion` (hidden share; NaN if unknown) are those of the complete
     mask; `hidden_by` has the ids of the objects that hide a part of it.

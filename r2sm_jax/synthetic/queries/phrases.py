@@ -326,7 +326,7 @@ class PhraseWriter:
         return Phrase(f"{determiner} {bare}", matching, plural=True, bare=bare)
 
     def _determiners(self, noun: str, count: int) -> list[str]:
-        """What may stand before the plural of a noun that means all `count` objects."""
+        """The words that may stand before the plural of a noun that means all `count` objects."""
         words = self.words["determiners"]
         if is_plural(noun) or not 2 <= count <= 5:
             return words["always"]

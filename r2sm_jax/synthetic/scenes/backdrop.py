@@ -46,6 +46,7 @@ def draw_backdrop(rng: np.random.Generator, size: int) -> Image.Image:
         horizon = rng.uniform(0.3, 0.65) if style < FLOOR_ONLY_FROM else 0.0
         hill_height = 0.0
 
+    # Light falls off with the square of the distance from the lamp, `float32 [size size]`.
     t = (np.arange(size, dtype=np.float32) + 0.5) / size
     light = 10 - 34 * ((t[:, None] - lamp_y) ** 2 + (t[None] - lamp_x) ** 2)
     x, y = int(shift_x * size), int(shift_y * size)
@@ -70,6 +71,7 @@ def draw_backdrop(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def _random_tone(rng: np.random.Generator, surface: str) -> np.ndarray:
+    """A colour of the surface `[3]`, with noise in each channel and in its brightness."""
     colour = np.array(pick(rng, COLOUR_TABLES["backdrops"][surface]))
     return colour + rng.normal(0, 4, 3) + rng.normal(0, 5)
 

@@ -16,12 +16,14 @@ from r2sm_jax.synthetic.scenes.paint import Sprite, paint_drawing
 Occlusion = Literal["hidden", "free", "any"]
 """Whether an object should be partly hidden (if possible), stay free, or either."""
 
-OCCLUDER_SHARE = 0.92  # of the objects that are placed over another one, where there is one
-SIZE_RANGE = (0.78, 1.22)  # of an object that hides nothing, in extents asked for
-MAX_HIDDEN_OF_FREE = 0.04  # share up to which an object counts as free
-NUM_FREE_POSITIONS = 16
-MIN_INSIDE_FREE, MIN_INSIDE_OCCLUDER = 0.95, 0.93  # shares of a sprite inside the picture
-MAX_SHARE_ERROR = 0.12  # of the hidden share
+OCCLUDER_SHARE = 0.92  # of the objects, those that are placed over another one if there is one
+SIZE_RANGE = (0.78, 1.22)  # random factor of the requested extent
+MAX_HIDDEN_OF_FREE = 0.04  # hidden share up to which an object counts as free
+NUM_FREE_POSITIONS = 16  # random positions that are tried
+# Shares of a sprite that must be inside the picture where it covers nothing, and over another one.
+MIN_INSIDE_FREE = 0.95
+MIN_INSIDE_OCCLUDER = 0.93
+MAX_SHARE_ERROR = 0.12  # difference between the hidden share and the requested one
 NUM_BISECTIONS = 6
 MAX_SIDE_LOSS = 0.3  # share that an object may lose to a sprite that hides another one
 
@@ -31,14 +33,14 @@ Slices = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """What every layout keeps to. Shares are of an object's own area."""
+    """Rules that every layout keeps to. Shares are of an object's own area."""
 
     hidden_range: tuple[float, float]
     """Range of the share that is to be hidden of an object, evenly spread."""
     tolerance: float
     """The search for a position ends when the hidden share is this close to the requested one."""
     num_directions: int
-    """From at most so many sides, a sprite is moved over another one."""
+    """How many random sides are tried, from which a sprite is moved over another one."""
     keep_inside: bool
     """Whether every object lies inside the picture; otherwise 7 % of it may lie outside."""
     min_visible_pixels: float
@@ -62,13 +64,14 @@ class Item:
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """An item with its centre at (x, y). `is_occluder`: it was placed there to hide another one."""
+    """An item with its centre at (x, y)."""
 
     item: Item
     sprite: Sprite
     x: int
     y: int
     is_occluder: bool = False
+    """Whether it was placed there to hide another one."""
 
     def sprite_in_picture(self, scale: float = 1.0) -> Sprite:
         """The sprite in the picture's coordinates, at `scale` pixels per pixel of the layout."""
@@ -181,7 +184,7 @@ class Layout:
         return None
 
     def find_free_position(self, rng: np.random.Generator, sprite: Sprite) -> Position | None:
-        """Of random positions where the sprite covers nothing, the farthest from all objects."""
+        """Looks for a position where the sprite covers nothing, far from all objects."""
         height, width = sprite.mask.shape
         margin_x, margin_y = width / 2 - 1, height / 2 - 1
         low = (margin_x, margin_y)
@@ -214,7 +217,9 @@ class Layout:
             angle = rng.uniform(0, 2 * np.pi)
             dx, dy = np.cos(angle), np.sin(angle)
             near = 0.0
+            # Beyond this distance the two hardly touch.
             far = (sprite.extent + below.sprite.extent) * 0.62
+            # The nearer the two centres, the more is hidden.
             for _ in range(NUM_BISECTIONS):
                 distance = (near + far) / 2
                 x, y = int(below.x + dx * distance), int(below.y + dy * distance)
@@ -246,7 +251,7 @@ class Layout:
         return x, y
 
     def _owners_below(self, sprite: Sprite, x: int, y: int) -> np.ndarray:
-        """What a sprite would cover at each pixel of its mask: 0 nothing, k + 1 object k."""
+        """The object below each pixel of a sprite's mask: 0 nothing, k + 1 object k."""
         in_picture, in_sprite = overlap_slices(sprite, self.shape, x, y)
         return self.owner[in_picture][sprite.mask[in_sprite]]
 

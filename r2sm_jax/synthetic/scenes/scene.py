@@ -14,7 +14,8 @@ from r2sm_jax.synthetic.queries.objects import ObjectFacts
 from r2sm_jax.synthetic.scenes.layout import PlacedItem, mask_in_picture
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
-MIN_HIDING_SHARE = 0.01  # of an object's complete mask that another covers, to be said to hide it
+# An object hides another one if it covers this share of its complete mask, and so many pixels.
+MIN_HIDING_SHARE = 0.01
 MIN_HIDING_PIXELS = 4
 
 
@@ -62,7 +63,7 @@ def make_scene(
 
 
 def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
-    """What the grammar knows of every visible instance.
+    """Describes every visible instance to the grammar.
 
     The hidden share is NaN where the amodal mask is unknown, so that no query relies on it.
     """
@@ -71,8 +72,8 @@ def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
         if not instance.modal.any():
             continue
 
-        # Another one hides it where its modal mask covers the hidden part. Only the box of that
-        # part is compared.
+        # Annotations do not say what is in front. Another object hides this one where its modal
+        # mask covers the hidden part. Only the box of that part is compared, which is faster.
         hidden = instance.complete & ~instance.modal
         x0, y0, x1, y1 = masks.box(hidden)
         window = np.s_[y0:y1, x0:x1]
@@ -93,6 +94,7 @@ def _describe(
     uses: tuple[str, ...] = (),
     ideas: tuple[str, ...] = (),
 ) -> ObjectFacts:
+    """The facts of an instance that is called `name`."""
     areas = instance.convert(masks.area)
     return ObjectFacts(
         id=instance.id,

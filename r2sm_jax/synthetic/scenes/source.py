@@ -23,7 +23,9 @@ from r2sm_jax.synthetic.scenes.paint import (
 from r2sm_jax.synthetic.scenes.scene import Scene, make_scene
 
 LAYOUT_SIDE = 96  # units of the layout along a side
-MIN_EXTENT, MAX_EXTENT = 27, 56  # longer side of an object in units
+# Range of the longer side of an object in units.
+MIN_EXTENT = 27
+MAX_EXTENT = 56
 DEFAULT_TILT = 16  # degrees to either side
 MAX_TILT = {
     "butterfly": 45,
@@ -95,10 +97,12 @@ def draw_scene(seed: int, index: int, size: int = LAYOUT_SIDE) -> Scene:
 
 
 def place_drawings(rng: np.random.Generator) -> list[PlacedItem]:
-    """Random objects at their positions, so that about half of them are partly hidden."""
+    """Places random objects so that about half of them are partly hidden."""
+    # A layout with too few objects is drawn anew as a whole.
     while True:
         items = choose_items(rng)
         layout = Layout((LAYOUT_SIDE, LAYOUT_SIDE), LAYOUT_RULES)
+        # Many objects are smaller, so that they find a place.
         extent = rng.uniform(42, 50) - 1.8 * max(0, len(items) - 4)
         for item in items:
             layout.try_to_place(
