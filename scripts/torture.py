@@ -2,11 +2,9 @@
 
 Spoilt annotation files and predictions go through the commands in this process. Small runs are
 killed at random moments and resumed: their losses must be those of a run that was let alone.
-A failure is anything but a result or an `InputError`; its file is kept in --out, and the exit code
-is 1.
+A failure is anything but a result or an `InputError`: its file is kept, and the exit code is 1.
 """
 
-import copy
 import io
 import json
 import random
@@ -26,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from r2sm_jax import evaluate
-from r2sm_jax.cli import parse_flags
+from r2sm_jax.cli import cli_main, parse_flags
 from r2sm_jax.data import masks
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools import data
@@ -47,7 +45,7 @@ SMALL_RUN = """
 
 @dataclass(frozen=True)
 class TortureConfig:
-    """How much is spoilt."""
+    """Numbers of files to spoil and of runs to kill."""
 
     files: int = 5000
     kills: int = 20
@@ -57,7 +55,7 @@ class TortureConfig:
 
 
 def outcome_of(action: Callable[[], Any]) -> str:
-    """ "ok", "refused", or the traceback of anything else."""
+    """Returns "ok", "refused", or the traceback of anything else."""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             action()
@@ -71,18 +69,18 @@ def outcome_of(action: Callable[[], Any]) -> str:
 
 
 def spoil_tree(rng: random.Random, tree: Any) -> Any:
-    """A copy of a JSON tree with one value replaced or left out."""
-    tree = copy.deepcopy(tree)
+    """Returns a copy of a JSON tree with one value replaced or left out."""
+    tree = json.loads(json.dumps(tree))
     container, key = rng.choice(list_values(tree))
     if rng.random() < 0.2:
         del container[key]
     else:
-        container[key] = copy.deepcopy(rng.choice(STRANGE_VALUES))
+        container[key] = rng.choice(STRANGE_VALUES)
     return tree
 
 
 def list_values(tree: Any) -> list[tuple[Any, Any]]:
-    """Container and key of every value in a JSON tree."""
+    """Lists container and key of every value in a JSON tree."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     values = []
     for key, value in items:
@@ -93,17 +91,16 @@ def list_values(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def correct_files(folder: Path) -> dict[str, tuple[Any, Callable[[], None], str]]:
-    """Name -> JSON tree, command and its arguments, where FILE is the file."""
+    """Returns name -> (JSON tree, command, its arguments), where FILE stands for the file."""
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[6:18, 8:24] = True
     amodal = masks.encode(mask)
     mask[6:12, 8:12] = False
     visible = masks.encode(mask)
-    ring = [8, 6, 24, 6, 24, 18, 8, 18]
 
-    common = {"image_id": 7, "category_id": 1, "iscrowd": 0}
-    one = common | {"id": 31, "segmentation": [ring]}
-    two = common | {"id": 32, "segmentation": amodal, "visible_mask": visible}
+    of_mug = {"image_id": 7, "category_id": 1, "iscrowd": 0}
+    one = of_mug | {"id": 31, "segmentation": [[8, 6, 24, 6, 24, 18, 8, 18]]}
+    two = of_mug | {"id": 32, "segmentation": amodal, "visible_mask": visible}
     image = {"id": 7, "file_name": "a.jpg", "height": HEIGHT, "width": WIDTH}
     coco = {"images": [image], "categories": [{"id": 1, "name": "mug"}], "annotations": [one, two]}
     query = {"id": 1, "image_id": 7, "text": "the mug", "mask_type": "modal", "instance_ids": [32]}
@@ -143,27 +140,23 @@ def spoil_files(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[
 
 
 def train(folder: Path, kill_after: float | None = None) -> bool:
-    """Trains or resumes in a process of its own. Whether it ended before it was killed."""
+    """Trains or resumes in a new process. Returns whether it ended before it was killed."""
     command = [sys.executable, "-m", "r2sm_jax.train", *SMALL_RUN.split(), "--run", str(folder)]
     if (folder / "config.json").exists():
         command.append("--resume")
     with (folder.parent / "output.txt").open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            code = process.wait(kill_after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            ended = subprocess.run(command, stdout=output, stderr=output, timeout=kill_after)
+        except subprocess.TimeoutExpired:  # it was killed
             return False
-    if code:
-        raise InputError(f"{folder}: training ended with exit code {code}; see {output.name}")
+    if ended.returncode:
+        raise InputError(f"{folder}: training failed ({ended.returncode}); see {output.name}")
     return True
 
 
 def losses_of(folder: Path) -> dict[int, float]:
-    """The loss of every step. The last ones agree to the bit only if all weights before did."""
-    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    """Reads the loss of every step. The last agree to the bit only if all weights before did."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
     return {r["step"]: r["train/loss"] for r in records if "train/loss" in r}
 
 
@@ -174,13 +167,14 @@ def kill_runs(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[st
     start = time.monotonic()
     train(alone)
     seconds = time.monotonic() - start
+
     num_killed = 0
     while num_killed < count:
         run = folder / f"killed{num_killed}"
         while not train(run, kill_after=rng.uniform(0, seconds)):
             num_killed += 1
-        same = losses_of(run) == losses_of(alone)
-        yield "kill", "ok" if same else f"{run}: other losses than {alone}"
+        is_same = losses_of(run) == losses_of(alone)
+        yield "kill", "ok" if is_same else f"{run}: other losses than {alone}"
 
 
 def main() -> None:
@@ -188,19 +182,19 @@ def main() -> None:
     config = parse_flags(TortureConfig, sys.argv[1:], prog="python scripts/torture.py")
     config.out.mkdir(parents=True)
     rng = random.Random(config.seed)
+    spoilt = spoil_files(rng, config.files, config.out / "files")
+    killed = kill_runs(rng, config.kills, config.out / "runs")
+
     counts: Counter[tuple[str, str]] = Counter()
-    for kind, outcome in chain(
-        spoil_files(rng, config.files, config.out / "files"),
-        kill_runs(rng, config.kills, config.out / "runs"),
-    ):
-        failed = outcome not in OUTCOMES
-        counts[kind, "FAILED" if failed else outcome] += 1
-        if failed:
+    for kind, outcome in chain(spoilt, killed):
+        if outcome not in OUTCOMES:
             print(f"{kind}: {outcome}", file=sys.stderr)
+            outcome = "FAILED"
+        counts[kind, outcome] += 1
     for (kind, outcome), number in sorted(counts.items()):
         print(f"{number:6} {kind}: {outcome}")
     sys.exit(any(outcome == "FAILED" for _, outcome in counts))
 
 
 if __name__ == "__main__":
-    main()
+    cli_main(main)
