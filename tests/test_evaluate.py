@@ -44,6 +44,17 @@ def dataset(tmp_path_factory) -> Path:
     return folder / "scenes.json"
 
 
+@pytest.fixture(scope="module")
+def run(tiny_run):
+    return load(tiny_run)
+
+
+@pytest.fixture
+def opened_run(run, monkeypatch):
+    """The command takes a run that is open already, since opening one takes seconds."""
+    monkeypatch.setattr(evaluate, "load", lambda *_, **__: run)
+
+
 def read_report(folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
 
@@ -79,6 +90,7 @@ def test_sentences_are_decided_by_rules_or_not_at_all(head, accuracies, predicto
     assert figures["keyword"] == pytest.approx(None if head == "none" else 2 / 3)
 
 
+@pytest.mark.usefixtures("opened_run")
 def test_one_split_is_shown_and_not_written_unasked(tiny_run, command):
     before = (tiny_run / "report.json").read_bytes()
     end = command(main, tiny_run, "--split", "val_hard", "--samples", 1, "--verbose")
@@ -87,6 +99,7 @@ def test_one_split_is_shown_and_not_written_unasked(tiny_run, command):
     assert (tiny_run / "report.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("opened_run")
 def test_a_dataset_file_is_evaluated_at_its_own_resolution(tiny_run, dataset, command, tmp_path):
     def evaluate_file(*flags):
         end = command(main, tiny_run, "--data", f"json:{dataset}", "--out", tmp_path, *flags)
@@ -282,8 +295,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, refused):
     assert "nowhere" in refused(main, tmp_path / "nowhere")
 
 
-def test_data_are_made_as_in_training(tiny_run, monkeypatch, refused):
-    run = load(tiny_run)
+def test_data_are_made_as_in_training(run, tiny_run, monkeypatch, refused):
     data = DataConfig(source="compose:photos.json", images="photos", cutouts="things", seed=7)
     run = replace(run, config=replace(run.config, data=data))
     monkeypatch.setattr(evaluate, "load", lambda name, checkpoint: run)

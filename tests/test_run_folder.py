@@ -25,6 +25,7 @@ from r2sm_jax.inference.run import load
 from r2sm_jax.train import main
 from r2sm_jax.training import checkpoints as checkpoints_module, run_folder
 from r2sm_jax.training.checkpoints import Checkpoints
+from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.run_folder import (
     LATEST,
     check_language_model,
@@ -169,15 +170,13 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_it_writes(tmp_
     assert int(restored.state.step) == 1
 
 
-def test_a_full_disk_while_logging_is_one_sentence(tiny_flags, tmp_path, refused):
-    if not Path("/dev/full").exists():
-        pytest.skip(
-            "there is no /dev/full here"
-        )  # Linux only; nothing else makes a write fail on demand
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
-    message = refused(main, *tiny_flags, "--run", tmp_path / "run")
-    assert "metrics.jsonl: cannot be written" in message and "free disk space" in message
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_while_logging_is_one_sentence(tiny_config, tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    logs = Logs(tmp_path, tiny_config, start=0)
+    values = {"loss": jnp.array(1.0), "gradient_norm": jnp.array(1.0)}
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be written.*free disk space"):
+        logs.add(1, values, wait=True)
 
 
 def test_a_run_folder_below_a_file_is_one_sentence(tiny_flags, tmp_path, refused):
