@@ -1,8 +1,11 @@
 """A new picture at every visit, worker processes, sizes that change, and averaged weights."""
 
+import json
+import multiprocessing
 import os
 import pickle
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ import r2sm_jax.train as train_module
 from r2sm_jax.config import Config, DataConfig, LoopConfig, check_config
 from r2sm_jax.data.augment import random_scale
 from r2sm_jax.data.batches import ExampleBuilder, TokenIds, training_batches
+from r2sm_jax.data.dataset import Dataset
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.shared_records import SharedRecords
@@ -105,6 +109,20 @@ def test_worker_processes_make_the_same_batches(file, bert_folder):
             path.rename(path.with_suffix(".jpg"))
 
 
+def test_a_worker_process_that_is_killed_is_one_sentence(bert_folder):
+    texts = TextStates(str(bert_folder), layers=(1, 2), max_tokens=64)
+    source = PreparedSource(open_source("scenes", "train", count=4, size=32), 32, 16, fresh=True)
+    others = set(multiprocessing.active_children())
+    one = batches(source, TokenIds(texts.tokenizer), workers=1)
+    next(one)
+    (worker,) = set(multiprocessing.active_children()) - others
+    worker.kill()
+    with pytest.raises(InputError, match=r"--data\.workers 1: a worker process was killed"):
+        for _ in range(20):
+            next(one)
+    one.close()
+
+
 def test_token_ids_give_the_states_of_the_sentences(bert_folder):
     texts = TextStates(str(bert_folder), layers=(1, 2), max_tokens=64)
     sentences = ["the red mug", "", "the whole cup that the book hides, please"]
@@ -145,6 +163,14 @@ def test_copies_of_a_dataset_read_its_records_from_disk(file):
 
     part = dataset.subset([5, 2])
     assert [part.truth_at(index).image_id for index in range(2)] == [6, 3]
+
+
+def test_threads_that_copy_a_dataset_at_once_share_one_file(file):
+    dataset = Dataset(file, json.loads(file.read_text()) | {"queries": []})
+    truth = dataset.truth_at(4)
+    with ThreadPoolExecutor(8) as pool:
+        contents = list(pool.map(lambda _: pickle.dumps(dataset), range(8)))
+    assert all(pickle.loads(content).truth_at(4) == truth for content in contents)
 
 
 def test_shared_records_are_those_of_the_groups():

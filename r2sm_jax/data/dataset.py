@@ -5,6 +5,7 @@ every instance `modal ⊆ amodal`.
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -24,6 +25,7 @@ from r2sm_jax.query import Query
 
 Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords
 """The annotations or queries of each image, by its id."""
+_sharing = threading.Lock()
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -219,11 +221,14 @@ class Dataset:
 
     def __getstate__(self) -> dict[str, Any]:
         """Worker processes read the records of each image from a file on disk that they share."""
-        for name in ("_annotations", "_queries"):
-            groups = self.__dict__[name]
-            if not isinstance(groups, SharedRecords):
-                self.__dict__[name] = SharedRecords(groups)
-        return self.__dict__
+        # Threads start workers at the same time. A second file would replace the first, which would
+        # be deleted before its worker has opened it.
+        with _sharing:
+            for name in ("_annotations", "_queries"):
+                groups = self.__dict__[name]
+                if not isinstance(groups, SharedRecords):
+                    self.__dict__[name] = SharedRecords(groups)
+            return self.__dict__.copy()
 
     def __len__(self) -> int:
         return len(self.images)
