@@ -125,7 +125,7 @@ class Source(Protocol):
         ...
 
     def subset(self, indices: Iterable[int]) -> "Source":
-        """The same source with just these samples, in this order."""
+        """Returns the same source with just these samples, in this order."""
         ...
 
     def fingerprint(self) -> str | None:
@@ -330,7 +330,7 @@ class Dataset:
         return any(find_image(self._image_dirs, image["file_name"]) for image in self.images)
 
     def subset(self, indices: Iterable[int]) -> "Dataset":
-        """The same dataset with just these images, in this order."""
+        """Returns the same dataset with just these images, in this order."""
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]

@@ -1,4 +1,4 @@
-"""What a split can teach and what can be scored on it, from counts of its objects and queries."""
+"""Counts the objects and queries of a split, and says what can be learnt and scored on it."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

@@ -170,7 +170,7 @@ class TfdsSource:
             self._indices = [i for i, image_id in enumerate(ids) if image_id in ids_of_split]
 
     def subset(self, indices: Iterable[int]) -> "TfdsSource":
-        """The same source with just these samples, in this order."""
+        """Returns the same source with just these samples, in this order."""
         part = copy(self)
         part._indices = [self._indices[index] for index in indices]
         return part

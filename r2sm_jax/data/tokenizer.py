@@ -17,7 +17,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import VOCABULARIES
 
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
-"""What stands at the start of a sentence without changing its meaning."""
+"""Polite words at the start of a sentence. They do not change what it asks for."""
 NO_TOKEN = -1
 """Takes the place of padding among token ids: 0 is a word of some language models."""
 PROBE = (

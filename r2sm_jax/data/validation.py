@@ -273,7 +273,7 @@ def _is_mask(mask: Any, image: Record | None) -> bool:
 
 
 def _note_on_exchange(mask: Any, image: Record | None) -> str:
-    """What to add about an RLE whose height is the image's width, and the other way round."""
+    """A note on an RLE whose height is the image's width, and the other way round; else ""."""
     try:
         height, width = masks.rle_size(mask)
     except ValueError:

@@ -121,15 +121,18 @@ class MaskOptions:
     """How to read masks."""
 
     oversize: Literal["refuse", "crop", "pad"] = "refuse"
-    """If masks are larger than their image: crop them to it, or pad the image (a copy beside
-    --out)."""
+    """What to do if masks are larger than their image: crop them, or pad a copy of the image.
+
+    The copies are beside --out."""
     amodal_field: str | None = None
     """Field of an annotation with the complete mask, if it is not the format's own."""
     visible_field: str | None = None
     """Field of an annotation with the visible mask; fully visible if it is missing."""
     crowds: Literal["ignore", "objects"] = "ignore"
-    """What `iscrowd` 1 marks: a region to ignore, as in COCO, or an object, as in files of CVAT and
-    Datumaro, which mark each mask that was drawn with a brush."""
+    """Whether `iscrowd` 1 marks a region to ignore, as in COCO, or an object.
+
+    It is an object in files of CVAT and Datumaro, which mark each mask that was drawn with a brush.
+    """
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class _AnnotatedImage:
 
 @dataclass
 class _Comparisons:
-    """What all objects together show about their source."""
+    """Comparisons of all objects of a source, of which each alone proves nothing."""
 
     masks: MaskComparison = field(default_factory=MaskComparison)
     boxes: BoxComparison = field(default_factory=BoxComparison)

@@ -27,7 +27,7 @@ from r2sm_jax.tools.records import (
 from r2sm_jax.tools.referring import named_objects
 
 TAGS = re.compile("</?[QA]>")
-"""What R2SM's prompts have a language model write around a question and its answer."""
+"""Tags around questions and answers, which R2SM's prompts ask of a language model."""
 
 
 @dataclass(frozen=True)
