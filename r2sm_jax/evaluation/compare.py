@@ -89,9 +89,11 @@ def read_queries(folder: Path) -> dict[str, QueryTable]:
         raise InputError(
             f"{folder}: there is no {QUERIES_FILE}; give a folder that `evaluate --out` wrote"
         )
+    # Bytes that are no text become a refusal below, as every other content does.
     text = read_bytes(path).decode("utf-8", "replace")
     try:
         rows_by_split: dict[str, list[dict[str, str]]] = {}
+        # A row that was cut off gets cells that are no numbers.
         for row in csv.DictReader(StringIO(text, newline=""), restval="missing"):
             rows_by_split.setdefault(row["split"], []).append(row)
         tables = {split: _read_table(rows) for split, rows in rows_by_split.items()}
@@ -143,6 +145,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
         for split in shared:
             where = f"{first} and {folder}, split {split}"
             _check_same_queries(reports[0][split], report[split], where)
+            # The table has areas only; the hash covers texts and masks too.
             hashes = {_stated_hash(first, split), _stated_hash(folder, split)} - {None}
             if len(hashes) > 1:
                 raise InputError(
@@ -166,6 +169,7 @@ def _check_same_queries(first: QueryTable, other: QueryTable, where: str) -> Non
         raise InputError(
             f"--compare: {where}: query {query_id} is in one of them only; evaluate the same data"
         )
+    # Rows are in the order of the ids, so row i is the same query in both.
     is_other = (
         (first.truth_area != other.truth_area)
         | (first.is_amodal != other.is_amodal)
@@ -213,4 +217,5 @@ def _difference(images: Int[np.ndarray, " n"], ratio: Ratio, first: Ratio) -> di
     first_value = _value(first)
     if value is None or first_value is None:
         return {"value": None, "interval": None}
+    # Paired: both reports are resampled by the same images, so what images share cancels out.
     return {"value": value - first_value, "interval": interval(images, ratio, minus=first)}

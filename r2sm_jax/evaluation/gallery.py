@@ -18,6 +18,7 @@ def select_examples(results: Sequence[QueryResult], count: int = 4) -> dict[str,
     """
     iou = []
     for result in results:
+        # An empty answer to a query without a target is right.
         intersection, union = result.overlap[:2]
         iou.append(intersection / union if union else 1.0)
     worst_first = np.argsort(iou, kind="stable").tolist()

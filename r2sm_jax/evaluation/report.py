@@ -268,11 +268,13 @@ def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
     is_amodal = np.array([result.mask_type == "amodal" for result in decided], bool)
     predicted = np.array([result.predicted_type == "amodal" for result in decided], bool)
     calibrated = all(result.amodal_probability is not None for result in decided)
+    # Decisions without probabilities count as certain.
     probability = predicted.astype(float)
     if calibrated:
         probability = np.array([result.amodal_probability for result in decided], float)
 
     images = np.array([result.image_id for result in decided], np.int64)
+    # As a ratio of sums, right decisions over decisions, so that images can be resampled.
     is_right = (predicted == is_amodal).astype(float)
     keyword_right = [result.keyword_type == result.mask_type for result in decided]
     return {
@@ -372,6 +374,7 @@ def make_report(
         hashes[name] = results.data_sha256
         num_modal = splits[name]["modal"]["queries"]
         num_amodal = splits[name]["amodal"]["queries"]
+        # Recognised by its counts, so that published figures stand beside no other data.
         benchmark = find_benchmark(images=len(source), modal=num_modal, amodal=num_amodal)
         if benchmark and not source.is_procedural:
             benchmarks[name] = benchmark

@@ -145,6 +145,7 @@ def _instance_table(splits: Mapping[str, Any]) -> Table:
     for name, split in splits.items():
         for kind in QUERY_TYPES:
             figures = split[kind]
+            # Not a percentage, so it stands apart from the other figures.
             num_detections = f"{figures['detections'] or 0:.1f}"
             rows.append([f"{name}, {kind}", num_detections, *cells(figures, INSTANCES)])
     return Table("Instances", ["", "detections a query", *INSTANCES], rows)
@@ -247,6 +248,7 @@ def _variant_table(splits: Mapping[str, Any]) -> Table:
     rows = []
     for name, split in splits.items():
         for variant, scores in split["variants"].items():
+            # Seg-Zero defines no cIoU.
             giou = percent(scores["giou"])
             rows.append([f"{name}, {variant}", giou, percent(scores.get("ciou"))])
     return Table("Other definitions of the same names", ["", "gIoU", "cIoU"], rows)
@@ -413,6 +415,7 @@ def describe_selection(report: Mapping[str, Any]) -> str:
     """
     meta = report["meta"]
     splits = report["splits"]
+    # A run that is evaluated on other data has seen none of it, whatever the splits are called.
     is_own_data = meta.get("trained_on") == meta["source"]
     sentences = []
     if selected_on := meta.get("selected_on"):

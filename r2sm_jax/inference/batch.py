@@ -106,6 +106,7 @@ def _start(out: Path, header: Mapping[str, str], overwrite: bool) -> set[str]:
     if overwrite:
         for path in find_journals(out):
             path.unlink()
+    # With a journal, the file of predictions is that of an earlier call, which this one continues.
     if not find_journals(out):
         refuse_overwrite(out / PREDICTIONS, overwrite)
     return set(read_journals(out, header))
@@ -140,6 +141,7 @@ def _predict_tasks(
             readable = []
             requests = []
             for task in tasks[start : start + BATCH_ROWS]:
+                # One damaged file in a folder of thousands must not end the call.
                 try:
                     image = read_image(task.path, task.size)
                 except InputError as error:
@@ -164,6 +166,7 @@ def _write_predictions(out: Path, tasks: Sequence[Task], header: Mapping[str, st
     lines = read_journals(out, header)
     separator = ""
     with atomic_write(out / PREDICTIONS) as part, part.open("w", encoding="utf-8") as file:
+        # Entry by entry, so that the parsed answers of one image only are in memory.
         file.write("[")
         for task in tasks:
             answers = json.loads(lines[task.name])["answers"]

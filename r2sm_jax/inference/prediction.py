@@ -155,6 +155,7 @@ class Prediction:
         if self.mask_type is not None:
             fused["mask_type"] = self.mask_type
             fused["amodal_probability"] = self.amodal_probability
+        # Instances are ranked by their confidence; the score of a fused mask is its predicted IoU.
         entries = [fused]
         for instance in self.instances:
             entry = {"segmentation": masks.encode(instance.mask), "score": instance.confidence}

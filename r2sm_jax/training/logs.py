@@ -41,6 +41,7 @@ class Logs:
             raise InputError(
                 f"{folder}: logs cannot be written ({error.strerror}); give another --run"
             ) from None
+        # Values stay on the device until they are printed or checked.
         self._interval: list[Values] = []
         self._unchecked: list[tuple[int, Values]] = []
         self._start = start
@@ -111,6 +112,7 @@ class Logs:
         line = "  ".join(f"{name} {value:.3f}" for name, value in defined.items())
         print(f"step {step}  dev: {line}", flush=True)
         self._record(step, {f"dev/{name}": value for name, value in defined.items()})
+        # An evaluation is not part of the speed.
         self._restart_clock(step)
 
     def _record(self, step: int, values: dict[str, float]) -> None:

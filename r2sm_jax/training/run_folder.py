@@ -121,6 +121,7 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
     may_change = set(MAY_CHANGE)
     if resumed.data.keeps_nothing != config.data.keeps_nothing:
         may_change.remove("data.workers")
+    # By dotted names, which are also the flags: "train.batch_size" is --train.batch-size.
     before = flatten_dict(to_json(resumed), sep=".")
     now = flatten_dict(to_json(config), sep=".")
     changes = [
@@ -149,6 +150,7 @@ def make_folder(run: str | None) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             return folder
 
+        # The time names the folder, so folders sort by age.
         RUNS.mkdir(exist_ok=True)
         while True:
             folder = RUNS / datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -264,6 +266,7 @@ def check_inputs(
     before = read_inputs(folder) if config.resume else {}
     if before:
         check_language_model(texts, before["language_model"], f"the run {folder}")
+        # By content, since files may have been moved (`MAY_CHANGE`).
         if before["data"]["sha256"] != data_sha256:
             raise InputError(
                 f"{config.data.source}: not the training data that the run {folder} began with, by "
@@ -289,6 +292,7 @@ def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], u
             compared.
         user: the run or the export, for messages.
     """
+    # Both count: another tokenizer gives other tokens to the same weights.
     identity = text_encoder.identity
     for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
         if trained.get(key, identity[key]) == identity[key]:
