@@ -17,8 +17,9 @@ from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
-# Parts keep the gradients of all weights, and the head `attention` has more than the rest.
-CONFIG = replace(TINY, head="layers")
+# Two blocks, so that there are masks after the first one to supervise. Parts keep the gradients of
+# all weights, and the head `attention` has more than the rest.
+CONFIG = replace(TINY, head="layers", decoder=replace(TINY.decoder, depth=2))
 B, K, M, MASK = 8, 3, 4, 16
 
 
