@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.prepare import FreshSource
 from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.completion import REFERENCES, completions_of, score_completion
+from r2sm_jax.evaluation.completion import completion_figures, reference_figures
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_step
@@ -91,8 +90,8 @@ def train_completer(config: Config) -> Path:
     dev = open_dataset(config.data, "dev", image_size=size, count=config.train.evaluate_samples)
     dev = spread_evenly(dev, config.train.evaluate_samples)
     samples = [dev[index] for index in range(len(dev))]
-    references = score_references(samples)
-    if not references["visible"]["hidden"]["objects"]:
+    references = reference_figures(samples)
+    if not references["visible mask"]["hidden"]["objects"]:
         raise InputError(
             f"{config.data.source}: the split dev has no hidden object whose complete shape is "
             "known; give compose:FILE, which hides objects, or data with amodal masks"
@@ -135,50 +134,36 @@ def train_completer(config: Config) -> Path:
                 completer, figures = choose_threshold(config, state[1], samples)
                 write_line(log, {"step": step, "dev": figures})
                 save_completer(folder, completer.config, completer.weights, completer.threshold)
-                print_figures(figures, references)
+                print_figures(figures)
     return folder
 
 
 def choose_threshold(
     config: Config, weights: nnx.State, samples: list[Sample]
 ) -> tuple[MaskCompleter, dict[str, Any]]:
-    """The completer with the threshold that is best on `dev`, and its figures there."""
+    """The completer with the threshold that is best on `dev`, and all figures there."""
     candidates = []
     for threshold in THRESHOLDS:
         completer = MaskCompleter(config.model.completer, weights, threshold)
-        candidates.append((completer, score_both(completer, samples)))
+        candidates.append((completer, completion_figures(completer, samples)))
     # Objects that nothing hides count as well: what is added to them is wrong.
     return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
 
 
 def mean_iou(figures: dict[str, Any]) -> float:
-    """The mean over hidden and other objects, with and without neighbours."""
+    """The mean IoU of hidden and other objects, with and without neighbours."""
     values = []
-    for of_kind in figures.values():
+    for name in ("with neighbours", "alone"):
         for group in ("hidden", "not_hidden"):
-            iou = of_kind[group]["amodal_iou"]
+            iou = figures[name][group]["amodal_iou"]
             if iou is not None:
                 values.append(iou)
     return float(np.mean(values))
 
 
-def score_both(completer: MaskCompleter, samples: list[Sample]) -> dict[str, Any]:
-    """Figures where the masks of all other objects are known, and where one mask is alone."""
-    score = partial(score_completion, completions_of(completer), samples)
-    return {"with_neighbours": score(with_neighbours=True), "alone": score(with_neighbours=False)}
-
-
-def score_references(samples: list[Sample]) -> dict[str, Any]:
-    """Figures of the rules that learn nothing."""
-    return {
-        name: score_completion(reference, samples, with_neighbours=True)
-        for name, reference in REFERENCES.items()
-    }
-
-
-def print_figures(figures: dict[str, Any], references: dict[str, Any]) -> None:
-    """One line for each way to complete."""
-    for name, values in (references | figures).items():
+def print_figures(figures: dict[str, Any]) -> None:
+    """Prints one line for each way to complete."""
+    for name, values in figures.items():
         hidden, rest = values["hidden"], values["not_hidden"]
         kept = f"{rest['amodal_iou']:.3f}" if rest["objects"] else "-"
         print(

@@ -12,11 +12,13 @@ from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import (
+    completion_figures,
     convex_hull,
     hulls_inside_neighbours,
     score_completion,
     score_object,
 )
+from r2sm_jax.evaluation.tables import _completion_table
 from r2sm_jax.inference.completion import MaskCompleter, completer_weights, others_of
 from r2sm_jax.models.completion import NUM_CHANNELS, Completer
 from r2sm_jax.training.completion import (
@@ -207,3 +209,23 @@ def test_completion_is_scored_over_hidden_and_other_objects_with_all_neighbours(
     np.testing.assert_array_equal(seen[0], front | instances[2].modal)
     score_completion(complete, [sample], with_neighbours=False)
     assert seen[2:] == [None, None]
+
+
+def test_the_report_has_the_completer_beside_the_rules_that_learn_nothing(completer, image):
+    whole, front = rectangle(60, 80, 10, 10, 50, 40), rectangle(60, 80, 30, 5, 60, 35)
+    instances = (
+        Instance(1, "cup", whole & ~front, whole),
+        Instance(2, "box", front, front),
+    )
+    figures = completion_figures(completer, [Sample(1, "a.png", image, instances, ())])
+    assert list(figures) == [
+        "visible mask",
+        "hull",
+        "hull in neighbours",
+        "with neighbours",
+        "alone",
+    ]
+    table = _completion_table({"val": {"completion": figures}, "scenes": {}})
+    assert [row[0] for row in table.rows] == [f"val, {name}" for name in figures]
+    assert all(row[1] == row[4] == "1" for row in table.rows)
+    assert table.rows[0][3] == "0.00" and table.rows[0][5] == "100.00"

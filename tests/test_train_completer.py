@@ -29,10 +29,9 @@ def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     references = records[0]["references"]
-    assert references["visible"]["hidden"]["occluded_iou"] == 0
-    assert (
-        references["hull"]["hidden"]["amodal_iou"] > references["visible"]["hidden"]["amodal_iou"]
-    )
+    assert references["visible mask"]["hidden"]["occluded_iou"] == 0
+    hull, visible = (references[name]["hidden"] for name in ("hull", "visible mask"))
+    assert hull["amodal_iou"] > visible["amodal_iou"]
     assert [record["step"] for record in records if "train/loss" in record] == [1, 2]
     assert records[-1]["dev"]["alone"]["hidden"]["objects"] > 0
 

@@ -107,9 +107,30 @@ def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
     }
 
 
-def completions_of(completer: MaskCompleter) -> Completions:
-    """A completer as `score_completion` calls it."""
-    return lambda image, visible, neighbours: completer(image, visible, neighbours=neighbours)
+def completion_figures(
+    completer: MaskCompleter, samples: Iterable[Sample]
+) -> dict[str, dict[str, Any]]:
+    """Figures of a completer that knows all other masks of an image, of one that is given a mask
+    alone, and of the references."""
+    samples = list(samples)
+
+    def complete(
+        image: np.ndarray, visible: Sequence[Mask], neighbours: Sequence[Mask | None]
+    ) -> list[Mask]:
+        return completer(image, visible, neighbours=neighbours)
+
+    return reference_figures(samples) | {
+        "with neighbours": score_completion(complete, samples, with_neighbours=True),
+        "alone": score_completion(complete, samples, with_neighbours=False),
+    }
+
+
+def reference_figures(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+    """Figures of the rules that learn nothing. They know the other masks where they use them."""
+    return {
+        name: score_completion(reference, samples, with_neighbours=True)
+        for name, reference in REFERENCES.items()
+    }
 
 
 def visible_as_it_is(
@@ -138,9 +159,9 @@ def hulls_inside_neighbours(
 
 
 REFERENCES: dict[str, Completions] = {
-    "visible": visible_as_it_is,
+    "visible mask": visible_as_it_is,
     "hull": hulls,
-    "hull_in_neighbours": hulls_inside_neighbours,
+    "hull in neighbours": hulls_inside_neighbours,
 }
 """Completions that learn nothing."""
 

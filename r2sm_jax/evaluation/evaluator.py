@@ -13,6 +13,7 @@ from scipy.special import expit
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sources import SourceSpec, intent_sentences
+from r2sm_jax.evaluation.completion import completion_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.inference.predictor import Predictor
@@ -63,6 +64,10 @@ def evaluate(
         accumulate=loop.accumulate,
         devices=loop.devices,
     )
+    if predictor.completer is not None:
+        for name, source in sources.items():
+            samples = (source[index] for index in range(len(source)))
+            report["splits"][name]["completion"] = completion_figures(predictor.completer, samples)
     return report, evaluated
 
 

@@ -123,6 +123,8 @@ def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Tab
         rows = [[name, *cells(figures, DECISIONS)] for name, figures in decided.items()]
         tables.append(Table("Mask type", ["", *DECISIONS], rows))
     tables += [_joint_table(splits), _presence_table(splits), _reference_table(splits)]
+    if any("completion" in split for split in splits.values()):
+        tables.append(_completion_table(splits))
     if not brief:
         benchmarks = report["meta"].get("benchmark", {})
         tables += [_paper_table_2(splits, benchmarks), _paper_table_3(splits, benchmarks)]
@@ -158,6 +160,20 @@ def _occlusion_table(splits: Mapping[str, Any]) -> Table:
             values = [percent(split[kind][key]) for key in BY_OCCLUSION.values()]
             rows.append([f"{name}, {kind}", *values])
     return Table("Instances by occlusion (VRSP, AISFormer)", ["", *BY_OCCLUSION], rows)
+
+
+def _completion_table(splits: Mapping[str, Any]) -> Table:
+    """The completer alone: with the true visible mask given, beside rules that learn nothing."""
+    header = ["", "hidden objects", "amodal IoU", "occluded IoU", "others", "amodal IoU of others"]
+    rows = []
+    for name, split in splits.items():
+        for way, figures in split.get("completion", {}).items():
+            hidden, others = figures["hidden"], figures["not_hidden"]
+            row = [f"{name}, {way}", f"{hidden['objects']}", percent(hidden["amodal_iou"])]
+            row += [percent(hidden["occluded_iou"])]
+            row += [f"{others['objects']}", percent(others["amodal_iou"])]
+            rows.append(row)
+    return Table("Completion of true visible masks", header, rows)
 
 
 def _joint_table(splits: Mapping[str, Any]) -> Table:
