@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from estimate import batch_shapes, flops_of, vocabulary
+from estimate import batch_shapes, count_flops, vocabulary
 from flax import nnx
 
 from r2sm_jax.cli import cli_main, load_config_file, parse_flags
@@ -189,7 +189,7 @@ def measure_ours(args: CheckConfig) -> dict[str, Any]:
     def figures_of(lowered: Any, work: Callable[[], Any]) -> dict[str, Any]:
         timed = measure(work, jax.block_until_ready, repeats)
         memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
-        return figures(timed, images, flops_of(lowered), device.device_kind, memory)
+        return figures(timed, images, count_flops(lowered), device.device_kind, memory)
 
     graphdef, weights = nnx.split(
         VisionEncoder(vision, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
