@@ -337,6 +337,18 @@ def test_combined_files_of_cocoa_name_their_images(name, tmp_path):
     assert collector.image_paths[3].name == name and len(collector.annotations) == 3
 
 
+@pytest.mark.parametrize("url", [None, "/"])
+def test_an_image_of_cocoa_without_any_name_is_a_bad_record(url, tmp_path):
+    photo(tmp_path / "photo.jpg", 40, 60)
+    unnamed = cocoa(image_id=4, url=url)
+    path = write(tmp_path / "all.json", {"images": [], "annotations": [cocoa(), unnamed]})
+    for images in (None, tmp_path):
+        collector = read_coco(path, preset="cocoa", images=images, max_bad=0.5)
+        (bad_record,) = collector.bad_records
+        assert "annotations[1]: image 4 is not listed" in str(bad_record)
+        assert list(collector.images) == [3]
+
+
 BAD_REGIONS = [
     ({"segmentation": square(100, 100, 110, 110)}, "region 1: its segmentation is not where"),
     ({"segmentation": None}, "region 1: it has no segmentation"),

@@ -321,6 +321,19 @@ def test_shared_names_are_not_used_alone():
                 assert re.search(r"leftmost|bigger|larger", text), text
 
 
+@pytest.mark.parametrize("nameless", ["object", "item", "thing"])
+def test_objects_without_a_name_are_no_target_and_no_anchor(nameless):
+    objects = [
+        make_object(0, "teapot", 0.0),
+        make_object(1, nameless, 40.0),
+        make_object(2, nameless, 80.0),
+    ]
+    queries = write_queries(objects, rng=np.random.default_rng(0), count=40)
+    assert queries and all(query.instance_ids == (0,) for query in queries)
+    assert not any(has_words(query.text.lower(), nameless) for query in queries)
+    assert write_queries(objects[1:], rng=np.random.default_rng(0), count=8) == ()
+
+
 def test_nouns():
     plurals = {
         "mug": "mugs",

@@ -126,6 +126,25 @@ def test_requests_list_the_objects(tmp_path, capsys):
     assert (ring.min(0).tolist(), ring.max(0).tolist()) == ([20, 12], [50, 28])
 
 
+def test_requests_and_answers_leave_stuff_out_as_the_template_does(tmp_path):
+    path = save(tmp_path)
+    content = json.loads(path.read_text())
+    content["annotations"][0]["isStuff"] = 1
+    path.write_text(json.dumps(content))
+    requests(path, tmp_path / "r.jsonl")
+    modal, amodal = lines(tmp_path / "r.jsonl")
+    assert [row["id"] for row in offered(modal)] == [BOX, MODAL_ONLY]
+    assert [row["id"] for row in offered(amodal)] == [BOX]
+    answers = answer(tmp_path / "answers.jsonl", qa())
+    parse(path, (answers,), tmp_path / "out.json", tmp_path / "rejected.jsonl")
+    assert [row["reason"] for row in lines(tmp_path / "rejected.jsonl")] == ["unknown instance"]
+
+    content["annotations"] = [a for a in content["annotations"] if a["id"] in (MUG, CROWD)]
+    path.write_text(json.dumps(content))
+    requests(path, tmp_path / "r.jsonl", overwrite=True)
+    assert [row["id"] for row in offered(lines(tmp_path / "r.jsonl")[0])] == [MUG]
+
+
 def test_prompts_say_how_many_and_what_type():
     modal, amodal = system_prompt("modal", 4), system_prompt("amodal", 4)
     assert "exactly 4" in modal and "exactly 4" in amodal

@@ -116,6 +116,23 @@ def test_stuff_is_asked_for_only_where_there_is_nothing_else(tmp_path):
     assert [facts.id for facts in objects_of(content, 1)] == [MUG]
 
 
+def test_a_query_that_the_file_has_is_not_added_again(tmp_path, capsys):
+    path = save(tmp_path, images=(1, 2))
+    first, second, third = (tmp_path / f"{number}.json" for number in (1, 2, 3))
+    template(path, first, queries=6)
+    capsys.readouterr()
+    template(first, second, queries=6)
+    out = capsys.readouterr().out
+    assert "0 queries more" in out and "12 are in the file already" in out
+    assert "images got none" not in out
+    assert json.loads(second.read_text()) == json.loads(first.read_text())
+
+    template(second, third, queries=6, seed=1)
+    queries = json.loads(third.read_text())["queries"]
+    asked = [(q["image_id"], q["text"], tuple(sorted(q["instance_ids"]))) for q in queries]
+    assert len(set(asked)) == len(asked) > 13
+
+
 def objects_of(content, image_id):
     """What queries can ask for: the facts that the grammar gets about the objects of an image,
     without background."""

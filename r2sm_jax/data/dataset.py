@@ -269,13 +269,18 @@ class Dataset:
         """
         image = self.images[index]
         return tuple(
-            read_instance(self.path, image, a, self._names) for a in self._annotations[image["id"]]
+            read_instance(self.path, image, annotation, self._names)
+            for annotation in self.annotations_at(index)
         )
 
     def rle_at(self, index: int, number: int) -> Instance:
         """The instance `number` of image `index`, as `rles_at`."""
-        image = self.images[index]
-        return read_instance(self.path, image, self._annotations[image["id"]][number], self._names)
+        annotation = self.annotations_at(index)[number]
+        return read_instance(self.path, self.images[index], annotation, self._names)
+
+    def annotations_at(self, index: int) -> list[dict[str, Any]]:
+        """The records of the annotations of image `index`, in the order of `rles_at`."""
+        return self._annotations[self.images[index]["id"]]
 
     def truth_at(self, index: int) -> ImageTruth:
         """The annotations of image `index`; no image is opened.
@@ -291,7 +296,7 @@ class Dataset:
 
     def categories_at(self, index: int) -> set[str]:
         """The categories of the instances of image `index`."""
-        annotations = self._annotations[self.images[index]["id"]]
+        annotations = self.annotations_at(index)
         return {self._names[annotation["category_id"]] for annotation in annotations}
 
     def size_at(self, index: int) -> tuple[int, int]:

@@ -358,15 +358,20 @@ def _cocoa_image(
 ) -> ImageRecord:
     """The image of an annotation: listed in its file, or named as the file or as its URL."""
     url = record.get("url")
-    url_names = [PurePosixPath(url).name] if is_text(url) else []
+    url_name = PurePosixPath(url).name if is_text(url) else ""
+    url_names = [url_name] if url_name else []
     if image_id in images:
         entry = images[image_id]
         names = [entry.text("file_name"), *url_names]
         size = _stated_size(entry, options)
         return make_image(entry, names, options.images_dir, image_id, size)
-    # A file with one annotation is named as its image; the record is then the whole file.
-    file_names = [] if record.name else names_of_image(record.path)
-    return make_image(record, [*file_names, *url_names], options.images_dir, image_id)
+    # A file with one annotation is named as its image. A file with several is named as none.
+    file_names = names_of_image(record.path) if record.is_whole_file else []
+    names = [*file_names, *url_names]
+    if not names:
+        problem = f"image {image_id} is not listed under 'images', and there is no 'url'"
+        raise record.error(problem, "add one of the two")
+    return make_image(record, names, options.images_dir, image_id)
 
 
 def _as_annotation(region: Entry, number: int) -> Entry:

@@ -63,7 +63,12 @@ class Entry:
     value: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.name}" if self.name else str(self.path)
+        return str(self.path) if self.is_whole_file else f"{self.path}: {self.name}"
+
+    @property
+    def is_whole_file(self) -> bool:
+        """Whether this is the content of the file, and not a part of it."""
+        return not self.name
 
     def error(self, problem: str, remedy: str) -> RecordError:
         """An error about this entry, to raise."""

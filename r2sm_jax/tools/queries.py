@@ -26,13 +26,13 @@ from r2sm_jax.data.dataset import (
     read_records,
 )
 from r2sm_jax.data.images import data_url
-from r2sm_jax.data.validation import is_ignored
 from r2sm_jax.errors import InputError, atomic_write, read_bytes, refuse_overwrite
 from r2sm_jax.query import MASK_TYPES, MaskType
 from r2sm_jax.synthetic.queries.nouns import same_class, says_name, words_of
 from r2sm_jax.synthetic.queries.objects import MIN_HIDDEN_SHARE
 from r2sm_jax.tools.answers import COORDINATES, QuestionAndAnswer, read_answer
 from r2sm_jax.tools.records import write_json
+from r2sm_jax.tools.template import background_ids
 
 PROMPTS = tomllib.loads((files("r2sm_jax.tools") / "llm_queries.toml").read_text("utf-8"))
 REASONS = {
@@ -73,7 +73,8 @@ def requests(
 ) -> None:
     """Writes requests for queries to a vision-language model.
 
-    There is one line for each image and mask type. Send the lines to a batch interface, or to any
+    There is one line for each image and mask type. It offers what the template may ask for: no
+    `ignore` annotation, and COCOA's stuff (`isStuff`) only if there is nothing else. Send the lines to a batch interface, or to any
     chat model, and give the answers to `queries parse`.
 
     Args:
@@ -113,8 +114,13 @@ def requests(
 
 def _make_tables(data: Dataset, index: int) -> dict[MaskType, str]:
     """The list of an image's instances for each mask type that has some."""
+    background = background_ids(data.annotations_at(index))
     # Only one image's masks are in memory at a time.
-    instances = [i.convert(masks.expand) for i in data.rles_at(index) if not i.ignore]
+    instances = [
+        instance.convert(masks.expand)
+        for instance in data.rles_at(index)
+        if instance.id not in background
+    ]
     tables: dict[MaskType, str] = {}
     for mask_type in MASK_TYPES:
         rows = list(_rows(instances, mask_type))
@@ -299,10 +305,11 @@ def _offered_names(
     annotations: Sequence[Mapping[str, Any]], mask_type: MaskType, names: Mapping[int, str]
 ) -> dict[int, str]:
     """The class names, by id, of the annotations that a request of this mask type lists."""
+    background = background_ids(annotations)
     offered = {}
     for annotation in annotations:
         has_mask = mask_type == "modal" or annotation.get("segmentation") is not None
-        if has_mask and not is_ignored(annotation):
+        if has_mask and annotation["id"] not in background:
             offered[annotation["id"]] = names[annotation["category_id"]]
     return offered
 

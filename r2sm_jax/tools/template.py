@@ -29,7 +29,7 @@ def template(
 
     Half of them are modal, half amodal. An `ignore` annotation gets no query, one whose complete
     mask is not known gets only modal ones, and COCOA's stuff (`isStuff`) gets queries only if there
-    is nothing else.
+    is nothing else. A query that the file has already is not added again.
 
     Args:
         dataset: The dataset file. Its class names become the nouns; its masks tell what hides what.
@@ -43,7 +43,7 @@ def template(
     refuse_overwrite(out, overwrite)
     records = read_records(dataset)
     num_before = len(records["queries"])
-    add_template_queries(dataset, records, queries, seed)
+    repeated_at = add_template_queries(dataset, records, queries, seed)
     write_json(out, records, overwrite)
 
     added = records["queries"][num_before:]
@@ -51,20 +51,30 @@ def template(
     counts = f"{types['modal']} modal, {types['amodal']} amodal"
     print(f"wrote {out}: {len(added)} queries more ({counts})")
     num_images = len(records["images"])
-    num_without = num_images - len({query["image_id"] for query in added})
+    num_without = num_images - len({query["image_id"] for query in added}.union(repeated_at))
+    if repeated_at:
+        print(f"{len(repeated_at)} are in the file already; another --seed gives other queries")
     if num_without:
         reason = "nothing in them can be asked for by its class"
         print(f"{num_without} of {num_images} images got none: {reason}")
 
 
-def add_template_queries(path: Path, records: Mapping[str, Any], count: int, seed: int) -> None:
+def add_template_queries(
+    path: Path, records: Mapping[str, Any], count: int, seed: int
+) -> list[int]:
     """Appends up to `count` queries about every image to the records of a dataset file.
 
-    `path` names the file in messages; it need not exist yet. Raises InputError for a mask that
-    cannot be read.
+    A query with the text and the targets of one that its image has is left out. Returns the image
+    ids of those, one for each query. `records` must be checked (`check_records`); `path` names the
+    file in messages and need not exist yet. Raises InputError for a mask that cannot be read.
     """
     dataset = Dataset(path, records)
     annotations = group_by_image(records, "annotations")
+    earlier = {
+        (query["image_id"], query["text"], frozenset(query["instance_ids"]))
+        for query in records["queries"]
+    }
+    repeated_at = []
     number = max((query["id"] for query in records["queries"]), default=0)
     for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
         instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
@@ -73,6 +83,9 @@ def add_template_queries(path: Path, records: Mapping[str, Any], count: int, see
         rng = np.random.default_rng((seed, image["id"] % 2**63))
         facts = describe_objects(instances)
         for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden):
+            if (image["id"], query.text, frozenset(query.instance_ids)) in earlier:
+                repeated_at.append(image["id"])
+                continue
             number += 1
             record = {
                 "id": number,
@@ -83,6 +96,7 @@ def add_template_queries(path: Path, records: Mapping[str, Any], count: int, see
                 "kind": dict(query.kind),
             }
             records["queries"].append(record)
+    return repeated_at
 
 
 def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:

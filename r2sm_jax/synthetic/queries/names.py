@@ -114,8 +114,13 @@ class NameWriter:
         return pick(self.rng, names) if names else None
 
     def nouns(self, entry: LexiconEntry) -> Sequence[str]:
-        """The nouns of a class that this split may use."""
-        return entry.held_out_nouns if self.held_out else entry.nouns
+        """The nouns of a class that this split may use; none of a class such as "object".
+
+        Annotations without a class name are called so. The noun fits every object of the image, and
+        `ImageObjects.named` would count only those with this class.
+        """
+        nouns = entry.held_out_nouns if self.held_out else entry.nouns
+        return [noun for noun in nouns if noun not in self.words["anything"]]
 
     def noun(self, target: ObjectFacts, for_anything: bool = False) -> Named | None:
         """A noun for a target and all objects that it could mean; now and then the noun of a group.
