@@ -24,7 +24,7 @@ from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.prepare import FreshSource
 from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.completion import completion_figures, reference_figures
+from r2sm_jax.evaluation.completion import completer_figures, reference_figures
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_step
@@ -85,6 +85,12 @@ def train_completer(config: Config) -> Path:
     Raises InputError if the data cannot be read or have no object whose complete shape is known.
     """
     started = time.monotonic()
+    if config.resume or config.init:
+        flag = "--resume" if config.resume else "--init"
+        raise InputError(
+            f"{flag} is for the segmenter; a completer trains from random weights in one go, so "
+            "leave the flag out and give a new --run"
+        )
     size = config.model.vision.image_size
     source = open_dataset(config.data, "train", image_size=size, count=config.data.scenes)
     dev = open_dataset(config.data, "dev", image_size=size, count=config.train.evaluate_samples)
@@ -111,6 +117,7 @@ def train_completer(config: Config) -> Path:
     # An average over more steps than there are would keep the random weights.
     average = min(AVERAGE, 1 - 10 / (config.train.steps + 10))
     step_function = jax.jit(make_step(graphdef, optimizer, average), donate_argnums=0)
+    completer = MaskCompleter(config.model.completer, weights)
     state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
 
     with ExitStack() as stack:
@@ -131,21 +138,24 @@ def train_completer(config: Config) -> Path:
                 seconds = time.monotonic() - started
                 print(f"step {step}: loss {losses['train/loss']:.3f}, {seconds:.0f} s", flush=True)
             if step % config.train.evaluate_every == 0 or step == config.train.steps:
-                completer, figures = choose_threshold(config, state[1], samples)
-                write_line(log, {"step": step, "dev": figures})
+                # The step takes over the buffers of the state, so the weights are copied.
+                averaged = jax.tree.map(jnp.copy, state[1])
+                completer, figures = choose_threshold(completer.updated(weights=averaged), samples)
+                figures = references | figures
+                write_line(log, {"step": step, "threshold": completer.threshold, "dev": figures})
                 save_completer(folder, completer.config, completer.weights, completer.threshold)
                 print_figures(figures)
     return folder
 
 
 def choose_threshold(
-    config: Config, weights: nnx.State, samples: list[Sample]
+    completer: MaskCompleter, samples: list[Sample]
 ) -> tuple[MaskCompleter, dict[str, Any]]:
-    """The completer with the threshold that is best on `dev`, and all figures there."""
+    """The completer with the threshold that is best on `dev`, and its figures there."""
     candidates = []
     for threshold in THRESHOLDS:
-        completer = MaskCompleter(config.model.completer, weights, threshold)
-        candidates.append((completer, completion_figures(completer, samples)))
+        candidate = completer.updated(threshold=threshold)
+        candidates.append((candidate, completer_figures(candidate, samples)))
     # Objects that nothing hides count as well: what is added to them is wrong.
     return max(candidates, key=lambda candidate: mean_iou(candidate[1]))
 
@@ -153,9 +163,9 @@ def choose_threshold(
 def mean_iou(figures: dict[str, Any]) -> float:
     """The mean IoU of hidden and other objects, with and without neighbours."""
     values = []
-    for name in ("with neighbours", "alone"):
+    for of_kind in figures.values():
         for group in ("hidden", "not_hidden"):
-            iou = figures[name][group]["amodal_iou"]
+            iou = of_kind[group]["amodal_iou"]
             if iou is not None:
                 values.append(iou)
     return float(np.mean(values))

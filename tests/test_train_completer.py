@@ -1,17 +1,19 @@
 """`train --train.part completer`: what a run writes, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from r2sm_jax import train
+from r2sm_jax import predict, train
 from r2sm_jax.cli import load_config_file
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.inference.completion import load_completer
 from r2sm_jax.train_completer import EXAMPLES_PER_IMAGE, Examples
 
+CONFIGS = Path(train.__file__).parents[1] / "configs"
 FLAGS = """
     --train.part completer --train.steps 2 --train.batch-size 2 --train.log-every 1
     --train.evaluate-every 2 --train.evaluate-samples 8 --data.scenes 8 --data.queries 1
@@ -20,7 +22,7 @@ FLAGS = """
 """.split()
 
 
-def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path, command):
+def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path, command, refused):
     done = command(train.main, *FLAGS, "--data.source", "scenes", "--run", tmp_path / "run")
     assert done.code == 0, done.err
     completer = load_completer(tmp_path / "run")
@@ -34,6 +36,11 @@ def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path
     assert hull["amodal_iou"] > visible["amodal_iou"]
     assert [record["step"] for record in records if "train/loss" in record] == [1, 2]
     assert records[-1]["dev"]["alone"]["hidden"]["objects"] > 0
+    assert records[-1]["threshold"] == completer.threshold
+
+    Image.new("RGB", (40, 40)).save(tmp_path / "photo.png")
+    sentence = refused(predict.main, tmp_path / "run", tmp_path / "photo.png", "the cup")
+    assert "the run of a completer" in sentence
 
 
 def write_visible_objects(folder):
@@ -66,6 +73,15 @@ def test_data_in_which_nothing_is_hidden_are_refused(tmp_path, refused):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flags", [["--resume"], ["--init", "runs/other"]])
+def test_flags_of_the_segmenter_are_refused(refused, tmp_path, flags):
+    sentence = refused(
+        train.main, CONFIGS / "completer.py", *FLAGS, *flags, "--run", tmp_path / "run"
+    )
+    assert flags[0] in sentence
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_picture_gives_as_many_examples_as_a_row_holds_and_none_if_it_has_none():
     image = np.zeros((40, 40, 3), np.uint8)
     whole = np.zeros((40, 40), bool)
@@ -82,7 +98,6 @@ def test_a_picture_gives_as_many_examples_as_a_row_holds_and_none_if_it_has_none
     assert rows[0][..., 6].max() == 255 and not rows[1].any()
 
 
-@pytest.mark.parametrize("name", ["completer"])
-def test_its_configuration_trains_a_completer(name):
-    config = load_config_file(train.Path(train.__file__).parents[1] / f"configs/{name}.py")
+def test_its_configuration_trains_a_completer():
+    config = load_config_file(CONFIGS / "completer.py")
     assert config.train.part == "completer"

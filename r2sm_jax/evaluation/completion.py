@@ -110,16 +110,23 @@ def summarize(scores: Sequence[ObjectScore]) -> dict[str, Any]:
 def completion_figures(
     completer: MaskCompleter, samples: Iterable[Sample]
 ) -> dict[str, dict[str, Any]]:
-    """Figures of a completer that knows all other masks of an image, of one that is given a mask
-    alone, and of the references."""
+    """Figures of a completer, after those of the rules that learn nothing."""
     samples = list(samples)
+    return reference_figures(samples) | completer_figures(completer, samples)
+
+
+def completer_figures(
+    completer: MaskCompleter, samples: Sequence[Sample]
+) -> dict[str, dict[str, Any]]:
+    """Figures of a completer that knows all other masks of an image, and of one that is given a
+    mask alone."""
 
     def complete(
         image: np.ndarray, visible: Sequence[Mask], neighbours: Sequence[Mask | None]
     ) -> list[Mask]:
         return completer(image, visible, neighbours=neighbours)
 
-    return reference_figures(samples) | {
+    return {
         "with neighbours": score_completion(complete, samples, with_neighbours=True),
         "alone": score_completion(complete, samples, with_neighbours=False),
     }

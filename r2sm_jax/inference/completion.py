@@ -9,6 +9,7 @@ or in an export: the same object as `completer` in config.json, and its weights 
 model.safetensors with `completer.` before their names.
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,18 @@ class MaskCompleter:
             return nnx.merge(graphdef, weights)(inputs)
 
         self._compute_logits = compute_logits
+
+    def updated(
+        self, *, weights: nnx.State | None = None, threshold: float | None = None
+    ) -> "MaskCompleter":
+        """A completer with other weights or another threshold, which shares the compiled function
+        of this one."""
+        other = copy.copy(self)
+        if weights is not None:
+            other.weights = weights
+        if threshold is not None:
+            other.threshold = threshold
+        return other
 
     def __call__(
         self,

@@ -104,6 +104,11 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     Raises InputError if there is no such checkpoint, or it is damaged.
     """
     config = read_config(folder)
+    if config.train.part == "completer":
+        raise InputError(
+            f"{folder}: this is the run of a completer, which finds nothing by itself; put it into "
+            f"an export with python -m r2sm_jax.export RUN --completer {folder} --out DIR"
+        )
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
     if not steps:
