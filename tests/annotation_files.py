@@ -81,7 +81,7 @@ def read_coco(
 
 def dataset_of(collector: Collector, folder: Path, images: Path | None = None) -> Dataset:
     """The dataset file of a conversion, written and read again."""
-    collector.name_images(folder / "out.json")
+    collector.make_file_names_relative(folder / "out.json")
     write_json(folder / "out.json", collector.to_records("test"), overwrite=True)
     return read_json(folder / "out.json", images)
 

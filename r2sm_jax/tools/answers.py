@@ -17,12 +17,21 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 # White space in a pattern does not count. Repetitions are bounded, so that long rubbish is read in
 # linear time.
-QUESTION = _pattern(r"<\s{0,3} q \s{0,3}\d{0,2}\s{0,3}>")  # such as <Q>, < q > or <Q1>
+
+# The opening of a question: <Q>, < q > or <Q1>.
+QUESTION = _pattern(r"<\s{0,3} q \s{0,3}\d{0,2}\s{0,3}>")
+# What ends a question: </Q>, or the opening of its answer if that tag is missing.
 QUESTION_END = _pattern(r"<\s{0,3} (?:/\s{0,3}q|a) \s{0,3}\d{0,2}\s{0,3}>")
+# The opening of an answer: <A>, < a > or <A1>.
 ANSWER = _pattern(r"<\s{0,3} a \s{0,3}\d{0,2}\s{0,3}>")
+# Any of the four tags: <Q>, </Q>, <A>, </A>.
 TAG = _pattern(r"<\s{0,3} /?\s{0,3}[qa] \s{0,3}\d{0,2}\s{0,3}>")
+# The number of a question in its text: "Question 2: ", "(2) " or "2. ".
 NUMBERING = _pattern(r"^(?:question\s?)?(?:\(?\d{1,2}\s?[.):]\s|question\s?:\s?)")
+# The beginning of an instance in an answer.
 INSTANCE = _pattern(r"\binstance[\s_]{1,3}id")
+# An instance: "instance id is [3], class name is [mug]". The three groups are its id, and its name
+# either in brackets or without them, up to a semicolon or the end of the line.
 ID_AND_NAME = _pattern(
     r"""
     instance[\s_]{1,3}id \s{0,3}(?:is|:|=)? [\s\[(\"'#*]{0,6} (-?\d{1,18})(?!\d) [\s\])\"',;:.*]{0,6}
@@ -32,12 +41,14 @@ ID_AND_NAME = _pattern(
 )
 # The number of the next question, or "and" before the next instance.
 AFTER_NAME = _pattern(r"\s(?:\d{1,2}[.)]|(?-i:and))\s?$")
+# Coordinates in a question: "(12, 30", "12, 30", "x = 12", "bounding box".
 COORDINATES = _pattern(
     r"""
     [\[(]\s?-?\d{1,9}(?:\.\d{1,9})?\s?[,;]\s?-?\d | \d\s?,\s-?\d | \b[xy]\s?[=:]\s?-?\d
     | \bcoordinates\b | \bbounding[\s-]box | \bbbox | \bpolygons?\b
     """
 )
+# Characters around a question or a class name that do not belong to it.
 QUESTION_QUOTES = "\"'`*“” "
 NAME_QUOTES = " \t.,:\"'`*()[]"
 

@@ -63,8 +63,8 @@ class Preset:
         "i_segmentation",
         "i_segm",
     )
-    """Fields of the visible mask. An object without any is fully visible, if others of its file
-    have one."""
+    """Fields of the visible mask; the first that is present counts. An object without any is fully
+    visible. A file without any is refused, except one of COCOA's own (`read_coco_like`)."""
     order: str = ""
     """Depth order, smaller is nearer; compared with the order that the masks show."""
     copied: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class _AnnotatedImage:
 
     entry: Entry
     """The entry that messages about the image name."""
-    record: ImageRecord
+    image: ImageRecord
     annotations: Sequence[Entry]
     """Its objects, each with the `name` of its category."""
 
@@ -200,10 +200,11 @@ def read_coco_like(
         modal_fields = (options.visible_field,)
     # COCOA stores a visible mask only where a region is occluded, so a file may have none at all.
     # Other formats must have some, and so must a field that the user names in place of COCOA's own.
-    is_cocoas_field = options.visible_field is None or options.visible_field in preset.modal
+    has_own_field = options.visible_field is None or options.visible_field in preset.modal
+    may_lack_visible_masks = preset.has_regions and has_own_field
     read_options = _ReadOptions(
         preset=replace(preset, amodal=amodal_fields, modal=modal_fields),
-        visible_field_is_required=not (preset.has_regions and is_cocoas_field),
+        visible_field_is_required=not may_lack_visible_masks,
         images_dir=images_dir,
         padded_dir=padded_dir,
         oversize=options.oversize,
@@ -236,7 +237,7 @@ def _coco_images(
     """The images of COCO files."""
     used_ids: set[int] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, Note):  # or a BadRecord, which is one
+        if not isinstance(file, Entry):
             yield file
             continue
         images, bad_images = index_by_id(file.children("images", "image"))
@@ -249,8 +250,8 @@ def _coco_images(
             yield file.note(f"its image ids collide with those before; {shift} was added to each")
         for item in _images_of_file(file, images, shift, options):
             yield item
-            if isinstance(item, _AnnotatedImage) and item.record.id is not None:
-                used_ids.add(item.record.id)
+            if isinstance(item, _AnnotatedImage) and item.image.id is not None:
+                used_ids.add(item.image.id)
 
 
 def _images_of_file(
@@ -310,14 +311,14 @@ def _cocoa_images(
     used_ids: set[int] = set()
     region_fields: set[str] = set()
     for file in read_json_files(sources, "annotations of this format"):
-        if isinstance(file, Note):  # or a BadRecord, which is one
+        if not isinstance(file, Entry):
             yield file
             continue
-        # A file holds one annotation, or a list of them.
-        records = [file]
+        # A file holds one entry, with the regions of one annotator, or a list of them.
+        entries = [file]
         if isinstance(file.get("annotations"), list):
-            records = file.children("annotations")
-        if not records or not all(isinstance(record.get("regions"), list) for record in records):
+            entries = file.children("annotations")
+        if not entries or not all(isinstance(entry.get("regions"), list) for entry in entries):
             # A file that the user names must be COCOA's. A folder may hold others too.
             if file.path in sources:
                 raise file.error(
@@ -330,48 +331,52 @@ def _cocoa_images(
             images, bad_images = index_by_id(file.children("images", "image"))
             yield from bad_images
 
-        for record in records:
+        for entry in entries:
             try:
-                image_id = record.require("image_id", int)
+                image_id = entry.require("image_id", int)
                 # COCOA has several annotators an image; they would double every object.
                 if image_id in used_ids:
-                    yield record.note(f"left out, image {image_id} has been read before")
+                    yield entry.note(f"left out, image {image_id} has been read before")
                     continue
-                image = _cocoa_image(record, image_id, images, options)
+                image = _cocoa_image(entry, image_id, images, options)
             except RecordError as error:
                 yield error.bad_record
                 continue
             used_ids.add(image_id)
             regions = [
                 _as_annotation(region, number)
-                for number, region in enumerate(record.children("regions"), start=1)
+                for number, region in enumerate(entry.children("regions"), start=1)
             ]
             region_fields |= _field_names(regions)
-            yield _AnnotatedImage(record, image, regions)
+            yield _AnnotatedImage(entry, image, regions)
 
+    # Of all files together, since the regions of one image may all be in full view.
     if region_fields and options.visible_field_is_required:
         _check_fields(", ".join(map(str, sources)), region_fields, options.preset)
 
 
 def _cocoa_image(
-    record: Entry, image_id: int, images: Mapping[int, Entry], options: _ReadOptions
+    entry: Entry, image_id: int, images: Mapping[int, Entry], options: _ReadOptions
 ) -> ImageRecord:
-    """The image of an annotation: listed in its file, or named as the file or as its URL."""
-    url = record.get("url")
+    """The image of an entry: listed in its file (`images`), or named as the file or as its URL.
+
+    Raises RecordError for an image without any name, and as `make_image`.
+    """
+    url = entry.get("url")
     url_name = PurePosixPath(url).name if is_text(url) else ""
     url_names = [url_name] if url_name else []
     if image_id in images:
-        entry = images[image_id]
-        names = [entry.text("file_name"), *url_names]
-        size = _stated_size(entry, options)
-        return make_image(entry, names, options.images_dir, image_id, size)
+        listed = images[image_id]
+        names = [listed.text("file_name"), *url_names]
+        size = _stated_size(listed, options)
+        return make_image(listed, names, options.images_dir, image_id, size)
     # A file with one annotation is named as its image. A file with several is named as none.
-    file_names = names_of_image(record.path) if record.is_whole_file else []
+    file_names = names_of_image(entry.path) if entry.is_whole_file else []
     names = [*file_names, *url_names]
     if not names:
         problem = f"image {image_id} is not listed under 'images', and there is no 'url'"
-        raise record.error(problem, "add one of the two")
-    return make_image(record, names, options.images_dir, image_id)
+        raise entry.error(problem, "add one of the two")
+    return make_image(entry, names, options.images_dir, image_id)
 
 
 def _as_annotation(region: Entry, number: int) -> Entry:
@@ -380,7 +385,8 @@ def _as_annotation(region: Entry, number: int) -> Entry:
     Regions are listed from front to back, so without an `order` the region's number counts.
     """
     fields = region.value if isinstance(region.value, dict) else {}
-    # A region has no id, and its name is free text.
+    # A region has no id. Its name is free text and stands in the place of a category; "" becomes
+    # the class "object" in `Collector`.
     annotation = {
         **fields,
         "id": None,
@@ -418,6 +424,7 @@ def _field_names(entries: Sequence[Entry]) -> set[str]:
 
 def _check_fields(source: str, fields: set[str], preset: Preset) -> None:
     """Raises InputError if no field holds a complete mask, or none a visible one."""
+    # Where nothing is hidden, the user can give the complete mask as the visible one too.
     visible_flag = f"--visible-field, {preset.amodal[-1]} if every object is fully visible"
     for names, flag in ((preset.amodal, "--amodal-field"), (preset.modal, visible_flag)):
         if not fields.intersection(names):
@@ -431,27 +438,31 @@ def _check_fields(source: str, fields: set[str], preset: Preset) -> None:
 
 
 def _read_image(
-    image: _AnnotatedImage, options: _ReadOptions, comparisons: _Comparisons
+    annotated: _AnnotatedImage, options: _ReadOptions, comparisons: _Comparisons
 ) -> Iterator[Item]:
-    """The record of an image, then one for each of its annotations."""
-    original_size = image.record.size
-    mask_size = _size_of_masks(image, options.preset)
-    record = image.record
+    """The record of an image, then one for each of its annotations.
+
+    Raises InputError for masks that are larger than the image, if they are to be refused.
+    """
+    image = annotated.image
+    original_size = image.size
+    mask_size = _size_of_masks(annotated, options.preset)
     if mask_size != original_size and options.oversize == "refuse":
         problem = (
             f"its masks reach {mask_size[0]} x {mask_size[1]} "
             f"but it is {original_size[0]} x {original_size[1]}"
         )
-        raise InputError(f"{image.entry}: {problem}; choose --oversize crop or --oversize pad")
+        raise InputError(f"{annotated.entry}: {problem}; choose --oversize crop or --oversize pad")
     if mask_size != original_size and options.oversize == "pad":
-        record = _pad_image(record, mask_size, options.padded_dir)
+        image = _pad_image(image, mask_size, options.padded_dir)
 
-    # On its own, since an image without a usable object is kept.
-    yield Record(record)
+    # On its own, since an image without a usable object is kept. The records of its objects name
+    # the image again, and the collector adds it once.
+    yield Record(image)
     objects: list[tuple[Entry, ObjectRecord]] = []
-    for annotation in image.annotations:
+    for annotation in annotated.annotations:
         try:
-            modal, amodal, notes = _read_masks(annotation, options.preset, record, original_size)
+            modal, amodal, notes = _read_masks(annotation, options.preset, image, original_size)
             object_record = _make_object(annotation, modal, amodal, notes, options)
         except RecordError as error:
             yield error.bad_record
@@ -463,23 +474,23 @@ def _read_image(
             rles = [fields[key] for key in MASKS if key in fields]
             comparisons.boxes.add(annotation.value, rles)
         objects.append((annotation, object_record))
-        yield Record(record, [object_record])
-    yield from _compare_order(image.entry, objects, options.preset.order)
+        yield Record(image, [object_record])
+    yield from _compare_order(annotated.entry, objects, options.preset.order)
 
 
-def _size_of_masks(image: _AnnotatedImage, preset: Preset) -> Size:
+def _size_of_masks(annotated: _AnnotatedImage, preset: Preset) -> Size:
     """The size that has room for an image and all of its RLEs.
 
     Raises RecordError if that is more than an image can have.
     """
-    height, width = image.record.size
-    for annotation in image.annotations:
+    height, width = annotated.image.size
+    for annotation in annotated.annotations:
         for key in (*preset.amodal, *preset.modal):
-            rle_size = _size_of_covering_rle(annotation.get(key), image.record.size)
+            rle_size = _size_of_covering_rle(annotation.get(key), annotated.image.size)
             if rle_size is not None:
                 height = max(height, rle_size[0])
                 width = max(width, rle_size[1])
-    image.entry.check_size(height, width)
+    annotated.entry.check_size(height, width)
     return height, width
 
 
@@ -491,7 +502,7 @@ def _size_of_covering_rle(segmentation: Any, image_size: Size) -> Size | None:
     """
     try:
         height, width = masks.rle_size(segmentation)
-    except ValueError:
+    except ValueError:  # polygons, or nothing
         return None
     is_covering = height >= image_size[0] and width >= image_size[1]
     return (height, width) if is_covering else None
@@ -588,14 +599,20 @@ def _make_object(
         if is_id(annotation.get(key)):
             fields[key] = annotation.get(key)
     ignored_by = annotation.flag_that_ignores(crowds_are_objects=options.crowds == "objects")
-    return ObjectRecord(annotation.get("name"), fields, None, tuple(notes), ignored_by)
+    return ObjectRecord(
+        category=annotation.get("name"), fields=fields, notes=tuple(notes), ignored_by=ignored_by
+    )
 
 
 def _compare_order(
     image: Entry, objects: Sequence[tuple[Entry, ObjectRecord]], order: str
 ) -> Iterator[Note]:
-    """A note if objects overlap in another order than the one that the file states."""
-    if not all(order in record.fields for _, record in objects):
+    """A note if objects overlap in another order than the one that the file states.
+
+    `order` is the field of the depth order. Nothing is compared unless all objects have it; none
+    has "", that of formats without an order.
+    """
+    if not all(order in object_record.fields for _, object_record in objects):
         return
     num_overlapping = 0
     wrong_pairs = []
@@ -616,6 +633,9 @@ def _compare_order(
 
 
 def _visible_area_inside(fields: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """How many pixels of an object are visible inside the complete mask of another one."""
+    """How many pixels of an object are visible inside the complete mask of another one.
+
+    `fields` and `other` are the fields of the two (`mask_fields`).
+    """
     modal = fields.get("visible_mask", fields["segmentation"])
     return masks.areas([masks.intersect(modal, other["segmentation"])])[0]

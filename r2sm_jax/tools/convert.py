@@ -23,7 +23,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from r2sm_jax.data.dataset import read_records
 from r2sm_jax.data.split_summary import CROWD_REMEDY, has_only_ignored
-from r2sm_jax.data.validation import find_shared_files, is_ignored
+from r2sm_jax.data.validation import check_records, find_shared_files, is_ignored
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.query import MaskType
 from r2sm_jax.tools.check import counts_of, find_repeated
@@ -194,10 +194,13 @@ def convert(
     print_notes(collector.bad_records)
     print_notes(collector.notes)
 
-    images_flag = collector.name_images(files.out)
+    image_folder = collector.make_file_names_relative(files.out)
     sources = ", ".join(path.name for path in files.sources)
     records = collector.to_records(f"converted from {name}: {sources}")
     if template.queries:
+        # The template opens a `Dataset`, whose records must be checked. `write_json` checks the new
+        # queries too.
+        check_records(files.out, records)
         add_template_queries(files.out, records, template.queries, template.seed)
         if not records["queries"]:
             remedy = "name the classes, or write queries with `data queries requests`"
@@ -207,9 +210,9 @@ def convert(
     types = Counter(query["mask_type"] for query in records["queries"])
     counts = f"{types['modal']} modal, {types['amodal']} amodal"
     print(f"wrote {files.out}: {counts_of(records)} ({counts})")
-    if images_flag:
-        folder = files.out.parent
-        print(f"the images are not below {folder}; pass {images_flag} with the dataset")
+    if image_folder != files.out.resolve().parent:
+        flag = f"--data.images {image_folder}"
+        print(f"the images are not below {files.out.parent}; pass {flag} with the dataset")
 
 
 def notes_on_all_records(

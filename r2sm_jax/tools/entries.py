@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,12 @@ class BadRecord(Note):
 
 
 class RecordError(InputError):
-    """A record cannot be used. A reader turns this error into its `bad_record`."""
+    """A record cannot be used.
+
+    Where the rest of the file can, the reader catches this error, yields its `bad_record` and goes
+    on. Where it cannot, such as without the list of annotations, nobody catches it, and it ends the
+    command as any InputError.
+    """
 
     def __init__(self, bad_record: BadRecord) -> None:
         super().__init__(str(bad_record))
@@ -179,12 +185,14 @@ class Entry:
         except ValueError as error:
             remedy = "give the annotation and the image that belong together"
             raise self.error(f"its {key} cannot be used ({error})", remedy) from error
-        if isinstance(self.get(key), list) and (fault := find_polygon_fault(self.get(key), size)):
+        polygons = self.get(key)
+        if isinstance(polygons, list) and (fault := find_polygon_fault(polygons, size)):
             raise self.error(f"its {key} is not where the image is", fault)
-        if not num_short:
-            return mask, []
-        what = f"{num_short} rings of fewer than three points in its {key} were left out"
-        return mask, [self.note(what)]
+        notes = []
+        if num_short:
+            what = f"{num_short} rings of fewer than three points in its {key} were left out"
+            notes.append(self.note(what))
+        return mask, notes
 
 
 # Reading files
@@ -287,26 +295,31 @@ def read_pickle(path: Path) -> Any:
 def read_mask(value: Any, size: Size) -> tuple[Mask, int]:
     """The mask `[H W]` of an image of this size, and how many rings were left out.
 
-    `value` is an RLE, a list of RLEs, one polygon, or a list of polygons; several are united. A
-    polygon is a list of numbers or of points. Rings of fewer than three points are left out unless
+    `value` is an RLE, a list of RLEs, one ring (polygon), or a list of rings; several are united. A
+    ring is a list of numbers or of points. Rings of fewer than three points are left out unless
     there are no others. Raises ValueError, with a reason, for anything else.
     """
     if not isinstance(value, list) or not value:
         return masks.from_segmentation(value, *size), 0
     if all(isinstance(part, dict) for part in value):
-        rles = [masks.compressed(part, *size) for part in value]
+        rles = [masks.compressed(rle, *size) for rle in value]
         return masks.decode(masks.merge(rles, *size)), 0
-    polygons = [value] if _is_polygon(value) else value
-    rings = [_flatten(polygon) for polygon in polygons]
-    # Rings that are no lists stay, so that `from_segmentation` says what is wrong with them.
-    long_rings = [ring for ring in rings if not isinstance(ring, list) or len(ring) >= 6]
-    if not long_rings:
-        long_rings = rings
-    return masks.from_segmentation(long_rings, *size), len(rings) - len(long_rings)
+
+    rings = [value] if _is_ring(value) else value
+    rings = [_flatten(ring) for ring in rings]
+    # A value that is no list stays, so that `from_segmentation` says what is wrong with it.
+    is_kept = [not isinstance(ring, list) or len(ring) >= 6 for ring in rings]
+    if not any(is_kept):
+        return masks.from_segmentation(rings, *size), 0
+    kept_rings = list(compress(rings, is_kept))
+    return masks.from_segmentation(kept_rings, *size), is_kept.count(False)
 
 
-def _is_polygon(value: list[Any]) -> bool:
-    """Whether a list is one polygon: numbers, or points (no polygon consists of two numbers)."""
+def _is_ring(value: list[Any]) -> bool:
+    """Whether a list is one ring, of numbers or of points, and not a list of rings.
+
+    A list of pairs of numbers has points, since no ring consists of two numbers.
+    """
     if isinstance(value[0], int | float):
         return True
     for part in value:
@@ -317,13 +330,16 @@ def _is_polygon(value: list[Any]) -> bool:
     return True
 
 
-def _flatten(polygon: Any) -> Any:
-    """A polygon of points as a flat list of numbers; anything else as it is."""
-    if not isinstance(polygon, list) or not any(isinstance(point, list) for point in polygon):
-        return polygon
-    if not all(isinstance(point, list) and len(point) == 2 for point in polygon):
+def _flatten(ring: Any) -> Any:
+    """A ring of points as a flat list of numbers; anything else as it is.
+
+    Raises ValueError for a list of points with something else among them.
+    """
+    if not isinstance(ring, list) or not any(isinstance(point, list) for point in ring):
+        return ring
+    if not all(isinstance(point, list) and len(point) == 2 for point in ring):
         raise ValueError("a polygon is neither a list of numbers nor of points [x, y]")
-    return [number for point in polygon for number in point]
+    return [number for point in ring for number in point]
 
 
 def draw_polygon(points: Any, size: Size) -> Mask:

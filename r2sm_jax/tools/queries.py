@@ -225,7 +225,8 @@ def parse(
 
     added = Counter(query["mask_type"] for query in records["queries"][num_before:])
     for mask_type in MASK_TYPES:
-        print(f"{f'added, {mask_type}':<16}{added[mask_type]:>8}")
+        label = f"added, {mask_type}"
+        print(f"{label:<16}{added[mask_type]:>8}")
     reasons = Counter(row["reason"] for row in left_out)
     for reason, description in REASONS.items():
         print(f"{reason:<16}{reasons[reason]:>8}  {description}")

@@ -38,7 +38,8 @@ class ImageRecord:
     """An image of the new dataset."""
 
     id: int | None
-    """Its id in the file. None: the collector numbers it, and one `path` is one image."""
+    """Its id in the file. None: the format has none; then the collector numbers the images, and
+    records with the same `path` are about one image."""
     file_name: str
     size: Size
     path: Path | None = None
@@ -163,7 +164,8 @@ class Collector:
         if record.key is not None and (image_id, record.key) in self._annotation_ids:
             return
         number = len(self.annotations) + 1
-        # COCOA's names are free text with stray blanks; "object" is a class that is never named.
+        # COCOA's names are free text with stray blanks. An object without a name gets the class
+        # "object", which no template query says (`NameWriter.nouns`).
         category = " ".join(record.category.split()) or "object"
         category_id = self.categories.setdefault(category, len(self.categories) + 1)
         ids = {"id": number, "image_id": image_id, "category_id": category_id}
@@ -205,25 +207,24 @@ class Collector:
             f"this reason{others}; --max-bad {max_bad:g} allows {int(max_bad * self.num_records)})"
         )
 
-    def name_images(self, out: Path) -> str:
-        """Makes the `file_name` of images relative to the folder of the dataset file `out`.
+    def make_file_names_relative(self, out: Path) -> Path:
+        """Makes the `file_name` of images relative to one folder, and returns that folder.
 
-        This is done for images whose file is known. If an image does not lie below it, names are
-        relative to the nearest folder above all images; then the flag is returned that the user
-        must pass with the dataset, otherwise "".
+        This is done for images whose file is known. The folder is that of the dataset file `out`,
+        in which a `Dataset` looks by default; if an image does not lie below it, it is the nearest
+        folder above all images. Raises InputError if there is none.
         """
         paths = {image_id: path.resolve() for image_id, path in self.image_paths.items()}
         folder = out.resolve().parent
-        are_below = all(path.is_relative_to(folder) for path in paths.values())
-        if not are_below:
+        if not all(path.is_relative_to(folder) for path in paths.values()):
             try:
                 folder = Path(commonpath([path.parent for path in paths.values()]))
-            except ValueError:  # on Windows
+            except ValueError:  # drives of Windows have no folder above them
                 remedy = "its images are on several drives; put them on one"
                 raise InputError(f"{out}: {remedy}") from None
         for image_id, path in paths.items():
             self.images[image_id]["file_name"] = path.relative_to(folder).as_posix()
-        return "" if are_below else f"--data.images {folder}"
+        return folder
 
     def to_records(self, description: str) -> dict[str, Any]:
         """The records of the dataset file. Raises InputError if there is no image."""
@@ -268,7 +269,8 @@ class MaskComparison:
     num_unseen: int = 0
     """Objects of which nothing is visible."""
     num_complements: int = 0
-    """Objects whose visible share is stated as their hidden one."""
+    """Objects whose stated `occlude_rate` is their visible share, so that the visible mask is
+    likely that of the hidden part."""
 
     def add(self, modal: np.ndarray, amodal: np.ndarray, stated_rate: Any = None) -> None:
         """Compares the masks `[H W]` of one object, and its `occlude_rate` if one is stated."""
@@ -278,16 +280,18 @@ class MaskComparison:
         self.num_inverted += bool(has_corners) and amodal.mean() > 0.5
         self.num_unseen += not modal.any()
         if isinstance(stated_rate, int | float) and amodal.any():
-            visible_share = 1 - masks.occlude_rate(modal & amodal, amodal)
-            is_rate = abs(stated_rate - (1 - visible_share)) <= RATE_TOLERANCE
-            self.num_complements += (
-                not is_rate and abs(stated_rate - visible_share) <= RATE_TOLERANCE
-            )
+            hidden_share = masks.occlude_rate(modal & amodal, amodal)
+            visible_share = 1 - hidden_share
+            is_hidden_share = abs(stated_rate - hidden_share) <= RATE_TOLERANCE
+            is_visible_share = abs(stated_rate - visible_share) <= RATE_TOLERANCE
+            # Near one half it is both, which tells nothing.
+            self.num_complements += is_visible_share and not is_hidden_share
 
     def check(self, source: str, remedy: str) -> None:
         """Raises InputError if most objects, and more than one, have the wrong masks.
 
-        One object alone may be an annotator's slip. `remedy` is for masks that are exchanged.
+        One object alone may be an annotator's slip, also where it is all that was compared.
+        `remedy` is for masks that are exchanged.
         """
         for contradiction in self.areas.contradictions(remedy):
             if contradiction.is_systematic and contradiction.count > 1:
@@ -390,6 +394,7 @@ def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
 
     `amodal` is None if the complete mask is not known.
     """
+    # As `Instance.complete`, the visible mask stands in for a complete one that is not known.
     # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere, as
     # losses and metrics assume.
     complete = modal if amodal is None else modal | amodal

@@ -9,7 +9,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.dataset import Dataset, group_by_image, read_records
+from r2sm_jax.data.dataset import Dataset, read_records
 from r2sm_jax.data.validation import is_ignored
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.synthetic.queries.write import write_queries
@@ -69,7 +69,6 @@ def add_template_queries(
     file in messages and need not exist yet. Raises InputError for a mask that cannot be read.
     """
     dataset = Dataset(path, records)
-    annotations = group_by_image(records, "annotations")
     earlier = {
         (query["image_id"], query["text"], frozenset(query["instance_ids"]))
         for query in records["queries"]
@@ -78,8 +77,9 @@ def add_template_queries(
     number = max((query["id"] for query in records["queries"]), default=0)
     for index, image in enumerate(dataset.images):  # only one image's masks are in memory at a time
         instances = [instance.convert(masks.expand) for instance in dataset.rles_at(index)]
-        forbidden = forbidden_targets(instances, background_ids(annotations[image["id"]]))
+        forbidden = forbidden_targets(instances, background_ids(dataset.annotations_at(index)))
         # A generator of its own for each image, so that queries do not depend on the other images.
+        # A seed cannot be negative, and ids can.
         rng = np.random.default_rng((seed, image["id"] % 2**63))
         facts = describe_objects(instances)
         for query in write_queries(facts, rng=rng, count=count, forbidden=forbidden):
@@ -100,7 +100,7 @@ def add_template_queries(
 
 
 def background_ids(annotations: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The annotations of an image that no query asks for.
+    """The ids of the annotations of an image that no query asks for.
 
     They are `ignore` ones, and COCOA's stuff (floor, carpet, sky) unless there is nothing else.
     """
