@@ -117,9 +117,12 @@ class TrainingData(NamedTuple):
 
 
 def open_data(config: Config, split: str, count: int) -> Source:
-    """One split of the run's data source: for training, with as many queries as a step asks of a
-    scene, or `count` images, evenly spread, to select on. Where `dev` does not select, files are
-    trained on with it."""
+    """One split of the run's data source.
+
+    For training ("train"), procedural sources write as many queries for each picture as a step asks
+    about it; of a file, `dev` is trained on too unless it selects the checkpoint. Of another split,
+    which selects, there are at most `count` images, evenly spread.
+    """
     data = config.data
     size = config.model.vision.image_size
     if split != "train":

@@ -25,7 +25,8 @@ from r2sm_jax.query import Query
 
 Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords
 """The annotations or queries of each image, by its id."""
-_sharing = threading.Lock()
+_sharing_lock = threading.Lock()
+"""Held while a dataset moves its records to a file (`Dataset.__getstate__`)."""
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -220,15 +221,24 @@ class Dataset:
             self.vocabulary[name] = tuple(sorted(words[name]))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Worker processes read the records of each image from a file on disk that they share."""
+        """The state that is pickled for a worker process.
+
+        Worker processes read the records of each image from a file on disk that they share. So does
+        this dataset from the first pickling on, since the file lives as long as its `SharedRecords`
+        and serves all workers.
+        """
         # Threads start workers at the same time. A second file would replace the first, which would
         # be deleted before its worker has opened it.
-        with _sharing:
-            for name in ("_annotations", "_queries"):
-                groups = self.__dict__[name]
-                if not isinstance(groups, SharedRecords):
-                    self.__dict__[name] = SharedRecords(groups)
+        with _sharing_lock:
+            self._move_records_to_disk()
             return self.__dict__.copy()
+
+    def _move_records_to_disk(self) -> None:
+        """Replaces the records in memory by a file with them, unless that has been done."""
+        if not isinstance(self._annotations, SharedRecords):
+            self._annotations = SharedRecords(self._annotations)
+        if not isinstance(self._queries, SharedRecords):
+            self._queries = SharedRecords(self._queries)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -336,6 +346,7 @@ class Dataset:
 
     def subset(self, indices: Iterable[int]) -> "Dataset":
         """Returns the same dataset with just these images, in this order."""
+        # Not by `copy.copy`, which would move the records to disk (`__getstate__`).
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__
         part.images = [self.images[index] for index in indices]
@@ -376,14 +387,15 @@ def read_instance(
             what = f"annotation {annotation['id']}: its {key} cannot be read ({error})"
             raise InputError(f"{path}: {what}; write the mask again") from error
 
-    # An object without a visible mask of its own is fully visible.
     amodal = None
     if "segmentation" in rles:
         amodal = masks.merge(list(rles.values()), height, width)
+    # An object without a visible mask of its own is fully visible. A checked one has either mask.
+    modal = rles.get("visible_mask", rles.get("segmentation", {}))
     return Instance(
         id=annotation["id"],
         category=names[annotation["category_id"]],
-        modal=rles.get("visible_mask", rles.get("segmentation", {})),
+        modal=modal,
         amodal=amodal,
         attributes=annotation.get("attributes") or {},
         ignore=is_ignored(annotation),

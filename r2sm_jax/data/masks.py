@@ -72,9 +72,10 @@ def decode(rle: Any) -> Mask:
 
 
 def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray, "H _W"]:
-    """The mask of a compressed RLE, or its columns from `first` to before `end`, in Fortran order.
+    """The mask `[H W]` of a compressed RLE in Fortran order, or only some of its columns.
 
-    It is faster than `decode`, since it does not check the RLE or change the order.
+    These are the columns from `first` to before `end`; None stands for the width. It is faster than
+    `decode`, since it does not check the RLE or change the order.
     """
     height, width = rle["size"]
     columns = (width if end is None else end) - first
@@ -324,11 +325,11 @@ def _uncompress(counts: str | bytes) -> Int[np.ndarray, " runs"]:
     """The run lengths in COCO's compressed counts. Raises ValueError for a damaged string.
 
     Each character holds five bits of a number, low bits first, and one bit that says that more
-    follow. Bit 16 of the last character is the sign. From the fourth number on, a number is the
-    difference from the run two before it.
+    follow. In the last character the bit of value 16 is the sign. From the fourth number on, a
+    number is the difference from the run two before it.
     """
     text = counts if isinstance(counts, bytes) else counts.encode("latin-1", "replace")
-    codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # lower characters wrap around
+    codes = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below "0" wrap around
     if not len(codes) or codes.max() > 63 or codes[-1] & 32:
         if text.startswith((b"b'", b'b"')):
             raise ValueError("the RLE's 'counts' is str() of bytes; write counts.decode() instead")

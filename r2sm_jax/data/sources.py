@@ -46,6 +46,7 @@ class SourceSpec:
         kind, _, path = text.partition(":")
         if text == "scenes":
             return cls("scenes")
+        # A file may have a comma in its own name.
         if kind == "compose" and "," in path and not Path(path).exists():
             paths = [Path(part) for part in path.split(",") if part]
             if paths:
@@ -137,12 +138,12 @@ def open_source(
     """
     where = SourceSpec.parse(spec)
     if where.kind == "json":
-        assert where.path is not None
+        assert where.path is not None  # for the type checker: only scenes have no path
         return load_json_split(where.path, split, images_dir, need_images=need_images)
     if where.kind == "tfds":
         from r2sm_jax.data.tfds import TfdsSource  # imports slowly
 
-        assert where.path is not None
+        assert where.path is not None  # for the type checker, as above
         return TfdsSource(where.path, split)
     if where.kind == "compose":
         return ComposeSource(
@@ -193,7 +194,7 @@ def load_json_split(
     Raises InputError for a split that does not exist, and as `read_json`.
     """
     file = Path(path)
-    held_out: Sequence[str] = ("val", "dev")
+    held_out: Sequence[str] = ("val", "dev")  # of a single file
     if file.is_dir():
         stored = stored_splits(file)
         name, held_out = resolve_split(split, stored)
@@ -204,7 +205,7 @@ def load_json_split(
         file = file / f"{name}.json"
 
     dataset = read_json(file, images_dir, need_images=need_images)
-    if not held_out:
+    if not held_out:  # the file is the split
         return dataset
 
     ids = split_ids(file, dataset.image_ids, split, *held_out)

@@ -37,16 +37,17 @@ def divide(
 ) -> dict[str, set[Key]]:
     """Divides names or numbers into those that are `held_out`, and "train", the rest.
 
-    `held_out` are splits with the share up to which the hash of `key` puts names there, in rising
-    order. No name is in two splits, except that too few (fewer than there are splits) are shown
-    again by the splits that come last.
+    `held_out` has an upper bound for each such split, in rising order. With {"val": 0.1, "dev":
+    0.2}, "val" gets the names whose hash of `key`, as a number from 0 to 1, is below 0.1, and "dev"
+    those from 0.1 to below 0.2. Every split gets at least one name. No name is in two splits unless
+    there are fewer names than splits; then the last splits have the same ones.
     """
     rest = set(names)
     parts: dict[str, set[Key]] = {}
-    for split, share in held_out.items():
-        # Shares count from 0, and the names below the share before are taken already.
-        parts[split] = split_by_hash(rest, share, key)
-        # With too few names the last split would leave nothing; then it shares them.
+    for split, bound in held_out.items():
+        # Bounds count from 0, and the names below the bound before have been taken already.
+        parts[split] = split_by_hash(rest, bound, key)
+        # If a single name is left, this split and all later ones get it.
         rest = (rest - parts[split]) or rest
     return parts | {"train": rest}
 
@@ -59,12 +60,12 @@ def split_ids(path: Path, image_ids: Collection[int], split: str, *held_out: str
     single file; one image each if there are fewer than ten. Raises InputError for any other split;
     `path` names the images.
     """
-    # The share 0 takes one image.
+    # No hash is below 0, and then a split takes the one image with the lowest.
     tenth = 0.0 if len(image_ids) < MIN_FOR_SHARES else 0.1
-    shares = {}
+    bounds = {}
     for number, name in enumerate(held_out or ("val", "dev"), start=1):
-        shares[name] = tenth * number
-    parts = divide(image_ids, shares)
+        bounds[name] = tenth * number
+    parts = divide(image_ids, bounds)
     parts |= {WHOLE_TRAIN: parts["train"] | parts["dev"], "all": set(image_ids)}
     if split not in parts:
         raise InputError(

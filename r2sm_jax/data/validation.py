@@ -4,6 +4,7 @@
 state twice, such as `bbox` and the mask's own box, and names the likely cause.
 """
 
+import math
 import re
 import reprlib
 import unicodedata
@@ -216,13 +217,13 @@ def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, s
     complete = annotation.get("segmentation")
     visible = annotation.get("visible_mask")
     has_mask = complete is not None or visible is not None
-    if not has_mask or not _is_mask(complete, image):
+    if not has_mask or not _may_be_mask(complete, image):
         expected = (
             "an RLE of the image's size or a list of polygons, or null where there is a "
             "visible_mask"
         )
         yield "segmentation", expected + _note_on_exchange(complete, image)
-    if not _is_mask(visible, image):
+    if not _may_be_mask(visible, image):
         expected = "an RLE of the image's size, a list of polygons, or null"
         yield "visible_mask", expected + _note_on_exchange(visible, image)
 
@@ -261,8 +262,11 @@ def _is_of_image(annotation_id: Any, image_id: Any, by_id: ById) -> bool:
     return annotations[annotation_id].get("image_id") == image_id
 
 
-def _is_mask(mask: Any, image: Record | None) -> bool:
-    """Whether a field may hold this mask: null, polygons, or an RLE of the image's size."""
+def _may_be_mask(mask: Any, image: Record | None) -> bool:
+    """Whether a field may hold this value: null, polygons, or an RLE of the image's size.
+
+    Polygons and the counts of RLEs are not read here; whoever reads the mask refuses bad ones.
+    """
     if not isinstance(mask, dict):
         return mask is None or (isinstance(mask, list) and bool(mask))
     try:
@@ -286,11 +290,11 @@ def _note_on_exchange(mask: Any, image: Record | None) -> str:
 def check_contradictions(path: Path, records: Record) -> None:
     """Refuses a dataset file most of whose records contradict themselves.
 
-    Compares a sample of the annotations, evenly spread over the file, so that a large file opens as
-    fast as before. Raises InputError with the count and the likely cause.
+    Compares `NUM_COMPARED_ON_READING` annotations at most, evenly spread over the file, so that the
+    time does not grow with it. Raises InputError with the count and the likely cause.
     """
     annotations = records["annotations"]
-    stride = -(-len(annotations) // NUM_COMPARED_ON_READING) or 1
+    stride = max(1, math.ceil(len(annotations) / NUM_COMPARED_ON_READING))
     sample = {**records, "annotations": annotations[::stride]}
     for contradiction in find_contradictions(sample):
         if contradiction.is_systematic:
@@ -443,9 +447,9 @@ class BoxComparison:
         self._causes: Counter[str] = Counter()
 
     def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
-        """Compares one annotation with its masks. Its box may be that of either mask.
+        """Compares one annotation with its masks, as compressed RLEs.
 
-        Tools differ in which they state.
+        Its box and its area may be those of either mask, since tools differ in which they state.
         """
         stated = _parse_box(annotation.get("bbox"))
         all_rles = rles
@@ -511,6 +515,7 @@ def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
     if _box_matches(stated, mask_box * [width, height, width, height]):
         return "the polygons seem to be shares of the image's size"
 
+    # The runs of a mask, which were read column by column, laid out row by row.
     mask = masks.expand(rle)
     transposed = np.asarray(mask).T.reshape(height, width)
     if transposed.any() and _box_matches(stated, np.array(masks.coco_box(transposed), float)):
@@ -527,7 +532,10 @@ def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
 
 
 def _find_cause_outside(stated: np.ndarray, size: tuple[int, int]) -> str:
-    """Why a box reaches out of its image, whose height and width are given; "" if it does not."""
+    """Why a box `[x y width height]` reaches out of its image; "" if it does not.
+
+    `size` is the height and the width of the image. The tolerance of boxes is allowed.
+    """
     height, width = size
     right, bottom = stated[:2] + stated[2:] - BOX_TOLERANCE_PIXELS
     if right <= width and bottom <= height:
@@ -550,7 +558,8 @@ def _parse_box(bbox: Any) -> np.ndarray | None:
     if not all(isinstance(number, int | float) and np.isfinite(number) for number in bbox):
         return None
     box = np.array(bbox, float)
-    # Some tools state shares of the image's size, or [0, 0, 1, 1] for each object.
+    # Some tools state shares of the image's size, or [0, 0, 1, 1] for each object. A box in pixels
+    # has a number above 1, except for a pixel in the image's corner, which is not compared.
     is_usable = min(box[2:]) > 0 and box.max() > 1
     return box if is_usable else None
 

@@ -179,7 +179,10 @@ def _split_name(line: str, expected: str) -> tuple[str, str]:
 def _split_mask_type(
     line: str, expected: Literal["modal", "amodal", "modal or amodal"] = "modal or amodal"
 ) -> tuple[MaskType, str]:
-    """The parts of "modal: TEXT" or "amodal: TEXT"."""
+    """The parts of "modal: TEXT" or "amodal: TEXT".
+
+    Raises ValueError for a line that has not the `expected` type before its colon.
+    """
     name, text = _split_name(line, expected)
     if name == "modal" and expected != "amodal":
         return "modal", text

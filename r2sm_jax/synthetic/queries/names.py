@@ -110,6 +110,7 @@ class NameWriter:
                     if ids == (other.id,) and not is_plural(noun):
                         names.append(join_words("the", colour, noun))
             self._anchors[other.id] = names
+        # A random number is drawn at each call, so that not all relations use the same name.
         names = self._anchors[other.id]
         return pick(self.rng, names) if names else None
 

@@ -1,4 +1,11 @@
-"""Nouns: what objects are called, plurals, which objects a noun could mean, class names."""
+"""Nouns: what objects are called, plurals, which objects a noun could mean, class names.
+
+A class name of a file becomes a noun of a query in two steps. `display_name` takes away underscores
+and final numbers ("The coffee_mug_075" → "The coffee mug"), and `clean_name` the article, case and
+punctuation ("coffee mug"). That noun is looked up in the lexicon, which may have others for it
+("cup"). `words_of` and `same_class` only compare names, and `says_name` finds them in sentences of
+a language model.
+"""
 
 import re
 import tomllib

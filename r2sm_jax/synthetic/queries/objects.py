@@ -61,7 +61,8 @@ class ImageObjects:
         all, by_id: The objects.
         category, entry: For each id the noun of its category, and its entry in the lexicon (or the
             noun alone).
-        in_lexicon: Whether the lexicon has all categories.
+        in_lexicon: Whether the lexicon has the categories of all objects. Nouns of groups, nouns
+            for anything and uses need that: they could mean an object that the lexicon lacks too.
     """
 
     def __init__(self, objects: Sequence[ObjectFacts]):
@@ -106,9 +107,11 @@ class ImageObjects:
         )
 
     def gap(self, start: int, end: int, axis: int, sign: int = 1) -> tuple[float, float]:
-        """Smallest and largest distance from one centre to another along an axis.
+        """Smallest and largest distance from one centre to another along an axis (0 is x, 1 is y).
 
-        The centre of the complete mask and that of the visible mask both count.
+        Distances are positive to the right and downwards, with `sign` -1 the other way round. The
+        centre of the complete mask and that of the visible mask both count, so that a position is
+        stated only where it holds for either.
         """
         starts = [sign * centre[axis] for centre in self._centres[start]]
         ends = [sign * centre[axis] for centre in self._centres[end]]

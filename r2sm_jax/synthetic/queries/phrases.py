@@ -18,6 +18,8 @@ from r2sm_jax.synthetic.random_choice import pick
 DIRECTION_BEFORE_SHARE = 0.4  # of outermost objects, the direction before the noun: "leftmost mug"
 CLASS_FUNCTION_SHARE = 0.6  # of uses, that of the class and not of a group that it belongs to
 BOTH_SHARE = 0.2  # of two names, "both" before them
+FULL_VIEW_SHARE = 0.2  # of phrases about hiding, "in full view"
+BEHIND_SHARE = 0.5  # of phrases about hiding, "behind"; the rest is "in front of"
 
 MAX_ATTEMPTS = 3  # to write a phrase of one kind about one target
 MIN_DIRECTION_GAP = 0.20  # margin of a position, in extents of all objects together
@@ -174,10 +176,12 @@ class PhraseWriter:
         noun, ids = named
         rivals = self._others(target, ids)
         draw = self.rng.random()
-        is_behind = draw < 0.7
+        if draw < FULL_VIEW_SHARE:
+            return self._in_full_view(target, noun, rivals)
+        is_behind = draw < FULL_VIEW_SHARE + BEHIND_SHARE
         partners = self._objects_in_front(target) if is_behind else self._objects_behind(target)
         partners = [other for other in partners if other.id not in ids]
-        if draw < 0.2 or not partners:
+        if not partners:
             return self._in_full_view(target, noun, rivals)
 
         other = pick(self.rng, partners)
@@ -294,7 +298,8 @@ class PhraseWriter:
         draw = self.rng.random()
         if draw < 0.35:
             return self._two_names(target)
-        # "Things" fits a colour only if the colours of all objects are known, as in drawn scenes.
+        # "The red things" needs the colours of all objects. They are known in drawn scenes, whose
+        # classes are all in the lexicon.
         for_anything = draw < 0.5 and self.objects.in_lexicon
         named = self.names.noun(target, for_anything)
         if named is None:

@@ -46,8 +46,10 @@ QUERY_STRIDE = 1000
 HARD_SHARE = 0.36
 # Of hard modal wordings for a set of things, those that say "the whole set".
 WHOLE_SET_SHARE = 0.40
-# Of the other modal wordings, those without a word about the mask: 0.36 of all modal ones.
-BARE_SHARE = 0.36 / (1 - HARD_SHARE)
+# Of all modal wordings, the bare ones, without a word about the mask. They are drawn from those
+# that are not hard, of which they are a larger share.
+BARE_SHARE_OF_MODAL = 0.36
+BARE_SHARE = BARE_SHARE_OF_MODAL / (1 - HARD_SHARE)
 # Of bare wordings, the phrase alone, which may still become a command or a question.
 PLAIN_SHARE = 0.40
 
@@ -104,7 +106,8 @@ def write_queries(
         num_left["amodal"] = count
 
     by_text: dict[str, Query] = {}
-    # Images with few objects run out of different sentences; they get fewer.
+    # Attempts fail where a phrase does not fit, or a sentence comes again. Images with few objects
+    # run out of different sentences; they get fewer queries.
     for _ in range(60 * count + 60):
         if not any(num_left.values()):
             break
@@ -258,7 +261,7 @@ class _QueryWriter:
             "wording": wording.family,
             "form": form,
         }
-        return Query(0, text, mask_type, phrase.ids, kind)
+        return Query(0, text, mask_type, phrase.ids, kind)  # `_number` gives it its id
 
     def _choose_wording(
         self, phrase: Phrase, mask_type: MaskType
@@ -288,7 +291,12 @@ class _QueryWriter:
         return book.plain if self.rng.random() < PLAIN_SHARE else book.bare
 
     def _make_fields(self, phrase: Phrase, mask_type: MaskType) -> dict[str, str]:
-        """The fields that a phrase fills in a wording, and "hidden" for a partly hidden target."""
+        """The fields that a phrase fills in a wording, and "hidden" for a partly hidden target.
+
+        Their names are those of wordings.txt, which explains them: x is the target, n and ns are
+        its noun without "the", poss its possessive, y what hides it, and pl a plural ending. The
+        others agree with the target ("it" or "them").
+        """
         is_single = len(phrase.ids) < 2
         fields = agreement("them" if phrase.plural else "it")
         fields["x"] = phrase.text

@@ -14,7 +14,8 @@ from r2sm_jax.synthetic.queries.objects import ObjectFacts
 from r2sm_jax.synthetic.scenes.layout import PlacedItem, mask_in_picture
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
-# An object hides another one if it covers this share of its complete mask, and so many pixels.
+# An object hides another one if it covers this share of its complete mask. In made pictures it must
+# cover so many pixels too; in annotated ones a single pixel is enough.
 MIN_HIDING_SHARE = 0.01
 MIN_HIDING_PIXELS = 4
 
@@ -73,7 +74,8 @@ def describe_objects(instances: Sequence[Instance]) -> list[ObjectFacts]:
             continue
 
         # Annotations do not say what is in front. Another object hides this one where its modal
-        # mask covers the hidden part. Only the box of that part is compared, which is faster.
+        # mask covers the hidden part (never itself, since its own modal mask lies outside of it).
+        # Only the box of that part is compared, which is faster.
         hidden = instance.complete & ~instance.modal
         x0, y0, x1, y1 = masks.box(hidden)
         window = np.s_[y0:y1, x0:x1]
@@ -94,7 +96,10 @@ def _describe(
     uses: tuple[str, ...] = (),
     ideas: tuple[str, ...] = (),
 ) -> ObjectFacts:
-    """The facts of an instance that is called `name`."""
+    """The facts of an instance that is called `name`.
+
+    `uses` and `ideas` are known of cut-outs alone.
+    """
     areas = instance.convert(masks.area)
     return ObjectFacts(
         id=instance.id,
