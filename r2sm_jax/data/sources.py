@@ -126,15 +126,25 @@ def open_source(
     hard_absent: bool = False,
     need_images: bool = True,
 ) -> Source:
-    """Opens `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
-    or `tfds:DIR`.
+    """Opens one split of a data source.
 
-    `count` (None: one for each composed photo), `seed`, `size` and `queries` are for the first
-    three; `backgrounds` (a folder of photos) is for cut-outs only, `cutouts` (a folder of objects)
-    and `hard_absent` for composed photographs, `images_dir` for files. Without `need_images`, a
-    JSON file may be alone: its samples then have no image.
+    Args:
+        spec: `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
+            or `tfds:DIR`. The first three are procedural.
+        split: Name of the split.
+        count: Number of procedural samples; None = one for each photo that is composed.
+        seed: Of procedural samples.
+        size: Pixels of a side of procedural samples.
+        queries: Number of queries for each procedural sample.
+        images_dir: Folder of the images of a dataset file, or of the photos that are composed.
+        backgrounds: Folder of photos behind cut-outs.
+        cutouts: Folder of cut-outs that are put into composed photographs for training.
+        hard_absent: Whether training on composed photographs asks for more absent things, mostly
+            likely ones (`DataConfig`).
+        need_images: False if a dataset file may be alone; its samples then have no image.
 
-    Raises InputError for an unknown SPEC or split, or unreadable data.
+    Raises:
+        InputError: The source or the split is unknown, or the data cannot be read.
     """
     where = SourceSpec.parse(spec)
     if where.kind == "json":

@@ -216,6 +216,7 @@ def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, s
 
     complete = annotation.get("segmentation")
     visible = annotation.get("visible_mask")
+    # `_may_be_mask` allows null for each of the two, but one of them must be there.
     has_mask = complete is not None or visible is not None
     if not has_mask or not _may_be_mask(complete, image):
         expected = (
@@ -440,10 +441,12 @@ class BoxComparison:
     """Compares stated `bbox` and `area` with the masks, annotation by annotation."""
 
     def __init__(self) -> None:
+        # How many were compared, and a description of each that is wrong.
         self._num_boxes = 0
         self._num_areas = 0
         self._wrong_areas: list[str] = []
         self._wrong_boxes: list[str] = []
+        # How often each cause explains a wrong box. The most frequent one is reported.
         self._causes: Counter[str] = Counter()
 
     def add(self, annotation: Record, rles: Sequence[masks.RLE]) -> None:
@@ -452,19 +455,18 @@ class BoxComparison:
         Its box and its area may be those of either mask, since tools differ in which they state.
         """
         stated = _parse_box(annotation.get("bbox"))
-        all_rles = rles
-        rles = [rle for rle in all_rles if masks.areas([rle])[0]]
-        if all_rles and not rles and stated is not None:
+        filled_rles = [rle for rle in rles if masks.areas([rle])[0]]
+        if rles and not filled_rles and stated is not None:
             self._num_boxes += 1
             self._wrong_boxes.append(
                 f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask empty"
             )
-            cause = _find_cause_outside(stated, all_rles[0]["size"])
+            cause = _find_cause_outside(stated, rles[0]["size"])
             self._causes[cause or "the masks may lie outside of the image"] += 1
-        if not rles:
+        if not filled_rles:
             return
 
-        mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in rles]
+        mask_boxes = [np.array(masks.coco.toBbox(rle), float) for rle in filled_rles]
         if stated is not None:
             self._num_boxes += 1
             if not any(_box_matches(stated, mask_box) for mask_box in mask_boxes):
@@ -472,7 +474,7 @@ class BoxComparison:
                 self._wrong_boxes.append(
                     f"{_name_of(annotation)}: bbox {annotation['bbox']}, mask {numbers}"
                 )
-                self._causes[find_cause(stated, rles[0])] += 1
+                self._causes[find_cause(stated, filled_rles[0])] += 1
 
         # Tools that do not compute an area write 0, 1 or the box's.
         area = annotation.get("area")
@@ -481,10 +483,10 @@ class BoxComparison:
         if stated is not None and np.isclose(area, stated[2] * stated[3], rtol=0.1):
             return
         self._num_areas += 1
-        ratios = [area / mask_area for mask_area in masks.areas(rles)]
+        mask_areas = masks.areas(filled_rles)
+        ratios = [area / mask_area for mask_area in mask_areas]
         if not any(1 / MAX_AREA_RATIO <= ratio <= MAX_AREA_RATIO for ratio in ratios):
-            mask_area = masks.areas(rles)[0]
-            self._wrong_areas.append(f"{_name_of(annotation)}: area {area}, mask {mask_area}")
+            self._wrong_areas.append(f"{_name_of(annotation)}: area {area}, mask {mask_areas[0]}")
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yields the result for all annotations: wrong boxes, or else wrong areas."""
@@ -504,10 +506,13 @@ class BoxComparison:
 
 
 def find_cause(stated: np.ndarray, rle: masks.RLE) -> str:
-    """The likely reason why a mask's box is not the stated one `[x y width height]`."""
+    """The likely reason why a mask's box is not the stated one `[x y width height]`.
+
+    Each known slip is applied to one of the two boxes. That which makes them equal is the cause.
+    """
     height, width = rle["size"]
     mask_box = np.array(masks.coco.toBbox(rle), float)
-    # The part of a mask that lies outside of the image is lost.
+    # With x and y exchanged. The part of a mask that lies outside of the image is lost.
     exchanged = stated[[1, 0, 3, 2]]
     exchanged[2:] = np.minimum(exchanged[:2] + exchanged[2:], [width, height]) - exchanged[:2]
     if _box_matches(exchanged, mask_box):

@@ -201,9 +201,9 @@ class Entry:
 def read_json_files(sources: Sequence[Path], description: str) -> Iterator[Entry | Note]:
     """Yields the content of JSON files, and of the *.json files in folders.
 
-    `description` names the format. A file in a folder that is not JSON is a bad record; a
-    `._*.json` file of macOS is left out with a note. Raises InputError for one that is given by
-    name, and for a path that does not exist.
+    `description` names the format. In a folder, a file that is not JSON is a bad record, and a
+    `._*.json` file of macOS is left out with a note. Raises InputError for a file that is not JSON
+    if `sources` names it, and for a path that does not exist.
     """
     for source in sources:
         if not source.exists():

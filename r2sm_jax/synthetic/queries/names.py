@@ -72,7 +72,9 @@ class NameWriter:
             return None
         noun, ids = named
 
-        # What stands twice is picked twice as often. "Plain" is rarely said.
+        # What stands twice is picked twice as often. "Plain" is rarely said. The number for that is
+        # drawn only for objects without a pattern: one more draw would change the sentences of a
+        # seed.
         options = [(None, None), (None, None), (target.colour, None), (target.colour, None)]
         has_pattern = target.pattern not in (None, "plain")
         if has_pattern or self.rng.random() >= 1 - PLAIN_SHARE:
