@@ -104,9 +104,10 @@ class DecoderConfig:
     slots: int = 4
     """Instance masks a query can have."""
     fine_dim: int = 64
-    """Channels at stride 4."""
+    """Channels of the coarse pixel features, at half of the tokens' stride. The fine ones, at a
+    quarter of it, have `mask_dim`."""
     mask_dim: int = 64
-    """Channels of the pixel features. A mask is the dot product of a kernel with these."""
+    """Channels of the fine pixel features. A mask is the dot product of a kernel with these."""
     refine: bool = True
     """Predict masks with the mean of two kernels (`R2SM.refine_kernels`); `shared` only, with
     `--loss.instance` above 0."""
@@ -206,17 +207,22 @@ class LossConfig:
     """Train both masks on every query, or only the one that it asks for, in every loss
     (docs/heads.md)."""
     slots: float = 0.15
+    """Masks of the single instances of a query, one slot each, at half resolution."""
     aux: float = 0.5
     """Fused masks after the earlier decoder blocks, at half resolution; and the similarity of the
     pixels with the words, where the decoder uses it."""
     uncertain: float = 0.0
-    """Share of a mask's cross entropy that its most uncertain eighth of cells has, in place of all
-    cells alike. Mask2Former's sampled points have 0.75; 0 = all cells alike."""
+    """How much of a mask's cross entropy is the mean over its most uncertain cells, an eighth of
+    all; the rest is the mean over all cells. Mask2Former's sampled points have 0.75; 0 = all cells
+    alike."""
     type: float = 1.0
+    """The decision which of the two masks a sentence asks for."""
     type_smoothing: float = 0.03
     """Label smoothing of the mask type, so that probabilities stay calibrated on new wordings."""
     presence: float = 0.25
+    """Whether a query, and each of its slots, has a target."""
     iou: float = 0.25
+    """Predicted IoU of the masks of queries and slots."""
     instance: float = 1.0
     """Masks of every instance, predicted from its own mean pixel feature."""
     dense: float = 3.0
@@ -291,8 +297,9 @@ class DataConfig:
     """Smallest share of each side that a random crop keeps; 1 = none. Queries whose instances are
     cut are left out, and positions among objects of which one is."""
     scale_jitter: tuple[float, float] = (1.0, 1.0)
-    """Smallest and largest factor by which the size of an image changes at random: above 1 it is a
-    crop, whose queries are left out as by `crop`, below 1 it fills a part of the model's frame."""
+    """Smallest and largest factor by which the size of an image changes at random. Above 1 the
+    image is cropped, and queries are left out as by `crop`. Below 1 the image fills a part of the
+    model's frame."""
     colour_jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation. Hues do not change: queries
     name colours."""
@@ -302,10 +309,12 @@ class DataConfig:
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether images and sentences are made at each visit, and frozen models run in the step.
+        """Whether nothing that is computed for an image or a sentence is kept for its next visit.
 
-        Pictures that are new at every visit have new sentences, and each worker process would need
-        a copy of what is kept.
+        Images are then prepared at each visit, frozen image encoders run in the step, and the
+        language model runs in the training loop before each step. There are two reasons for it:
+        pictures that are new at every visit (`fresh`) have new sentences, and each worker process
+        (`workers`) would need a copy of what is kept.
         """
         return self.fresh or self.workers > 0
 

@@ -96,8 +96,8 @@ SHEET_ROWS = 6
 NUM_READ_SAMPLES = 64
 """Samples whose sentences tell how long those of all samples are, where sentences are not kept."""
 FITTING_QUANTILE = 0.99
-"""The longest 1 % of the sentences are not trained on. The others are padded to the longest among
-them, and attention takes time for padding too."""
+"""The longest 1 % of the sentences are not trained on. The rest is padded to its longest sentence,
+and attention takes time for padding too."""
 
 Log = Callable[[str], None]
 """Prints a message with the seconds since the start."""
@@ -319,7 +319,8 @@ def make_batches(
     data: TrainingData, config: Config, features: Lookup | None = None
 ) -> grain.DatasetIterator:
     """This process's rows of every batch. `features`: those of images by frozen encoders, where
-    they are kept."""
+    they are kept. They need the model, which is built after `TrainingData`, so that its builder of
+    examples gets them only here."""
     return training_batches(
         data.prepared,
         replace(data.build_example, cached_features=features),
@@ -508,6 +509,7 @@ def train(config: Config) -> Path:
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
             batch = next(batches)
+            # Those of the step before too, since `Logs.add` reads losses one step late.
             images = {step - 1: images.get(step - 1), step: batch["index"]}
             batch = encode_text(shard_batch(mesh, batch))
             state, values = train_step(state, constants, batch, names)

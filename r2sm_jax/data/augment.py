@@ -52,9 +52,10 @@ def random_scale(
 def cut_out(sample: Sample, window: tuple[slice, slice]) -> Sample:
     """The part of a sample in a window of rows and columns.
 
-    Instances without a pixel in the window are left out. So are queries that mean an instance of
-    which less than `MIN_SHARE_IN_CROP` remains, and queries that name a position among instances
-    of a category of which one is cropped so.
+    Instances without a pixel in the window are left out. An instance counts as cropped if less than
+    `MIN_SHARE_IN_CROP` of it remains. Two kinds of queries are left out: those that mean a cropped
+    instance, and those that name a position ("the second mug") in a category with a cropped
+    instance.
     """
     instances: list[Instance] = []
     complete_ids: set[int] = set()

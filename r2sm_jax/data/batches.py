@@ -15,8 +15,9 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
     slot_targets     int   [b k q]       the first q of them; -1 = none
     is_amodal        bool  [b k]         the query asks for the complete shape
     query_mask       bool  [b k]         a query, not padding
-    text             f16   [b k t l e]   frozen token states; int32 [b k t] where the language model
-                                         runs in the step: token ids
+    text             f16   [b k t l e]   frozen token states; or int32 [b k t], token ids, which the
+                                         training loop replaces by states before each step
+                                         (`DataConfig.keeps_nothing`)
     text_mask        bool  [b k t]       a token, not padding
     index            int   [b]           position in the source
 
@@ -24,7 +25,7 @@ and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` s
 that it learns from:
 
     type_text        f16   [b f t l e]   states of some queries and of sentences without an image;
-                                         int32 [b f t] where `text` is
+                                         token ids int32 [b f t] where `text` has ids
     type_text_mask   bool  [b f t]       their tokens, some hidden
     type_is_amodal   bool  [b f]
     type_valid       bool  [b f]         a sentence, not padding
@@ -69,7 +70,8 @@ class ExampleBuilder:
     """A prepared sample -> the arrays of one example of a batch.
 
     The order of its random draws is a contract, so that a run can be repeated and resumed: queries,
-    mirroring, colours, then for the mask-type head queries, sentences without an image, tokens.
+    mirroring, colours. Those for the mask-type head follow: its queries, its sentences without an
+    image, its hidden tokens.
     """
 
     text_states: Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
@@ -77,8 +79,11 @@ class ExampleBuilder:
     tokens: int
     """Tokens that the queries are padded to."""
     queries: int
+    """Number of queries of an example."""
     instances: int
+    """Number of instances of an example; those that its queries mean come first."""
     slots: int
+    """Number of instances of a query that are targets of their own, one slot each."""
     mirror: bool
     token_drop: float = 0.0
     colour_jitter: float = 0.0
@@ -96,6 +101,7 @@ class ExampleBuilder:
     def __call__(self, index: int, prepared: Prepared, rng: np.random.Generator) -> Batch:
         """One example of sample `index`."""
         usable = [i for i, text in enumerate(prepared["texts"]) if self._fits(text)]
+        # Without a usable query the permutation is an empty array of floats, which is no index.
         rows = np.sort(rng.permutation(usable)[: self.queries].astype(int))
         is_mirrored = self.mirror and rng.random() < 0.5
         if is_mirrored:
@@ -132,6 +138,7 @@ class ExampleBuilder:
         return {
             "modal": select(prepared["modal"]),
             "amodal": select(prepared["amodal"]),
+            # Padding has no cells, so no loss reads this of it. True: its annotation lacks nothing.
             "has_amodal": select(prepared["has_amodal"], fill=True),
             "labels": {attribute: select(numbers, fill=-1) for attribute, numbers in labels},
             "boxes": select(prepared["boxes"]),
@@ -207,7 +214,8 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The `text_states` of an `ExampleBuilder` where the language model runs in the step."""
+    """The `text_states` of an `ExampleBuilder` where the language model runs in the training loop
+    (`make_text_encoder` in train.py)."""
 
     tokenizer: QueryTokenizer
 
@@ -215,7 +223,8 @@ class TokenIds:
         """Token ids with `NO_TOKEN` in place of padding, and which of them are real, `[k t]`."""
         ids = self.tokenizer.padded(texts, tokens)
         mask = ids != NO_TOKEN
-        mask[:, 0] = True  # a sentence without tokens, as in `pad_ids`
+        # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
+        mask[:, 0] = True
         return ids, mask
 
 
@@ -240,7 +249,8 @@ class VisitBuilder:
     build_example: ExampleBuilder
 
     def __call__(self, visit: Visit | int, rng: np.random.Generator) -> Batch:
-        """The example of a visit, or of a sample that is the same at every visit."""
+        """The example of a visit. `training_batches` numbers visits only for a source whose samples
+        are new at each visit; others give the index of the sample alone."""
         if not isinstance(visit, Visit):
             visit = Visit(visit, 0)
         source = self.source
@@ -288,7 +298,10 @@ def training_batches(
     batches = examples[process::num_processes].batch(batch_size // num_processes)
     if workers:
         image_size, mask_size = source.sizes
-        bytes_of_row = 4 * image_size**2 + 2 * build_example.instances * mask_size**2
+        # A byte for each of three colours and the image mask, and for both masks of every instance.
+        bytes_of_image = 4 * image_size**2
+        bytes_of_masks = 2 * build_example.instances * mask_size**2
+        bytes_of_row = bytes_of_image + bytes_of_masks
         return WorkerBatches(batches, workers, bytes_of_row * batch_size // num_processes)
 
     threads = min(16, os.cpu_count() or 1)

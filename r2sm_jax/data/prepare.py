@@ -114,7 +114,8 @@ class CachedSamples:
 
 
 class PreparedSource:
-    """Samples at training resolution, from the cache after `cache`, else prepared at each visit."""
+    """Samples at training resolution. They are prepared at each visit, or read from the cache once
+    the method `cache` has filled it."""
 
     def __init__(
         self,
@@ -234,12 +235,13 @@ class PreparedSource:
         if len(self) * num_bytes > MAX_DISK_BYTES:
             return False
         cache = FeatureCache(Path(folder), digest("prepared", fingerprint, *self.sizes))
-        # Shares depend on the index alone, so that no sample is left out however fast others are.
+        # Which process prepares a sample depends on its index alone, so that no sample is left out
+        # however fast others are.
         number, num_processes = process
-        indices = range(number, len(self), num_processes)
-        share = [index for index in indices if str(index) not in cache]
-        cache.make_room("prepared images", len(share), len(share) * num_bytes)
-        samples = zip(share, self._prepare_all(share), strict=True)
+        own_indices = range(number, len(self), num_processes)
+        missing = [index for index in own_indices if str(index) not in cache]
+        cache.make_room("prepared images", len(missing), len(missing) * num_bytes)
+        samples = zip(missing, self._prepare_all(missing), strict=True)
         cache.add((str(index), tuple(to_arrays(sample).values())) for index, sample in samples)
         wait()
         cache.refresh()

@@ -63,8 +63,8 @@ class DecoderOutput(NamedTuple):
     aux_kernels: tuple[MaskKernels, ...]
     """The kernels after every block but the last, for auxiliary losses."""
     refined_kernels: MaskKernels
-    """The kernels that masks are predicted with: `R2SM.refine_kernels` of `kernels`, or the same.
-    """
+    """The kernels that masks are predicted with. A decoder gives `kernels` here;
+    `R2SM.decode_kernels` replaces them by `R2SM.refine_kernels` where `ModelConfig.refines`."""
     presence: Float[Array, "b k q"]
     """Logit that the token has a target."""
     iou: Float[Array, "b k q 2"]
@@ -415,7 +415,8 @@ class MaskDecoder(nnx.Module):
         return DecoderOutput(
             kernels=kernels_of_blocks[-1],
             aux_kernels=tuple(kernels_of_blocks[:-1]),
-            refined_kernels=kernels_of_blocks[-1],  # until `R2SM.decode_kernels` refines them
+            # Not refined yet: `R2SM.decode_kernels` does it, with the image's features.
+            refined_kernels=kernels_of_blocks[-1],
             presence=scores[..., 0],
             iou=jax.nn.sigmoid(scores[..., 1:]),
             pixel_features=pixel_features,

@@ -118,7 +118,11 @@ class R2SMOutput(NamedTuple):
 
 
 class DenseOutput(NamedTuple):
-    """Predictions of every pixel about the object that it lies on, for losses in training only."""
+    """Predictions of every pixel about the object that it lies on.
+
+    They are for losses in training. Prediction reads one of them, and only with
+    `DecoderConfig.similarity`: the mask decoder compares `visible` with the words of a query.
+    """
 
     visible: Float[Array, "b h w e"]
     """Compared with the embeddings of category and attribute names."""
@@ -285,17 +289,20 @@ class R2SM(nnx.Module):
         """
         modal, _ = predict_masks(kernels, image_features.fine, similarity)
         num_masks = modal.shape[2]
-        # Training makes them from true masks, which end sharply; predicted ones have tails.
+        # In training `instance_kernels` gets true masks, which end sharply. Predicted masks have
+        # long tails of small probabilities; a power above 1 makes these smaller.
         probability = jax.nn.sigmoid(modal) ** self.config.decoder.refine_exponent
-        # `instance_kernels` takes regions of an image, whatever they are of: every mask is one.
+        # `instance_kernels` takes any number of regions of an image, so the masks of all queries
+        # are one list of regions.
         regions = rearrange(probability, "b k q h w -> b (k q) h w")
         from_pixels = self.instance_kernels(image_features, regions)
         pixel_weights = rearrange(
             from_pixels.weights, "b 1 (k q) two c -> b k q two c", q=num_masks
         )
-        # Kernels from pixels do not read the similarity with words, which has the last channel.
-        num_channels = kernels.weights.shape[-1] - pixel_weights.shape[-1]
-        pixel_weights = jnp.pad(pixel_weights, [(0, 0)] * 4 + [(0, num_channels)])
+        # Kernels from words have one more channel where there is a similarity with words, the last
+        # one. Kernels from pixels do not read it: their weight is 0.
+        num_missing = kernels.weights.shape[-1] - pixel_weights.shape[-1]
+        pixel_weights = jnp.pad(pixel_weights, [(0, 0)] * 4 + [(0, num_missing)])
         pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
         # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused
@@ -332,10 +339,10 @@ class R2SM(nnx.Module):
         text_mask: Bool[Array, "b k t"],
         decoded: DecoderOutput | None = None,
     ) -> Float[Array, "b k"]:
-        """The mask-type head's logit that a query asks for the amodal mask, not calibrated; 0
-        without a learned head.
+        """The mask-type head's logit that a query asks for the amodal mask, not calibrated.
 
-        The `decoder` head reads `decoded`, the others the words alone.
+        The `decoder` head reads `decoded`, the other learned heads the words alone. Without a
+        learned head the logit is 0.
         """
         if self.head is not None:
             return self.head(text.astype(jnp.float32), text_mask)
@@ -345,7 +352,7 @@ class R2SM(nnx.Module):
         return jnp.zeros(text.shape[:2])
 
     def dense_output(self, image_features: ImageFeatures) -> DenseOutput:
-        """Per-pixel predictions, for losses in training only."""
+        """Per-pixel predictions: for losses in training, and for `DecoderConfig.similarity`."""
         dim = self.config.decoder.dim
         dense = self.dense_head(image_features.coarse).astype(jnp.float32)
         visible, hidden, box = jnp.split(dense, [dim, 2 * dim], axis=-1)

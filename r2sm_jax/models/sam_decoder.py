@@ -115,6 +115,7 @@ class SamMaskDecoder(nnx.Module):
         self.upscale = SamUpscale(d, dtype=dtype, rngs=rngs)
         options = {"dtype": dtype, "rngs": rngs, "activation": "relu"}
         self.modal = nnx.List([MLP((d, d, d, d // 8), **options) for _ in range(num_masks)])
+        # Of the completing masks, as `MaskKernels` calls them; checkpoints have this name.
         self.occluded = nnx.List([MLP((d, d, d, d // 8), **options) for _ in range(num_masks)])
         self.iou = MLP((d, d, d, 2 * num_masks), **options)
         self.presence = MLP((d, d, 1), **options)

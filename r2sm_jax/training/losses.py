@@ -29,7 +29,8 @@ HIDDEN_BIAS = -4.0
 """Added to the logits of hidden categories, most of which are absent at most pixels."""
 
 BISECTIONS = 12
-"""Steps that find the most uncertain cells: their bound is then exact to 1 / 8192."""
+"""Halvings of the interval 0..0.5 in which the bound of the most uncertain cells lies: it is then
+known to 0.5 / 2**12."""
 
 Losses = dict[str, Float[Array, ""]]
 
@@ -52,9 +53,12 @@ def compute_losses(
     output: TrainingOutput, targets: Targets, config: LossConfig, *, threshold: float
 ) -> Losses:
     """Every loss by its name in the log. `threshold` is the logit above which a pixel is mask."""
-    # SAM's decoder has pixel features of its own for each query; the shared decoder has the
-    # image's. Instances are no queries, so their kernels always meet the image's.
+    # Masks of queries and slots are made of the decoder's pixel features: the image's, or in SAM's
+    # decoder those of each query. Instances are no queries, so theirs are made of the image's.
     pixel_features = output.decoder.pixel_features
+
+    # One loss for each sentence, [b f], not yet weighted: text_only.py, which has no targets, takes
+    # the plain mean of such losses.
     type_losses = type_loss(output.type_logits, targets.type_is_amodal, config)
     return {
         **query_losses(output.decoder, pixel_features, targets, config, threshold=threshold),
@@ -70,7 +74,9 @@ def compute_losses(
 
 
 def total_loss(losses: Losses, config: LossConfig) -> Float[Array, ""]:
-    """The weighted sum that is differentiated."""
+    """The weighted sum that is differentiated. The fused masks have no weight in `LossConfig`: all
+    others are relative to theirs, which is 1. The similarity, where there is one, has that of
+    `aux`."""
     dense = [loss for name, loss in losses.items() if name.startswith("dense_")]
     return (
         losses["modal"]
@@ -100,10 +106,11 @@ def query_losses(
     *,
     threshold: float,
 ) -> Losses:
-    """Losses of the fused masks, of their presence and of their predicted IoUs."""
+    """Losses of the fused masks, of their presence and of their predicted IoUs. They are token 0 of
+    the axis q, hence `[:, :, 0]`."""
     similarity = decoder.similarity
     modal, amodal = predict_masks(decoder.kernels.fused, pixel_features, similarity)
-    modal_loss, amodal_loss = mask_losses(
+    modal_loss, amodal_loss = mean_mask_losses(
         modal[:, :, 0], amodal[:, :, 0], targets.queries, targets.pixel_weight[:, None], config
     )
 
@@ -111,8 +118,8 @@ def query_losses(
         decoder.presence[:, :, 0], targets.is_present
     )
 
-    # The predicted IoU is that of the final masks, which refined kernels draw. Refining itself has
-    # no loss: its kernels come from `instance_kernels`, which `instance_loss` trains.
+    # The predicted IoU is that of the final masks, which refined kernels draw. These masks have no
+    # loss of their own: refining adds only `R2SM.instance_kernels`, which `instance_loss` trains.
     refined_modal, refined_amodal = predict_masks(
         decoder.refined_kernels.fused, pixel_features, similarity
     )
@@ -148,7 +155,7 @@ def aux_loss(
     total = jnp.zeros(())
     for kernels in decoder.aux_kernels:
         modal, amodal = predict_masks(kernels.fused, pixel_features, decoder.similarity)
-        modal_loss, amodal_loss = mask_losses(
+        modal_loss, amodal_loss = mean_mask_losses(
             modal[:, :, 0], amodal[:, :, 0], queries, pixel_weight, config
         )
         total += (modal_loss + amodal_loss) / len(decoder.aux_kernels)
@@ -158,8 +165,8 @@ def aux_loss(
 def similarity_loss(decoder: DecoderOutput, targets: Targets, config: LossConfig) -> Losses:
     """Mean loss of the similarity of pixels with words as a modal mask, where the decoder has it.
 
-    Its target is all that the query means; words such as "left" a pixel cannot judge, but what is
-    not of the kind it can. Queries for something absent teach every pixel of an image.
+    Its target is all that the query means. A pixel cannot judge words such as "left", but it can
+    tell what is not of the kind. Queries for something absent teach every pixel of an image.
     """
     if decoder.similarity is None:
         return {}
@@ -187,7 +194,9 @@ def slot_losses(
     """Instance masks at low resolution: every instance is matched to a slot, and the other slots
     learn absence."""
     pixel_features = pool_pixels(pixel_features)
+    # [b 1 1 h w]: the same for all queries and slots.
     pixel_weight = pool_masks(targets.pixel_weight[:, None])[:, None]
+    # Token 0 is the fused one, the slots come after it.
     presence = decoder.presence[:, :, 1:]
     similarity = decoder.similarity
     modal, amodal = predict_masks(decoder.kernels.slots, pixel_features, similarity)
@@ -205,7 +214,7 @@ def slot_losses(
         targets.slot_exists,
     )
 
-    modal_loss, amodal_loss = mask_losses(
+    modal_loss, amodal_loss = mean_mask_losses(
         take_slots(modal, slot), take_slots(amodal, slot), targets.slots, pixel_weight, config
     )
     iou_losses = iou_error(
@@ -216,7 +225,10 @@ def slot_losses(
         pixel_weight,
         threshold,
     )
-    is_present = (jax.nn.one_hot(slot, slot.shape[-1]) * targets.slot_exists[..., None]).sum(-2)
+    # 1 for each slot that is matched with an instance. Padding is matched with the other slots, but
+    # does not count.
+    slot_of_instance = jax.nn.one_hot(slot, slot.shape[-1])  # [b k m q], m instances of a query
+    is_present = (slot_of_instance * targets.slot_exists[..., None]).sum(-2)
     presence_losses = optax.sigmoid_binary_cross_entropy(presence, is_present)
     return {
         "slots": modal_loss + amodal_loss,
@@ -227,34 +239,36 @@ def slot_losses(
 
 def match_slots(
     probability: Float[Array, "b k q h w"],
-    target: Float[Array, "b k q h w"],
+    target: Float[Array, "b k m h w"],
     presence: Float[Array, "b k q"],
-    exists: Bool[Array, "b k q"],
-) -> Int[Array, "b k q"]:
+    exists: Bool[Array, "b k m"],
+) -> Int[Array, "b k m"]:
     """The slot of every target, by the Hungarian algorithm on the dice loss of masks of one type.
+    The m targets of a query are padded to the number q of slots; `exists` is False on padding.
 
     A slot with a high presence costs less. Otherwise slots that predict the same mask would be
     matched by chance, and none would learn that it is the one.
     """
-    overlap = jnp.einsum("bkqhw,bkrhw->bkqr", probability, target)
+    overlap = jnp.einsum("bkqhw,bkmhw->bkqm", probability, target)
     sizes = probability.sum((-2, -1))[..., :, None] + target.sum((-2, -1))[..., None, :]
     dice_cost = 1 - (2 * overlap + 1) / (sizes + 1)
     cost = dice_cost - 0.5 * jax.nn.sigmoid(presence[..., None])
     cost = jnp.where(exists[..., None, :], cost, 0)
 
-    def match(cost: Float[Array, "q r"]) -> Int[Array, " r"]:
+    def match(cost: Float[Array, "q m"]) -> Int[Array, " m"]:
         rows, columns = optax.assignment.hungarian_algorithm(cost)
         return jnp.zeros(cost.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
-    costs = rearrange(jax.lax.stop_gradient(cost), "b k q r -> (b k) q r")
+    costs = rearrange(jax.lax.stop_gradient(cost), "b k q m -> (b k) q m")
     return jax.vmap(match)(costs).reshape(exists.shape)
 
 
-take_slots = jax.vmap(take)
-"""For each query, the slots [b k q ...] at indices [b k q]: the third axis is indexed."""
+def take_slots(values: Float[Array, "b k q *n"], slot: Int[Array, "b k q"]) -> Array:
+    """For each query, the values of the slots at these indices: the axis q is indexed."""
+    return jax.vmap(take)(values, slot)
 
 
-# Instances and pixels, whatever the queries ask for.
+# Instances and pixels: predictions without a query. The targets say which of them count.
 
 
 def instance_loss(
@@ -266,7 +280,7 @@ def instance_loss(
     """Loss of the masks of every instance, from kernels [b 1 m] that were made of its own
     pixels."""
     modal, amodal = predict_masks(kernels, pixel_features)
-    modal_loss, amodal_loss = mask_losses(
+    modal_loss, amodal_loss = mean_mask_losses(
         modal[:, 0], amodal[:, 0], targets.instances, targets.pixel_weight[:, None], config
     )
     return modal_loss + amodal_loss
@@ -279,7 +293,7 @@ def dense_losses(
     amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no
-    vocabulary is part of the weights.
+    vocabulary is part of the weights. `total_loss` adds every loss whose name begins with "dense_".
     """
     losses: Losses = {}
     for group, embeddings in names.items():
@@ -316,13 +330,14 @@ def name_logits(
 
 
 def type_loss(
-    logits: Float[Array, "r b s"], is_amodal: Bool[Array, "b s"], config: LossConfig
-) -> Float[Array, "b s"]:
+    logits: Float[Array, "r b f"], is_amodal: Bool[Array, "b f"], config: LossConfig
+) -> Float[Array, "b f"]:
     """Cross entropy of the mask type with smoothed labels, averaged over the r members of an
     ensemble, each of which learns by itself.
 
-    The s sentences of an image are its queries, or with a head that reads words more: other queries
-    of the image, and sentences without an image.
+    The f sentences of an image are its queries. A head that reads words alone learns from other
+    ones (`NUM_TYPE_SENTENCES` in data/batches.py): queries of the image that are drawn anew, and
+    sentences without an image.
     """
     target = is_amodal * (1 - 2 * config.type_smoothing) + config.type_smoothing
     return optax.sigmoid_binary_cross_entropy(logits, target[None]).mean(0)
@@ -331,7 +346,7 @@ def type_loss(
 # Single masks.
 
 
-def mask_losses(
+def mean_mask_losses(
     modal: Float[Array, "*n h w"],
     amodal: Float[Array, "*n h w"],
     targets: MaskTargets,
@@ -339,9 +354,9 @@ def mask_losses(
     config: LossConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean loss of the modal and of the amodal masks that are supervised."""
-    pair, uncertain = config.masks, config.uncertain
-    modal_losses = mask_loss(modal, targets.modal, pixel_weight, pair, uncertain)
-    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, pair, uncertain)
+    pair, share = config.masks, config.uncertain
+    modal_losses = mask_loss(modal, targets.modal, pixel_weight, pair, share)
+    amodal_losses = mask_loss(amodal, targets.amodal, pixel_weight, pair, share)
     return (
         weighted_sum(modal_losses, targets.modal_weight),
         weighted_sum(amodal_losses, targets.amodal_weight),
@@ -353,10 +368,10 @@ def mask_loss(
     target: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
     pair: MaskPair,
-    uncertain: float = 0.0,
+    uncertain_share: float = 0.0,
 ) -> Float[Array, "*n"]:
     """The named pair of losses of each mask: Mask2Former (paper, section 4.1), LISA (model/LISA.py)
-    or SAM (paper, appendix A). `uncertain`: see `LossConfig`."""
+    or SAM (paper, appendix A). `uncertain_share`: `LossConfig.uncertain`."""
     dice = dice_loss(logits, target, pixel_weight)
     if pair == "sam":
         focal = optax.losses.sigmoid_focal_loss(logits, target, alpha=0.25, gamma=2.0)
@@ -364,9 +379,9 @@ def mask_loss(
 
     pixel_losses = optax.sigmoid_binary_cross_entropy(logits, target)
     cross_entropy = pixel_mean(pixel_losses, pixel_weight)
-    if uncertain:
+    if uncertain_share:
         of_uncertain = uncertain_mean(pixel_losses, logits, pixel_weight)
-        cross_entropy = cross_entropy + uncertain * (of_uncertain - cross_entropy)
+        cross_entropy = cross_entropy + uncertain_share * (of_uncertain - cross_entropy)
     if pair == "lisa":
         return 2 * cross_entropy + 0.5 * dice
     return 5 * cross_entropy + 5 * dice
@@ -398,7 +413,10 @@ def uncertain_mean(
     logits: Float[Array, "*n h w"],
     pixel_weight: Float[Array, "*#n h w"],
 ) -> Float[Array, "*n"]:
-    """Weighted mean over the cells of each mask whose logits are nearest to 0, an eighth of all.
+    """Weighted mean over the cells of each mask whose logits are nearest to 0.
+
+    They are an eighth of all cells, padding included, so that their number is the same for every
+    image. Padding itself is never among them: an image with fewer cells gives all that it has.
 
     Mask2Former (mask2former/modeling/criterion.py) trains on random points, three quarters of them
     uncertain. Here cells are few enough to look at all of them, so that nothing is random.
@@ -407,8 +425,8 @@ def uncertain_mean(
     distance = jnp.where(pixel_weight > 0, distance, jnp.inf)
     num_cells = logits.shape[-2] * logits.shape[-1] // 8
 
-    # The distance below which so many cells lie, by bisection: sorting takes XLA's CPU backend as
-    # long as the rest of a step.
+    # The distance within which `num_cells` cells lie, by bisection. Sorting would take XLA's CPU
+    # backend as long as the rest of a step.
     low = jnp.zeros(logits.shape[:-2])
     high = jnp.full(logits.shape[:-2], 0.5)
     for _ in range(BISECTIONS):
@@ -455,7 +473,10 @@ def mask_iou(
 def pool_pixels(pixels: Float[Array, "*b h w c"]) -> Float[Array, "*b _h _w c"]:
     """Pixel features at a resolution `POOL` times lower.
 
-    A mask predicted from them is the pooled mask, except that the squares among the coordinate
-    channels are not pooled: at 48 pixels an error of 0.0009 times their weights.
+    The logits of a kernel are linear in the pixel features, so those from pooled features are the
+    pooled logits. Only x² and y² of `coordinate_features` differ: they are made anew from pooled x
+    and y, and the square of a mean is not the mean of squares. With 48 cells a side in -1..1, two
+    neighbours lie 1 / 48 to each side of their centre, an error of 2 (1 / 48)² = 0.0009 times the
+    weight of the channel. The similarity with words has the lower resolution already.
     """
     return reduce(pixels, "... (h y) (w x) c -> ... h w c", "mean", y=POOL, x=POOL)

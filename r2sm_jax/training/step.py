@@ -21,7 +21,7 @@ from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.supervision import Batch, Targets, make_targets
 
 Names = dict[str, Float[Array, "_v e"]]
-"""Text embeddings of each attribute's values."""
+"""Attribute -> text embeddings of the names of its v values."""
 Values = dict[str, Float[Array, ""]]
 """The losses of a step and the norm of its gradient, by name."""
 
@@ -74,16 +74,21 @@ def predict_for_training(
     model: R2SM, batch: Batch, names: Names, instance_regions: Float[Array, "b m h w"]
 ) -> TrainingOutput:
     """Everything that the losses compare with the targets."""
+    # A batch holds `frozen_...` only of what is cached (training/frozen_features.py). A part that
+    # is None is computed here.
     frozen = FrozenFeatures(*(batch.get(f"frozen_{name}") for name in FrozenFeatures._fields))
     image_features = model.encode_image(batch["image"], batch["image_mask"], frozen)
     decoder = model.decode_kernels(image_features, batch["text"], batch["text_mask"])
 
     if model.head is not None:
-        # Heads that read words alone also learn from sentences without an image.
+        # Heads that read words alone learn from sentences of their own, some without an image. In
+        # training they never read the queries in batch["text"].
         type_logits = heads.member_logits(
             model.head, batch["type_text"].astype(jnp.float32), batch["type_text_mask"]
         )
     else:
+        # The `decoder` head. References and `none` learn nothing here: their logit 0 adds the
+        # constant log 2 = 0.69, without a gradient, to the logged type loss and to the total.
         type_logits = model.amodal_logit(batch["text"], batch["text_mask"], decoder)[None]
 
     return TrainingOutput(
@@ -109,18 +114,24 @@ def train_step(
     """One step of a resolved configuration."""
     targets = make_targets(batch, config.loss, head=config.model.head)
 
-    def loss_fn(params: nnx.State, batch: Batch, targets: Targets) -> tuple[Array, Values]:
+    def loss_of_part(params: nnx.State, part: Batch, part_targets: Targets) -> tuple[Array, Values]:
         model = nnx.merge(graphdef, params, constants)
         set_matmul_precision(model, config.train.matmul_precision)
-        output = predict_for_training(model, batch, names, targets.instance_regions)
-        losses = compute_losses(output, targets, config.loss, threshold=config.model.mask_threshold)
+        output = predict_for_training(model, part, names, part_targets.instance_regions)
+        threshold = config.model.mask_threshold
+        losses = compute_losses(output, part_targets, config.loss, threshold=threshold)
         return total_loss(losses, config.loss), losses
 
-    def gradient_fn(part: tuple[Batch, Targets]) -> tuple[tuple[Array, Values], nnx.State]:
-        return jax.value_and_grad(loss_fn, has_aux=True)(state.params, *part)
+    def gradient_of_part(
+        part_and_targets: tuple[Batch, Targets],
+    ) -> tuple[tuple[Array, Values], nnx.State]:
+        gradient_fn = jax.value_and_grad(loss_of_part, has_aux=True)
+        return gradient_fn(state.params, *part_and_targets)
 
     with jax.default_matmul_precision(JAX_PRECISION[config.train.matmul_precision]):
-        (loss, losses), grads = add_parts(gradient_fn, (batch, targets), config.train.accumulate)
+        (loss, losses), grads = add_parts(
+            gradient_of_part, (batch, targets), config.train.accumulate
+        )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = cast(nnx.State, optax.apply_updates(state.params, updates))
 

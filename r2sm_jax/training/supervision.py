@@ -1,8 +1,10 @@
 """What a batch supervises: the truth of every output, and how much each entry weighs in its loss.
 
-Everything is made once a step, from the whole batch. A weight is 1 / (number of entries that count
-in the batch), or 0 for an entry that does not count. So a loss is the sum of value times weight,
-and a batch can be computed in parts: the sums of its parts add up to the mean of the batch.
+Everything is made once a step, from the whole batch. The weight of an entry (a mask, a query, a
+pixel of a dense loss) is 1 / (number of entries that count in the batch), or 0 for an entry that
+does not count. So a loss is the sum of value times weight, and a batch can be computed in parts:
+the sums of its parts add up to the mean of the batch. Only `pixel_weight` is of another kind: it
+is the share 0..1 of a mask cell that counts within the loss of one mask.
 
 Which of the two masks of a query is supervised is decided here, as data:
 
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from einops import reduce
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from r2sm_jax.config import NO_HEAD, LossConfig
 
@@ -25,8 +27,8 @@ Batch = dict[str, Any]
 
 POOL = 2
 """Slots, auxiliary masks and dense outputs are supervised at a resolution this many times lower
-than masks: nearly as good, and a quarter of the pixels. It is the grid of the coarse image
-features, at stride 8, which dense outputs are made of."""
+than masks: nearly as good, and a quarter of the pixels. Dense outputs are made of the coarse pixel
+features, which have just this grid: half of the tokens' stride, where masks have a quarter."""
 
 
 class MaskTargets(NamedTuple):
@@ -38,7 +40,7 @@ class MaskTargets(NamedTuple):
     modal_weight: Float[Array, "*n"]
     amodal_weight: Float[Array, "*n"]
     iou_weight: Float[Array, "*n 2"]
-    """Of the predicted IoUs of the modal and the amodal mask."""
+    """Weights of the predicted IoUs of the modal and the amodal mask."""
 
 
 class PixelTargets(NamedTuple):
@@ -71,16 +73,19 @@ class Targets(NamedTuple):
     presence_weight: Float[Array, "b k"]
 
     slots: MaskTargets
-    """[b k q] at low resolution: the instances of each query, one by one, in no particular order.
-    """
+    """[b k q] at low resolution: the instances of each query, one by one, in the order of the
+    batch. Which slot learns which of them is up to `match_slots` (losses.py)."""
     slot_exists: Bool[Array, "b k q"]
+    """Whether there is such an instance; the axis q is padded."""
     slot_presence_weight: Float[Array, "b k 1"]
     match_amodal: Bool[Array, "b k"]
-    """Whether slots are matched with instances by their amodal masks, or else by their modal masks.
-    """
+    """Slots are matched with instances by their amodal masks where this is True, by their modal
+    masks where it is False."""
 
     instances: MaskTargets
-    """[b m]: every instance, whatever the queries ask for."""
+    """[b m]: every visible instance. Where a query teaches only the mask that it asks for
+    (`--loss.supervise requested`, or the head `none`), an instance counts only for the types that
+    queries for it ask for."""
     instance_regions: Float[Array, "b m h w"]
     """The pixels whose mean feature gives each instance's own kernel."""
     pixels: PixelTargets
@@ -101,11 +106,13 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
     query_mask = batch["query_mask"]
     query_instances = batch["query_instances"]
 
+    # The complete shape of a union is known if that of each of its instances is annotated.
+    all_have_amodal = (has_amodal[:, None] | ~query_instances).all(-1)  # [b k]
     queries = make_mask_targets(
         unite(query_instances, modal),
         unite(query_instances, amodal),
         exists=query_mask,
-        has_amodal=~(query_instances & ~has_amodal[:, None]).any(-1),
+        has_amodal=all_have_amodal,
         is_amodal=is_amodal,
         supervise=config.supervise,
         head=head,
@@ -123,23 +130,36 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         head=head,
     )
     if head == NO_HEAD:
+        # The one mask that there is has the name of the modal one.
         match_amodal = jnp.zeros_like(is_amodal)
     elif config.supervise == "requested":
         match_amodal = is_amodal
     else:
+        # One match serves both masks. It is by the complete shapes; where one is not annotated,
+        # `amodal` holds the visible part.
         match_amodal = jnp.ones_like(is_amodal)
 
-    # Instances and pixels are taught the types that some query asks for, where a query teaches one
-    # type only.
+    # With `supervise both`, every instance and its pixels are taught both types. Where a query
+    # teaches one type only, they are taught the types that the queries for this instance ask for.
     learns_one_type = head == NO_HEAD or config.supervise == "requested"
     if learns_one_type:
-        is_target = query_instances & query_mask[..., None]
+        is_target = query_instances & query_mask[..., None]  # [b k m]
         teaches_modal = (is_target & ~is_amodal[..., None]).any(1)
         teaches_amodal = (is_target & is_amodal[..., None]).any(1) & has_amodal
     else:
         teaches_modal = jnp.ones_like(has_amodal)
         teaches_amodal = has_amodal
     is_visible = modal.any((-2, -1))
+
+    # The feature of an instance is the mean of its visible pixels where it is taught its modal
+    # mask. If it is taught its amodal mask alone, it is the mean of all of its pixels. If it is
+    # taught nothing it has no loss, and its region does not matter.
+    instance_regions = jnp.where(teaches_modal[..., None, None], modal, amodal)
+
+    # Every slot of a query counts, with or without an instance. The sum over the axis q is taken in
+    # the loss, hence 1 / q here.
+    num_slots = max(slot_exists.shape[-1], 1)
+    slot_presence_weight = mean_weight(query_mask)[..., None] / num_slots  # [b k 1]
 
     return Targets(
         pixel_weight=pixel_weight,
@@ -148,17 +168,17 @@ def make_targets(batch: Batch, config: LossConfig, *, head: str) -> Targets:
         presence_weight=mean_weight(query_mask),
         slots=slots,
         slot_exists=slot_exists,
-        slot_presence_weight=mean_weight(query_mask)[..., None] / max(slot_exists.shape[-1], 1),
+        slot_presence_weight=slot_presence_weight,
         match_amodal=match_amodal,
         instances=weigh_masks(
             modal, amodal, is_visible & teaches_modal, is_visible & teaches_amodal
         ),
-        # Kernels of an instance are made of its visible pixels. One that is taught its complete
-        # shape alone gives all of its pixels; one that is taught nothing has no loss.
-        instance_regions=jnp.where(teaches_modal[..., None, None], modal, amodal),
+        instance_regions=instance_regions,
         pixels=make_pixel_targets(
             batch, teaches_modal, teaches_amodal, teaches_hidden=not learns_one_type
         ),
+        # A batch has these arrays only for a head that reads words alone (data/batches.py). For
+        # every other head the f sentences are the k queries.
         type_is_amodal=batch.get("type_is_amodal", is_amodal),
         type_weight=mean_weight(batch.get("type_valid", query_mask)),
     )
@@ -171,16 +191,17 @@ def make_pixel_targets(
     *,
     teaches_hidden: bool,
 ) -> PixelTargets:
-    """Targets of the dense losses. Every pixel belongs to the instance that covers most of it, if
-    that is half of it."""
-    modal = pool_masks(to_coverage(batch["modal"]))
-    amodal = pool_masks(to_coverage(batch["amodal"]))
+    """Targets of the dense losses. A pixel belongs to the instance that covers more than half of
+    it, if there is one."""
+    pooled_modal = pool_masks(to_coverage(batch["modal"]))
+    pooled_amodal = pool_masks(to_coverage(batch["amodal"]))
     is_image = pool_masks(to_coverage(batch["pixel_weight"])) > 0.5
     has_amodal = batch["has_amodal"]
 
-    instance = modal.argmax(1)
-    is_object = (modal.max(1) > 0.5) & is_image & take(teaches_modal, instance)
+    instance = pooled_modal.argmax(1)  # [b h w], an index into the axis m
+    is_object = (pooled_modal.max(1) > 0.5) & is_image & take(teaches_modal, instance)
     labels = {name: take(label, instance) for name, label in batch["labels"].items()}
+    is_hidden = (pooled_amodal - pooled_modal > 0.5) & has_amodal[..., None, None]  # [b m h w]
 
     return PixelTargets(
         labels={name: jnp.maximum(label, 0) for name, label in labels.items()},
@@ -189,10 +210,10 @@ def make_pixel_targets(
         },
         box=take(batch["boxes"], instance),
         box_weight=mean_weight(is_object & take(teaches_amodal, instance)),
-        hidden=((amodal - modal > 0.5) & has_amodal[..., None, None]).astype(jnp.float32),
+        hidden=is_hidden.astype(jnp.float32),
         hidden_labels=batch["labels"].get("category", jnp.full(has_amodal.shape, -1)),
         # What is hidden is the difference of both masks, so it is not taught where a query teaches
-        # one of them.
+        # only one of them.
         hidden_weight=mean_weight(is_image & teaches_hidden),
     )
 
@@ -228,7 +249,7 @@ def weigh_masks(
     counts_modal: Bool[Array, "*n"],
     counts_amodal: Bool[Array, "*n"],
 ) -> MaskTargets:
-    """Targets of which all that count weigh alike."""
+    """Targets with equal weights for all masks that count."""
     return MaskTargets(
         modal,
         amodal,
@@ -261,6 +282,6 @@ def pool_masks(coverage: Float[Array, "*b h w"]) -> Float[Array, "*b _h _w"]:
     return reduce(coverage, "... (h y) (w x) -> ... h w", "mean", y=POOL, x=POOL)
 
 
-take = jax.vmap(lambda table, index: table[index])
-"""For each image of a batch, the rows of a table [b m ...] at indices [b ...]: the first axis after
-the batch is indexed."""
+def take(table: Shaped[Array, "b _m *row"], index: Int[Array, "b *n"]) -> Array:
+    """For each image of a batch, the rows of its table at these indices: `[b n row]`."""
+    return jax.vmap(lambda rows, chosen: rows[chosen])(table, index)

@@ -148,5 +148,6 @@ def _sample_batches(
     for i in rng.choice(len(groups), num_steps, p=sizes / sizes.sum()):
         group = groups[i]
         chosen = rng.integers(0, len(group.rows), BATCH_SIZE)
+        # The default share: a head that is trained alone belongs to no run with a configuration.
         mask = drop_tokens(group.mask[chosen], DataConfig.token_drop, rng)
         yield group.states[chosen], mask, group.rows[chosen]
