@@ -94,6 +94,7 @@ def predict_one(args: PredictConfig, query: str) -> None:
         (prediction,) = predictor.predict(
             [query], args.mask_type, abstain=args.abstain, masks=given
         )
+    # Python's own format of warnings would show a line of code.
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
 
@@ -157,6 +158,8 @@ def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | 
         if args.clean:
             raise InputError("--clean: there is no given mask to clean; give one with --mask FILE")
         return None
+    # The flag may be repeated only so that several masks are refused here, in a sentence. A plain
+    # flag would take the last one and say nothing.
     path, *others = args.mask
     if others:
         raise InputError(
@@ -200,7 +203,9 @@ def main() -> None:
         raise InputError(
             "--distributed: several processes divide a folder of images; leave it out for one image"
         )
-    predict_one(args, args.query or "")
+    # One of the two was given, and --queries has gone the other way.
+    assert args.query is not None
+    predict_one(args, args.query)
 
 
 if __name__ == "__main__":

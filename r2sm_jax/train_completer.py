@@ -32,6 +32,8 @@ from r2sm_jax.training.run_folder import lock_run, make_folder, write_config
 
 EXAMPLES_PER_IMAGE = 4
 """Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
+# The optimizer is always AdamW with these constants and a gradient norm of at most 1. Of
+# `OptimizerConfig` only `learning_rate` is read.
 WARM_UP_STEPS = 300
 WEIGHT_DECAY = 0.02
 AVERAGE = 0.999
@@ -41,7 +43,11 @@ THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 
 
 class Examples:
-    """The examples of a training source, picture by picture."""
+    """The examples of a training source, picture by picture.
+
+    A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says:
+    nothing of a picture is cached here.
+    """
 
     def __init__(self, source: Source, size: int):
         self.source = source

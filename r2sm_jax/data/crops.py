@@ -12,7 +12,7 @@ from PIL import Image
 
 from r2sm_jax.data import masks
 
-CROP_EXTENT = 2.2  # side of the crop, in longer sides of the visible mask's box
+CROP_EXTENT = 2.2  # side of the crop, as a multiple of the longer side of the visible mask's box
 MIN_CROP_SIDE = 16  # pixels
 
 
@@ -71,14 +71,14 @@ def cut_crop(
     image: UInt8[np.ndarray, "H W 3"],
     window: CropWindow,
     size: int,
-    planes: Sequence[Bool[np.ndarray, "H W"]],
+    object_masks: Sequence[Bool[np.ndarray, "H W"]],
 ) -> UInt8[np.ndarray, "s s c"]:
-    """A crop of an image: its colours, which pixels are inside of the image, and some masks.
+    """A crop of an image: its colours, which pixels are inside of the image, and the given masks.
 
-    Masks are 0..255: the share of a pixel that they cover.
+    So c is 4 and the number of masks. Masks are 0..255: the share of a pixel that they cover.
     """
     inside = np.full(image.shape[:2], 255, np.uint8)
     parts = [window.cut(image, size), window.cut(inside, size)[..., None]]
-    for plane in planes:
-        parts.append(window.cut(plane * np.uint8(255), size)[..., None])
+    for mask in object_masks:
+        parts.append(window.cut(mask * np.uint8(255), size)[..., None])
     return np.concatenate(parts, axis=2)

@@ -96,10 +96,12 @@ def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Ima
 def brightness(image: Image.Image) -> np.ndarray:
     """How bright each pixel of a drawn mask is `[H W]`: its brightest channel.
 
-    It is 0 where the mask is transparent. Where all is black, a mask that is drawn in the
-    transparency counts. Of several greys of a palette the darkest is 0. In a palette image with
-    colours, or whose palette is all black, each label counts as a brightness above 255 of its own,
-    and 0 is what is black or transparent, or else label 0.
+    It is 0 where the mask is transparent. A few kinds of files need more:
+
+    - All colours are black: the transparency counts, if the mask is drawn in it.
+    - A palette of greys: the darkest grey of several counts as 0.
+    - A palette with colours, or all black: the pixels are labels. Label k counts as 256 + k, the
+      background as 0. That is what is black or transparent, or else label 0.
     """
     if len(image.getbands()) == 1 and image.mode != "P":
         return np.asarray(image)
@@ -108,15 +110,22 @@ def brightness(image: Image.Image) -> np.ndarray:
     alpha = rgba[..., 3]
     values = colour.max(-1) * (alpha > 0)
     if image.mode != "P":
+        # All black, but not transparent everywhere alike: the mask is in the transparency.
         is_drawn_in_alpha = not values.any() and np.ptp(alpha) > 0
         return alpha if is_drawn_in_alpha else values
 
     is_grey = (np.ptp(colour, axis=-1) == 0).all()
     if is_grey and any(image.getpalette() or ()):
+        # Greys that begin above 0 are shifted; one grey alone says nothing of a background.
         return values - values.min() if np.ptp(values) else values
+
+    # The numbers that stand for colours are labels of objects. Where some pixels are black or
+    # transparent and others are not, those are the background; else it is label 0.
     labels = np.asarray(image, np.int32)
     has_background = 0 < np.count_nonzero(values) < values.size
-    return np.where(values if has_background else labels, labels + 256, 0)
+    is_object = values > 0 if has_background else labels > 0
+    # 256 is added so that no label is taken for white, which is 255 (`masks.from_pixels`).
+    return np.where(is_object, labels + 256, 0)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
@@ -325,7 +334,8 @@ def data_url(image: UInt8[np.ndarray, "H W 3"], form: str, quality: int) -> str:
 def _opened(image: ImageFile | Image.Image, name: str = "the image") -> Iterator[Image.Image]:
     """Opens an image and reads its header.
 
-    Errors of Pillow become InputError, also those of the block, in which pixels are decoded.
+    Errors of Pillow become InputError. That includes errors in the caller's `with` block: Pillow
+    decodes pixels only when they are asked for, which is there.
     """
     name = str(image) if isinstance(image, str | PathLike) else name
     try:

@@ -135,8 +135,8 @@ def _overlaps(pixels: int, frame: float, cells: int) -> Any:
 def _undo_axis(side: int, frame: int, resized: int, original: int) -> Any:
     """The matrix `[original side]` of both resizes and the crop along one axis.
 
-    It is sparse: threads of BLAS, which multiplies dense ones, wait long for each other where other
-    programs use the cores.
+    It is sparse, since SciPy multiplies sparse matrices in one thread. NumPy would leave dense ones
+    to BLAS, whose threads wait long for each other where other programs use the same cores.
     """
     enlarged = csr_array(_bilinear(side, frame)[:resized])
     matrix: Any = csr_array(_bilinear(resized, original)) @ enlarged

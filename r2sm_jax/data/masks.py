@@ -134,9 +134,13 @@ def from_pixels(values: np.ndarray) -> Mask:
     is_white = highest in (255, 65_535)
     if len(levels) > 2 and not is_white:
         raise ValueError(f"it holds several values up to {highest}; give each object its own mask")
-    # Soft edges lie between black and white; Pascal VOC's labels are small, beside its border 255.
+    # Values between black and white are soft edges of one mask, or labels of several objects, such
+    # as Pascal VOC's: 1 to 20 inside of a thin border of 255. A guess tells them apart: labels are
+    # small numbers (80 leaves room for more than VOC's), while the edges of a mask reach higher;
+    # and of a mask the greater part is white, of labels only the border.
     between = levels[(levels > 0) & (levels < highest)]
-    if len(between) and between.max() <= 80 and (values == highest).sum() < (values > 0).sum() / 2:
+    is_mostly_white = (values == highest).sum() >= (values > 0).sum() / 2
+    if len(between) and between.max() <= 80 and not is_mostly_white:
         raise ValueError(
             f"it holds labels up to {between.max()} and a border of {highest}; give each object "
             "its own mask"

@@ -89,7 +89,8 @@ class FrozenTextEncoder:
         `NO_TOKEN` is in place of padding.
         """
         rows = ids.reshape(-1, ids.shape[-1])
-        mask = (rows != NO_TOKEN).at[:, 0].set(True)  # a sentence without tokens, as in `pad_ids`
+        # The first token counts as real even in a sentence without tokens, as in `pad_ids`.
+        mask = (rows != NO_TOKEN).at[:, 0].set(True)
         states = self.compute_states(weights, rows.clip(0), mask, precision)
         return states.reshape(*ids.shape, *states.shape[2:])
 
@@ -172,7 +173,10 @@ class TextStates:
 
     @property
     def truncated(self) -> set[str]:
-        """The sentences that were longer than the limit."""
+        """The sentences that were longer than the limit when they were encoded.
+
+        `Predictor` reads it to warn of them. `for_request` removes those that leave the memory.
+        """
         return self.tokenizer.truncated
 
     @property
@@ -222,7 +226,7 @@ class TextStates:
         `precision` says how dense layers multiply.
         """
         with self._lock:
-            token_ids = self._new_sentences(sentences)
+            token_ids = self._find_unencoded(sentences)
             num_tokens = sum(max(len(ids), 1) for ids in token_ids.values())
             num_bytes = 2 * num_tokens * len(self.layers) * self.dim  # float16
             states = self._encode_by_length(token_ids, precision)
@@ -238,7 +242,7 @@ class TextStates:
         compiles anew. The latest `MAX_REQUEST_SENTENCES` stay in memory.
         """
         with self._lock:
-            token_ids = self._new_sentences(sentences)
+            token_ids = self._find_unencoded(sentences)
             names = list(token_ids)
             for start in range(0, len(names), REQUEST_ROWS[-1]):
                 batch = names[start : start + REQUEST_ROWS[-1]]
@@ -248,8 +252,8 @@ class TextStates:
                 states = self.encoder(ids, rows=rows, length=length)
                 self.cache.add_request(dict(zip(batch, states, strict=True)))
 
-            # The result is read before the oldest sentences go: a large request may have more
-            # sentences than stay in memory.
+            # All sentences have states now, so this call only looks them up and pads them. It comes
+            # before the oldest sentences go, since a large request may have more than stay.
             result = self(sentences, self.max_tokens)
             self._requested += names
             for oldest in self._requested[:-MAX_REQUEST_SENTENCES]:
@@ -303,8 +307,12 @@ class TextStates:
         share = cut / max(1, total)
         return f"{total} unique sentences, {cut} cut at {self.max_tokens} tokens ({share:.2%})"
 
-    def _new_sentences(self, sentences: Iterable[str]) -> dict[str, list[int]]:
-        """The sentences that the cache does not have, with their token ids."""
+    def _find_unencoded(self, sentences: Iterable[str]) -> dict[str, list[int]]:
+        """The sentences whose states must be computed, with their token ids.
+
+        Tokenizing them adds those beyond the limit to `truncated`. Where earlier runs stored the
+        states of a sentence, the cache finds them on disk, and it is left out.
+        """
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.cache]
         if not new:
             return {}

@@ -98,7 +98,9 @@ class QueryTokenizer:
         if not starts:
             return ""
 
-        # Offsets count from where reading starts: "please" of "please please" is the second one.
+        # Offsets count from the start of the part that is read. What is left out at the end never
+        # repeats that part, so its last place in the sentence is the right one: of "please please"
+        # the second word is read.
         start = sentence.rfind(read_part(sentence)) + starts[0]
         if sentence[start] == " ":  # some tokens begin with the space before the word
             start += 1
@@ -149,8 +151,9 @@ def pad_ids(
 ) -> tuple[Int[np.ndarray, "b t"], Bool[np.ndarray, "b t"]]:
     """Pads token ids with 0. Returns them, and which of them are real.
 
-    The padding id does not matter: padding is masked, or comes after all that is read. A sentence
-    without tokens (decoder-only models add none of their own) is its first padding token.
+    Any id can be the padding: encoders mask it, and in decoder-only models no real token sees what
+    comes after it. A decoder-only model adds no tokens of its own, so a sentence may have none. Its
+    first padding token counts as real then, since each sentence needs a state.
     """
     ids = np.zeros((rows, length), np.int32)
     mask = np.zeros((rows, length), bool)

@@ -67,12 +67,12 @@ class MaskCompleter:
 
         @jax.jit
         def compute_logits(
-            weights: nnx.State, planes: UInt8[jax.Array, "m s s 6"], others_known: jax.Array
+            weights: nnx.State, crops: UInt8[jax.Array, "m s s 6"], others_known: jax.Array
         ) -> jax.Array:
-            shares = planes[..., 3:].astype(jnp.float32) / 255
-            inputs = make_inputs(
-                planes[..., :3], shares[..., 0], shares[..., 1], shares[..., 2], others_known
-            )
+            colours = crops[..., :3]
+            shares = crops[..., 3:].astype(jnp.float32) / 255
+            inside, visible, others = (shares[..., channel] for channel in range(3))
+            inputs = make_inputs(colours, inside, visible, others, others_known)
             return nnx.merge(graphdef, weights)(inputs)
 
         self._compute_logits = compute_logits
@@ -127,8 +127,10 @@ class MaskCompleter:
         neighbours: Sequence[Mask | None],
         count: int,
     ) -> list[Mask]:
+        """Completes up to `count` objects; the rest of the batch is padding."""
         size = self.config.size
-        planes = np.zeros((count, size, size, 6), np.uint8)
+        # Channels: colours, inside of the image, visible mask, masks of the other objects.
+        crops = np.zeros((count, size, size, 6), np.uint8)
         others_known = np.zeros(count, np.float32)
         windows = []
         for row, (visible, others) in enumerate(zip(visible_masks, neighbours, strict=True)):
@@ -139,14 +141,15 @@ class MaskCompleter:
                 others = others & ~visible
             else:
                 others = np.zeros_like(visible)
-            planes[row] = cut_crop(image, window, size, (visible, others))
+            crops[row] = cut_crop(image, window, size, (visible, others))
 
-        logits = np.asarray(self._compute_logits(self.weights, planes, others_known))
+        logits = np.asarray(self._compute_logits(self.weights, crops, others_known))
         height, width = image.shape[:2]
         completed = []
-        for window, visible, logit in zip(windows, visible_masks, logits, strict=False):
-            logit_in_image = window.paste(logit, height, width, OUTSIDE_LOGIT)
-            completed.append(visible | (logit_in_image > self.threshold))
+        # Not strict: the rows of logits after the last window are padding.
+        for window, visible, crop_logits in zip(windows, visible_masks, logits, strict=False):
+            image_logits = window.paste(crop_logits, height, width, OUTSIDE_LOGIT)
+            completed.append(visible | (image_logits > self.threshold))
         return completed
 
 
@@ -154,7 +157,8 @@ def others_of(visible_masks: Sequence[Mask]) -> list[Mask | None]:
     """For each mask the union of all others; None where there is only one."""
     if len(visible_masks) < 2:
         return [None] * len(visible_masks)
-    # A pixel belongs to another object if more masks cover it than one's own.
+    # How many masks cover each pixel. Without an object's own mask (0 or 1), what is left counts
+    # the other objects there.
     counts = np.sum(visible_masks, axis=0, dtype=np.int32)
     return [(counts - mask) > 0 for mask in visible_masks]
 
@@ -240,6 +244,8 @@ def open_completer(name: str | Path) -> MaskCompleter:
 
 def completer_of_export(folder: Path, tensors: Mapping[str, np.ndarray]) -> MaskCompleter | None:
     """The completer of an export, None where it has none.
+
+    It reads config.json of the folder for itself; the file is small.
 
     Args:
         tensors: the completer's weights, as `split_tensors` gives them.

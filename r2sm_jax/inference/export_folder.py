@@ -139,11 +139,16 @@ def published_weights(config: ModelConfig, sizes: EncoderSizes) -> dict[str, Ten
     Raises InputError if they cannot be had.
     """
     state = nnx.state(abstract_model(config, sizes))
+    # Training does not change what is no nnx.Param: building the model has turned frozen weights
+    # into constants (`layers.freeze`).
     constants = nnx.filter_state(state, nnx.Not(nnx.Param))
-    frozen = {_dotted(path) for path, _ in nnx.to_flat_state(constants)}
+    frozen_names = {_dotted(path) for path, _ in nnx.to_flat_state(constants)}
     weights = {}
-    for match in match_pretrained(config, sizes, state).values():
-        weights |= {name: value for name, value in match.values.items() if name in frozen}
+    reports = match_pretrained(config, sizes, state)
+    for report in reports.values():
+        for name, value in report.values.items():
+            if name in frozen_names:
+                weights[name] = value
     return weights
 
 

@@ -101,14 +101,16 @@ def clean(mask: Mask) -> Mask:
     The largest part always stays, and what opens to the image's border is no hole.
     """
     min_pixels = SPECK_SHARE * masks.area(mask)
+    # `stays` says it by the number of a part, and `stays[parts]` for each pixel.
     parts, sizes = _label(mask)
     stays = sizes >= min(min_pixels, sizes[1:].max(initial=0))
-    stays[0] = False  # what is no part
+    stays[0] = False  # number 0 is outside of the mask
     without_specks = stays[parts]
 
     holes, sizes = _label(~without_specks)
     is_filled = sizes < min_pixels
-    is_filled[0] = False
+    is_filled[0] = False  # number 0 is the mask itself
+    # What touches the border of the image is no hole.
     for edge in (holes[0], holes[-1], holes[:, 0], holes[:, -1]):
         is_filled[edge] = False
     return without_specks | is_filled[holes]

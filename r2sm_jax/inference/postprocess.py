@@ -87,7 +87,8 @@ def resize_masks(
 ) -> tuple[Mask, Mask]:
     """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
     modal = letterbox.undo(np.asarray(modal_logits)) > 0
-    # modal ⊆ amodal holds for the logits; enlarging rounds, so the union keeps it.
+    # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
+    # the union makes sure that the amodal mask contains the modal one.
     amodal = (letterbox.undo(np.asarray(amodal_logits)) > 0) | modal
     return modal, amodal
 
@@ -133,8 +134,8 @@ def to_prediction(
 
         confidence = float(slot_presence[slot] * slots.iou[slot, int(is_amodal)])
         if is_present[slot]:
-            score = float(slot_presence[slot])
-            instances.append(InstanceMask(score, confidence, mask, slot_modal, slot_amodal))
+            presence = float(slot_presence[slot])
+            instances.append(InstanceMask(presence, confidence, mask, slot_modal, slot_amodal))
         if with_candidates:
             rle = masks.encode(mask)
             rate = masks.occlude_rate(slot_modal, slot_amodal)
@@ -150,7 +151,7 @@ def to_prediction(
         amodal=amodal,
         instances=tuple(instances),
         candidates=tuple(candidates),
-        # In double precision, so that the scorer gets the same logit back from it.
+        # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(fused.presence))),
         undecided=decision.undecided,
         unread=unread,

@@ -27,19 +27,20 @@ class InstanceMask:
     """One instance that the query means. `mask` is of the predicted type."""
 
     score: float
-    """Probability that the instance is there."""
+    """Probability that the instance is there. (`Prediction.score` is a predicted IoU instead.)"""
     confidence: float
-    """The probability times the predicted IoU of `mask`: its rank for average precision."""
+    """`score` times the predicted IoU of `mask`. It ranks instances for average precision."""
     mask: Mask
     modal: Mask
     amodal: Mask
 
 
 class Candidate(NamedTuple):
-    """The mask of one instance slot, present or not, with its confidence for average precision."""
+    """The mask of one instance slot, present or not."""
 
     mask: RLE
     score: float
+    """Ranks it for average precision; from the predictor the same as `InstanceMask.confidence`."""
     is_present: bool = True
     """Whether it is one of `Prediction.instances`."""
     occlude_rate: float | None = None
@@ -59,7 +60,7 @@ class Prediction:
     """The decision; None where the system makes none (the mask-type head `none`)."""
     amodal_probability: float | None
     score: float | None
-    """Predicted IoU of `mask`; None where the caller gave the visible mask."""
+    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -170,6 +171,8 @@ class Prediction:
         """
         # First, since it refuses an image of another size before anything is written.
         overlay = self.overlay(image)
+        # prediction.json appears when this block ends, so a folder that has it has the pictures,
+        # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
@@ -178,6 +181,8 @@ class Prediction:
 
     def summary(self) -> str:
         """Returns the prediction in two lines of text."""
+        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
+        # only chooses the words: the masks of something that is probably there can be empty, too.
         if self.presence < 0.5 and not (self.amodal.any() or self.instances):
             return (
                 f"{self.query}\n"

@@ -6,6 +6,11 @@ How a sentence about a photo becomes a mask:
     sentence   TextStates: the frozen language model                token states [t l e]
     both       R2SM.decode                                          R2SMOutput: logits in the frame
     logits     decide, resize_masks, to_prediction (postprocess.py) Prediction
+
+Where the caller gives the visible mask of the object as well:
+
+    mask       read_mask (given_masks.py) -> MaskCompleter          complete mask [H W]
+    both masks with_given_mask (postprocess.py)                     in place of the found masks
 """
 
 import copy
@@ -45,8 +50,8 @@ EncodeText = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
 MASK_TYPE_CHOICES = ("auto", "modal", "amodal")
 """Values of `mask_type`; auto: the query decides."""
 QUERY_BUCKETS = (1, 4, 8)
-"""The queries about an image are padded to one of these numbers, so that nothing is compiled anew.
-More than the last take several rows."""
+"""The queries of a row are padded to one of these numbers, so that few shapes are compiled. An
+image with more queries than the last number takes several rows of a batch."""
 BATCH_ROWS = 8
 """Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
 
@@ -80,7 +85,11 @@ class _Row(NamedTuple):
 
 
 class TruncatedQuery(UserWarning):
-    """A query is longer than the language model's limit; its end was not read."""
+    """A query is longer than the language model's limit; its end was not read.
+
+    `TextStates.truncated` collects such queries while they are encoded, `Prediction.unread` holds
+    the end of one, and `predict` and `predict_batch` give this warning. The command prints it.
+    """
 
 
 def check_query(query: str) -> None:
@@ -133,7 +142,8 @@ class Predictor:
 
         def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(weights: nnx.State, *inputs: Any) -> Any:
-                # A compiled function does not see the precision change, so it is set inside.
+                # Set inside, where JAX traces: the program has this precision, whatever the
+                # caller's own setting of JAX is.
                 with jax.default_matmul_precision(JAX_PRECISION[matmul_precision]):
                     model = nnx.merge(graphdef, weights)
                     set_matmul_precision(model, matmul_precision)
@@ -162,7 +172,11 @@ class Predictor:
 
     @property
     def weights(self) -> nnx.State:
-        """All weights of the segmenter except the language model's, on one device."""
+        """All weights of the segmenter except the language model's, on one device.
+
+        Setting them collects weights that are divided among devices, and moves them to the first
+        device of this process.
+        """
         return self._weights
 
     @weights.setter
@@ -205,9 +219,11 @@ class Predictor:
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
 
-        Where a visible mask is given, the query decides whether that mask or the complete one is
-        meant, and nothing is searched: `modal` is the given mask, `amodal` the completed one, there
-        is one instance, `presence` is 1, and `score` is None, since no IoU is predicted.
+        Where a visible mask is given, the query only decides whether that mask or the complete one
+        is meant. It is decoded like every query, since `R2SM.decode` gives the logit of the mask
+        type, too. But the masks that are found in this way are dropped: `modal` is the given mask,
+        `amodal` the completed one, there is one instance, `presence` is 1, and `score` is None,
+        since no IoU is predicted.
 
         Args:
             queries: sentences; a single one may be given as a string.
@@ -227,9 +243,10 @@ class Predictor:
         image = self._image_or(image)
         if not isinstance(image, EncodedImage):
             image = self.encode(image)
-        completed = None
+        # Before decoding, so that a mask that cannot be used is refused at once.
+        mask_pairs = {}
         if masks is not None:
-            completed = self._complete_given(queries, list(masks), image)
+            mask_pairs = self._complete_given(queries, list(masks), image)
 
         predictions = []
         for part in _split(queries, QUERY_BUCKETS[-1]):
@@ -238,7 +255,7 @@ class Predictor:
             predictions += self._to_predictions(
                 part, outputs, image.letterbox, mask_types, abstain=abstain
             )
-        for index, (modal, amodal) in (completed or {}).items():
+        for index, (modal, amodal) in mask_pairs.items():
             predictions[index] = with_given_mask(predictions[index], modal, amodal)
         self._warn_of_truncated(predictions)
         return predictions
@@ -295,7 +312,7 @@ class Predictor:
     def _complete_given(
         self, queries: Sequence[str], masks: Sequence[Any | None], image: EncodedImage
     ) -> dict[int, tuple[Mask, Mask]]:
-        """The visible and the complete mask by the index of the query that a mask is given for."""
+        """The visible and the complete mask for each query that has a given mask, by its index."""
         if len(masks) != len(queries):
             raise InputError(
                 f"{len(masks)} masks, but {len(queries)} queries; give one mask, or None, for each "
@@ -311,7 +328,8 @@ class Predictor:
         if self.completer is None:
             raise no_completer("this model")
 
-        # Two queries may mean the same object, which is no neighbour of itself.
+        # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
+        # completed once. Arrays cannot be keys of a dict, their bytes can.
         different = {mask.tobytes(): mask for mask in visible_masks.values()}
         completed = self.completer(image.pixels, list(different.values()))
         complete_masks = dict(zip(different, completed, strict=True))
@@ -499,6 +517,7 @@ class Predictor:
             decision = decide(
                 self.config.head, query, output.amodal_logit, mask_type, abstain=abstain
             )
+            # Known since the query was encoded for `outputs`.
             is_truncated = query in self.text_encoder.truncated
             prediction = to_prediction(
                 query,
@@ -534,7 +553,11 @@ class Predictor:
             )
 
     def _calibration_arrays(self) -> Calibration:
-        """Returns the calibration as arrays: as Python numbers they would be compiled in."""
+        """Returns the calibration as float32 arrays.
+
+        A compiled function depends on the types of its inputs. Python's numbers and arrays differ
+        in type for JAX, so another calibration could compile everything anew.
+        """
         return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
 
     def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:

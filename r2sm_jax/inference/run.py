@@ -56,10 +56,12 @@ def enable_compilation_cache() -> None:
     folder = cache_dir() / "compiled"
     _prune(folder, MAX_CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # A full disk or a half-written program costs time and not the answer: no line of JAX for each.
+    # Where the disk is full or a stored program is damaged, JAX compiles the program again. The
+    # answer is the same, so JAX's warnings, one for each program, are not shown.
     message = "Error (reading|writing) persistent compilation cache"
     warnings.filterwarnings("ignore", message)
-    # A start has a hundred small programs.
+    # By default JAX stores only programs that took a second to compile. A start has a hundred that
+    # take less each, so all are stored.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -128,7 +130,8 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
 
     sizes = read_sizes(folder)
     graphdef, state, constants = abstract_state(config, sizes)
-    # Where a user names a step, no other one stands in for a damaged one.
+    # If the best or the latest checkpoint is damaged, `restore` takes another one. A user who named
+    # a step gets that one or an error.
     restored = checkpoints.restore(state, constants, step=step, only=checkpoint.isdecimal())
     checkpoints.close()
     return Stored(
@@ -184,18 +187,23 @@ def load_run(
     Raises InputError as `restore_weights`, or if the language model cannot be had or is another one
     than in training.
     """
-    stored = restore_weights(folder, checkpoint=checkpoint)
-    config = stored.config
+    restored = restore_weights(folder, checkpoint=checkpoint)
+    config = restored.config
     text = config.model.text
     text_encoder = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
-    trained = read_inputs(folder).get("language_model", {})
-    check_language_model(text_encoder, trained, f"the run {folder}")
+    language_model = read_inputs(folder).get("language_model", {})
+    check_language_model(text_encoder, language_model, f"the run {folder}")
 
-    weights = nnx.merge_state(stored.params, stored.constants)
+    weights = nnx.merge_state(restored.params, restored.constants)
     predictor = Predictor(
-        config.model, stored.graphdef, weights, text_encoder, stored.calibration, matmul_precision
+        config.model,
+        restored.graphdef,
+        weights,
+        text_encoder,
+        restored.calibration,
+        matmul_precision,
     )
-    return Run(folder, config, stored.sizes, stored.step, predictor)
+    return Run(folder, config, restored.sizes, restored.step, predictor)
 
 
 def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") -> Run:
@@ -206,33 +214,33 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     in training.
     """
     check_export(folder)
-    stored = read_export_config(folder)
-    config = from_json(Config, stored["config"], str(folder / CONFIG))
-    sizes = EncoderSizes.from_json(stored["image_encoder"])
+    export_config = read_export_config(folder)
+    config = from_json(Config, export_config["config"], str(folder / CONFIG))
+    sizes = EncoderSizes.from_json(export_config["image_encoder"])
     weights: dict[str, Any]
     weights, completer_tensors = split_tensors(read_tensors(folder / WEIGHTS))
     completer = completer_of_export(folder, completer_tensors)
-    if stored["compact"]:
-        # The file has only what was trained, in float16.
-        trained = {name: value.astype(np.float32) for name, value in weights.items()}
-        weights = published_weights(config.model, sizes) | trained
+    if export_config["compact"]:
+        # The file has only the trained weights, in float16.
+        trained_weights = {name: value.astype(np.float32) for name, value in weights.items()}
+        weights = published_weights(config.model, sizes) | trained_weights
     model = model_with_weights(config.model, sizes, weights, folder / WEIGHTS)
 
     text = config.model.text
-    language_model = stored["language_model"]
+    language_model = export_config["language_model"]
     name = str(folder / LANGUAGE_MODEL) if language_model["embedded"] else text.name
     text_encoder = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
     check_language_model(text_encoder, language_model, "this export")
 
     graphdef, state = nnx.split(model)
-    calibration = Calibration(**stored["calibration"])
+    calibration = Calibration(**export_config["calibration"])
     predictor = Predictor(
         config.model, graphdef, state, text_encoder, calibration, matmul_precision, completer
     )
-    if stored["compact"] and predictor.weights_sha256 != stored["weights_sha256"]:
+    if export_config["compact"] and predictor.weights_sha256 != export_config["weights_sha256"]:
         raise InputError(
             f"{folder}: with the published image encoder that was found, its weights have sha256 "
-            f"{predictor.weights_sha256}, not {stored['weights_sha256']}; get the encoder that it "
-            "was trained with"
+            f"{predictor.weights_sha256}, not {export_config['weights_sha256']}; get the encoder "
+            "that it was trained with"
         )
-    return Run(folder, config, sizes, stored["step"], predictor, is_export=True)
+    return Run(folder, config, sizes, export_config["step"], predictor, is_export=True)

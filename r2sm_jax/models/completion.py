@@ -137,5 +137,5 @@ def make_inputs(
     """
     colours = image.astype(jnp.float32) / 127.5 - 1
     known = jnp.broadcast_to(others_known[:, None, None], visible.shape)
-    planes = jnp.stack([inside, visible, others * known, known], axis=-1)
-    return jnp.concatenate([colours * inside[..., None], planes], axis=-1)
+    mask_channels = jnp.stack([inside, visible, others * known, known], axis=-1)
+    return jnp.concatenate([colours * inside[..., None], mask_channels], axis=-1)

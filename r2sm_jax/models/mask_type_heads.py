@@ -126,8 +126,11 @@ class LayersHead(nnx.Module):
 def member_logits(
     head: Callable[..., Array], states: Float[Array, "b k t l e"], mask: Bool[Array, "b k t"]
 ) -> Float[Array, "r b k"]:
-    """The logits that a head is trained on: one for each of the r members of an ensemble, else r =
-    1."""
+    """The logits that a head is trained on.
+
+    Returns those of each of the r members of an ensemble: of `AttentionHead`, which predicts with
+    their mean. A head of another kind is its only member, so r is 1.
+    """
     members = head.members if isinstance(head, AttentionHead) else [head]
     return jnp.stack([member(states, mask) for member in members])
 
@@ -152,9 +155,13 @@ LEARNED: dict[str, Callable[..., Any]] = {
 """Heads that decide from the words alone; config.LEARNED_HEADS has the same names."""
 
 REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
-    "keyword": lambda text, truth: keyword_mask_type(text),
-    "always_modal": lambda text, truth: "modal",
-    "always_amodal": lambda text, truth: "amodal",
-    "oracle": lambda text, truth: truth or "modal",
+    "keyword": lambda text, known: keyword_mask_type(text),
+    "always_modal": lambda text, known: "modal",
+    "always_amodal": lambda text, known: "amodal",
+    "oracle": lambda text, known: known or "modal",
 }
-"""Rules that learn nothing, by name: (text, requested type) -> type."""
+"""Rules that learn nothing, by name: (text, known type) -> type.
+
+The known type is the truth in an evaluation, and the type that the caller forces in a prediction;
+None where there is none. Only the oracle reads it.
+"""

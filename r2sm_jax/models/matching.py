@@ -1,6 +1,6 @@
 """Published tensors -> our parameters: key tables, and an account of every key and every parameter.
 
-A family of weights has a table (keys_bert.py, keys_sam.py, ...). Loading is loud: all keys that are
+A family of weights has a table (keys_text.py, keys_sam.py, ...). Loading is loud: all keys that are
 unknown or have another shape, and all parameters that no key fills, are named at once.
 """
 

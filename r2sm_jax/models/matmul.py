@@ -24,8 +24,8 @@ FAST_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 """Flags of CPUs that multiply bfloat16 numbers faster. They are not measured, so that equal hosts
 choose the same."""
 JAX_PRECISION = {"float32": "float32", "tensorfloat32": "tensorfloat32", "bfloat16": "default"}
-"""For `jax.default_matmul_precision`, which products on accelerators follow. `bfloat16` stands for
-JAX's own default there: TensorFloat-32 on GPUs, bfloat16 on TPUs."""
+"""What `jax.default_matmul_precision` takes for each of our names. It has an effect on accelerators
+only. Our `bfloat16` is JAX's `default` there: TensorFloat-32 on GPUs, bfloat16 on TPUs."""
 
 
 def choose_matmul_precision() -> MatmulPrecision:

@@ -154,7 +154,9 @@ class BertEncoder(TextEncoder):
     def hidden_states(
         self, ids: Int[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> list[Float[Array, "b t e"]]:
-        # Rows are taken before they are widened, so that the tables never are.
+        # The tables may have 16 bits a number. Only the rows that are looked up become float32,
+        # since a float32 copy of a whole table would take much memory. RoBERTa's table of positions
+        # begins with rows that no token uses.
         first = self.sizes.num_positions - self.sizes.max_tokens
         rows = first + jnp.arange(ids.shape[1])
         x = self.words.embedding[...][ids].astype(jnp.float32)

@@ -21,7 +21,7 @@ from r2sm_jax.data.dataset import Sample
 from r2sm_jax.models.completion import make_inputs
 
 MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
-HIDDEN_SHARE = 0.05  # from which on an object counts as hidden, as in the reference of the hulls
+HIDDEN_SHARE = 0.05  # from which on an object counts as hidden, as in evaluation/completion.py
 UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
 JITTER_SCALE = (0.8, 1.3)  # of the crop's side
 JITTER_SHIFT = 0.1  # of the crop's side, each way
@@ -109,7 +109,7 @@ def disturb(
     keys = jax.random.split(key, 6)
     moved = move_outline(visible, keys[0])
 
-    # A box that lacks: it cuts the mask in two, takes a side, or makes a hole.
+    # A random box is erased: it cuts the mask in two, takes a side away, or makes a hole.
     centre = jax.random.uniform(keys[1], (count, 2), minval=0.25, maxval=0.75)
     half = jax.random.uniform(keys[2], (count, 2), minval=0.01, maxval=0.12)
     grid = (jnp.arange(size) + 0.5) / size
@@ -118,11 +118,12 @@ def disturb(
     erased = in_rows[:, :, None] & in_columns[:, None, :]
     erases = jax.random.bernoulli(keys[3], ERASED_SHARE, (count, 1, 1))
     kept = jnp.where(erased & erases, 0.0, moved)
-    # Nothing is left of some small objects: these keep all.
-    left_over = kept.sum((1, 2)) >= 0.6 * visible.sum((1, 2))
-    moved = jnp.where(left_over[:, None, None], kept, moved)
+    # Where the box would leave less than 60 % of the visible area, nothing is erased: too little of
+    # the object would show.
+    is_enough = kept.sum((1, 2)) >= 0.6 * visible.sum((1, 2))
+    moved = jnp.where(is_enough[:, None, None], kept, moved)
 
-    # A bit of the neighbour near the outline.
+    # In some examples the mask spills over: it takes a bit of a neighbour near the outline.
     near = blur(visible, 5) > 0.08
     patch = low_noise(keys[4], count, size, 8) > 1.0
     spills = jax.random.bernoulli(keys[5], 0.25, (count, 1, 1))
@@ -138,7 +139,9 @@ def move_outline(mask: Float[Array, "m s s"], key: Array) -> Float[Array, "m s s
     uneven = low_noise(keys[1], count, size, 12) * jax.random.uniform(
         keys[2], (count, 1, 1), maxval=0.25
     )
-    return (soft + even * (soft > 0.01) + uneven > 0.5).astype(jnp.float32)
+    # The outline is where the blurred mask crosses 0.5. Far from the mask nothing is added evenly.
+    noisy = soft + even * (soft > 0.01) + uneven
+    return (noisy > 0.5).astype(jnp.float32)
 
 
 def blur(mask: Float[Array, "m s s"], radius: int) -> Float[Array, "m s s"]:
@@ -169,6 +172,8 @@ def completion_loss(
     target = (complete > 0.5).astype(jnp.float32)
     entropy = optax.sigmoid_binary_cross_entropy(logits, target)
     weight = jnp.where(given > 0.5, VISIBLE_WEIGHT, 1.0)
+    # A sum over all pixels of the crop, as a share of the object's area: an error of a tenth of the
+    # object costs about the same for all sizes. 32 pixels more bound it for tiny objects.
     entropy = (entropy * weight).sum((1, 2)) / (target.sum((1, 2)) + 32)
 
     probability = jax.nn.sigmoid(logits)
@@ -179,6 +184,8 @@ def completion_loss(
 
     outside = 1 - given
     added, hidden = probability * outside, target * outside
+    # With 16 above and below it is 1 where nothing is hidden and nothing added, and a few wrong
+    # pixels there do not bring it to 0.
     dice = (2 * (added * hidden).sum((1, 2)) + 16) / (added.sum((1, 2)) + hidden.sum((1, 2)) + 16)
 
     has_object = target.any((1, 2)).astype(jnp.float32)
