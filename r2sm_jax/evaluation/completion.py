@@ -17,9 +17,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.inference.completion import MaskCompleter, others_of
-
-MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
-MIN_HIDDEN_SHARE = 0.05  # from which on an object counts as hidden
+from r2sm_jax.training.completion import MIN_HIDDEN_SHARE, MIN_VISIBLE_PIXELS
 
 Completions = Callable[[np.ndarray, Sequence[Mask], Sequence[Mask | None]], Sequence[Mask]]
 """Complete masks from an image, visible masks and the union of all other masks for each."""

@@ -21,7 +21,7 @@ from r2sm_jax.data.dataset import Sample
 from r2sm_jax.models.completion import make_inputs
 
 MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
-HIDDEN_SHARE = 0.05  # from which on an object counts as hidden, as in evaluation/completion.py
+MIN_HIDDEN_SHARE = 0.05  # from which on an object counts as hidden
 UNHIDDEN_KEPT = 0.35  # share of the examples without a hidden part that training uses
 JITTER_SCALE = (0.8, 1.3)  # of the crop's side
 JITTER_SHIFT = 0.1  # of the crop's side, each way
@@ -52,7 +52,7 @@ def cut_examples(
         visible, complete = instance.modal, instance.amodal
         if masks.area(visible) < MIN_VISIBLE_PIXELS:
             continue
-        is_hidden = masks.occlude_rate(visible, complete) >= HIDDEN_SHARE
+        is_hidden = masks.occlude_rate(visible, complete) >= MIN_HIDDEN_SHARE
         if rng is not None and not is_hidden and rng.random() > UNHIDDEN_KEPT:
             continue
 
@@ -186,7 +186,9 @@ def completion_loss(
     added, hidden = probability * outside, target * outside
     # With 16 above and below it is 1 where nothing is hidden and nothing added, and a few wrong
     # pixels there do not bring it to 0.
-    dice = (2 * (added * hidden).sum((1, 2)) + 16) / (added.sum((1, 2)) + hidden.sum((1, 2)) + 16)
+    overlap = (added * hidden).sum((1, 2))
+    num_pixels = added.sum((1, 2)) + hidden.sum((1, 2))
+    dice = (2 * overlap + 16) / (num_pixels + 16)
 
     has_object = target.any((1, 2)).astype(jnp.float32)
 
