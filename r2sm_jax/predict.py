@@ -1,6 +1,6 @@
 """`python -m r2sm_jax.predict RUN|EXPORT IMAGE "QUERY"`: decides the mask type and segments.
 
-One query about one image gives a folder of masks. Several images or queries give
+One query about one image gives a folder of masks of its own. Several images or queries give
 `predictions.json`; a call that was stopped goes on where it was (inference/batch.py).
 """
 
@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +20,7 @@ from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
 from r2sm_jax.inference.given_masks import clean, read_mask_file
+from r2sm_jax.inference.output_names import claim_folder, numbered, slug
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery, check_query
 from r2sm_jax.inference.run import enable_compilation_cache, load
@@ -56,13 +57,17 @@ class PredictConfig:
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None
-    """Folder for what is written; default: predictions/IMAGE (or the folder's name), or none with
-    --json."""
+    """Folder for what is written; default: predictions/IMAGE/SENTENCE, of several images
+    predictions/FOLDER, and none with --json. Where an earlier prediction is, this one gets a folder
+    of its own."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     overwrite: bool = False
     """Replace the files of an earlier prediction; several images: start anew instead of going
     on."""
+    overlays: bool = False
+    """Several images: also draw each answer over its image, into the folder overlays. One image
+    always has its overlay.png."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
     AVX512-BF16."""
@@ -79,12 +84,9 @@ def predict_one(args: PredictConfig, query: str) -> None:
         raise InputError(
             f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5"
         )
-    out = Path(args.out) if args.out else None
-    if out is None and not args.json:
-        out = DEFAULT_OUT / Path(args.image).stem
-    if out is not None:
-        for name in FILES:
-            refuse_overwrite(out / name, args.overwrite)
+    if args.out:
+        # Raises if a file is there.
+        refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
     given = read_given_mask(args, image.shape[:2])
 
@@ -98,12 +100,21 @@ def predict_one(args: PredictConfig, query: str) -> None:
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
 
-    if out is not None:
-        prediction.write(out, image)
-    if args.json:
-        print(json.dumps(prediction.to_json()))
-    else:
-        print(f"{prediction.summary()}\nwrote {out}")
+    print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
+    if args.out or not args.json:
+        folder = output_folder(args, query)
+        prediction.write(folder, image)
+        print(f"wrote {folder}", file=sys.stderr if args.json else sys.stdout)
+
+
+def output_folder(args: PredictConfig, query: str) -> Path:
+    """Where the files of one answer go: a folder of its own, unless --overwrite is given."""
+    default = DEFAULT_OUT / Path(args.image).stem / slug(query)
+    first = Path(args.out) if args.out else default
+    if args.overwrite:
+        return first
+    further = first / slug(query) if args.out else default
+    return claim_folder(chain([first], numbered(further)), FILES)
 
 
 def predict_many(args: PredictConfig) -> None:
@@ -129,7 +140,13 @@ def predict_many(args: PredictConfig) -> None:
 
     predictor = load_predictor(args)
     result = predict_images(
-        predictor, tasks, out, mask_type=args.mask_type, overwrite=args.overwrite
+        predictor,
+        tasks,
+        out,
+        mask_type=args.mask_type,
+        overwrite=args.overwrite,
+        overlays=args.overlays,
+        may_number=not args.out,
     )
     num_truncated = len(predictor.text_encoder.truncated)
     if num_truncated:
@@ -145,7 +162,7 @@ def predict_many(args: PredictConfig) -> None:
         f"{result.num_predicted} images answered, {result.num_earlier} answered earlier, "
         f"{len(result.failed)} not readable"
     )
-    print(f"wrote {out / PREDICTIONS}")
+    print(f"wrote {result.folder / PREDICTIONS}")
 
 
 def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | None:

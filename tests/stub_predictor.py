@@ -50,6 +50,8 @@ class StubPredictor(Predictor):
     """Everything of a `Predictor` but the model."""
 
     weights_sha256 = "1" * 64
+    predicted_iou = 0.75
+    """Of the fused mask."""
 
     def __init__(self):
         config = ModelConfig(head="attention")
@@ -88,7 +90,7 @@ class StubPredictor(Predictor):
         presence[..., 0] = 2.0
         presence[..., 1] = 3.0
         iou = np.full((b, k, num_masks, 2), 0.5, np.float32)
-        iou[..., 0, :] = 0.75
+        iou[..., 0, :] = self.predicted_iou
         return R2SMOutput(
             amodal_logit=states[..., 0, 0, 0].astype(np.float32),
             modal=np.broadcast_to(modal[:, None, None], shape),

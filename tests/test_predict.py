@@ -17,6 +17,7 @@ from r2sm_jax import predict
 from r2sm_jax.data import masks
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.inference import run
+from r2sm_jax.inference.output_names import claim_folder, slug
 from r2sm_jax.inference.prediction import FILES, MASKS
 from r2sm_jax.predict import main
 
@@ -54,7 +55,8 @@ def test_files_hold_the_masks_at_the_original_resolution(photo, tmp_path, comman
         assert mask.shape == (HEIGHT, WIDTH) and set(np.unique(mask)) <= {0, 255}
     assert np.array_equal(pictures["modal"] | pictures["occluded"], pictures["amodal"])
     assert not (pictures["modal"] & pictures["occluded"]).any()
-    assert read_mask(folder / "overlay.png").shape == (HEIGHT, WIDTH, 3)
+    drawn = read_mask(folder / "overlay.png")
+    assert drawn.shape[0] > HEIGHT and drawn.shape[1] >= WIDTH  # a head above the image
     answer = json.loads((folder / "prediction.json").read_text())
     assert np.array_equal(masks.decode(answer["mask"]), pictures["mask"] > 0)
     assert np.array_equal(pictures["mask"], pictures[answer["mask_type"]])
@@ -107,14 +109,59 @@ def test_a_long_query_is_predicted_with_one_short_warning(photo, command):
     assert "warning" not in command(main, "RUN", photo, "the red mug", "--json").err
 
 
-def test_nothing_is_overwritten_unasked(photo, tmp_path, command, refused):
+@pytest.mark.parametrize("flags", [(), ("--out", "answers")])
+def test_every_answer_about_a_photo_has_files_of_its_own(
+    flags, photo, tmp_path, command, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    sentences = (QUERY, "the red mug", "the red mug", QUERY)
+    for number, sentence in enumerate(sentences, start=1):
+        end = command(main, "RUN", photo, sentence, *flags)
+        assert end.code == 0, end
+        # As many answers as calls: none has replaced another.
+        answers = [json.loads(path.read_text()) for path in tmp_path.rglob("prediction.json")]
+        assert sorted(answer["query"] for answer in answers) == sorted(sentences[:number])
+    folders = [path.parent for path in tmp_path.rglob("prediction.json")]
+    assert all({path.name for path in folder.iterdir()} >= set(FILES) for folder in folders)
+    assert not flags or all((tmp_path / "answers") in (f, f.parent) for f in folders)
+
+
+def test_nothing_is_overwritten_unasked(photo, tmp_path, command):
     (tmp_path / "modal.png").write_text("mine")
-    message = refused(main, "RUN", photo, QUERY, "--out", tmp_path)
-    assert "modal.png" in message and "--overwrite" in message
+    assert command(main, "RUN", photo, QUERY, "--out", tmp_path).code == 0
     assert (tmp_path / "modal.png").read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["modal.png"]
+    assert not (tmp_path / "mask.png").exists()
     assert command(main, "RUN", photo, QUERY, "--out", tmp_path, "--overwrite").code == 0
     assert read_mask(tmp_path / "modal.png").shape == (HEIGHT, WIDTH)
+
+
+def test_two_commands_at_a_time_get_two_folders(tmp_path):
+    first = claim_folder([tmp_path / "a", tmp_path / "b"], FILES)
+    assert claim_folder([tmp_path / "a", tmp_path / "b"], FILES) != first
+
+
+def test_file_names_of_any_sentence_are_possible(photo, tmp_path, command):
+    sentences = ("../../etc/the mug", "那个杯子 " * 40, "the mug/the cup?", "CON: the \\ mug")
+    for sentence in sentences:
+        name = slug(sentence)
+        assert not set(name) & set("/\\:. ") and 0 < len(name.encode()) < 200
+    assert command(main, "RUN", photo, sentences[1], "--out", tmp_path).code == 0
+    assert command(main, "RUN", photo, sentences[1], "--out", tmp_path).code == 0
+
+
+def test_the_answer_is_the_first_line(photo, tmp_path, command):
+    end = command(main, "RUN", photo, QUERY, "--out", tmp_path)
+    assert end.out.splitlines()[0] == f"amodal: {QUERY}"
+
+
+def test_a_low_score_is_said(photo, tmp_path, command, stub):
+    sure = command(main, "RUN", photo, QUERY, "--out", tmp_path / "sure")
+    assert "unsure" not in sure.out
+    assert "unsure" not in json.loads((tmp_path / "sure" / "prediction.json").read_text())
+    stub.predicted_iou = 0.2
+    end = command(main, "RUN", photo, QUERY, "--out", tmp_path / "unsure")
+    answer = json.loads((tmp_path / "unsure" / "prediction.json").read_text())
+    assert answer["score"] < 0.3 and answer["unsure"] is True and "unsure" in end.out
 
 
 @pytest.fixture(scope="module")

@@ -239,6 +239,35 @@ def test_the_default_folder_is_named_after_the_images(stub, photos, command, mon
     assert entries(versioned / "predictions" / "shots.v2")
 
 
+def test_another_sentence_about_a_folder_is_answered_beside_the_first(
+    stub, photos, command, monkeypatch
+):
+    monkeypatch.chdir(photos.parent)
+    for _ in range(2):  # the second call goes on with what the first left
+        assert command(main, "RUN", "photos", QUERY).code == 0
+    assert command(main, "RUN", "photos", "the cat").code == 0
+    queries = {path: fused(path)[0]["query"] for path in Path("predictions").iterdir()}
+    assert sorted(queries.values()) == sorted([QUERY, "the cat"])
+    assert queries[Path("predictions/photos")] == QUERY
+
+
+def test_answers_of_a_folder_can_be_drawn_later_too(stub, photos, tmp_path, command):
+    (tmp_path / "q.txt").write_text(f"{QUERY} on the table\n{QUERY} on the tray\n")
+    flags = "--queries", tmp_path / "q.txt", "--out", tmp_path / "p"
+    assert command(main, "RUN", photos, *flags).code == 0
+    before = (tmp_path / "p" / PREDICTIONS).read_bytes()
+    assert command(main, "RUN", photos, *flags, "--overlays").code == 0
+    assert (tmp_path / "p" / PREDICTIONS).read_bytes() == before
+    pictures = sorted((tmp_path / "p" / "overlays").iterdir())
+    assert len(pictures) == 2 * COUNT  # although both sentences begin alike
+    sizes = [Image.open(path).size for path in pictures]
+    assert all(size[1] > Image.open(photos / "val_000000.png").height for size in sizes)
+    pictures[3].unlink()
+    end = command(main, "RUN", photos, *flags, "--overlays")
+    assert "1 images answered" in end.out
+    assert pictures[3].exists() and (tmp_path / "p" / PREDICTIONS).read_bytes() == before
+
+
 def test_a_bad_image_is_named_and_the_others_are_predicted(stub, photos, tmp_path, command):
     (photos / "val_000002.png").write_text("no image")
     whole = (photos / "val_000005.png").read_bytes()

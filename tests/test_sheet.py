@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from r2sm_jax.data.dataset import Instance, Sample
-from r2sm_jax.data.sheet import Panel, draw_sheet, overlay, prediction_row, save_sheet
+from r2sm_jax.data.sheet import Panel, add_head, draw_sheet, overlay, prediction_row, save_sheet
 from r2sm_jax.query import Query
 from r2sm_jax.tools.show import sample_row
 
@@ -119,3 +119,17 @@ def test_tiny_masks_stay_visible():
     with_mask = draw_sheet([[Panel(image, "", "", visible, nothing, "modal")]])
     without = draw_sheet([[Panel(image, "", "", nothing, nothing, "modal")]])
     assert (np.abs(with_mask.astype(int) - without).max(-1) > 60).sum() > 50
+
+
+@pytest.mark.parametrize("size", [(48, 64), (300, 900), (20, 2000)])
+def test_a_head_leaves_the_picture_as_it_is(size):
+    image = picture(*size)
+    texts = "the mug", "a query that is long " * 40
+    pages = [add_head(image, text, "modal", "predicted IoU 0.25 (unsure)") for text in texts]
+    for page in pages:
+        np.testing.assert_array_equal(page[-size[0] :, : size[1]], image)
+    heads = [page[: -size[0]] for page in pages]
+    assert heads[0].shape[0] < heads[1].shape[0] < 0.3 * heads[1].shape[1]
+    # The legend has the colours of the two parts.
+    for colour in ((31, 111, 214), (240, 132, 22)):
+        assert (heads[0] == colour).all(-1).sum() > 50

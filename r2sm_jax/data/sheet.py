@@ -50,6 +50,10 @@ LEGEND = (
     ("visible (modal)", VISIBLE, "white"),
 )
 
+# Of the head of a single overlay: pixels, and letters of text in a line of it.
+_LEAST_WIDTH = 480
+_LETTERS = 42
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -88,6 +92,41 @@ def overlay(
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
     pale = np.float32(0.45) * image + np.float32(0.45) * grey[..., None] + np.float32(0.10 * 255)
     return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
+
+
+def add_head(
+    picture: Picture, text: str, mask_type: MaskType | None, caption: str
+) -> UInt8[np.ndarray, "_height _width 3"]:
+    """Puts a head above an overlay: the text, then mask type, caption and a legend of the colours.
+
+    The picture keeps its size. The page is wider than it if it is too narrow for the head.
+    """
+    height, width = picture.shape[:2]
+    page_width = max(width, _LEAST_WIDTH)
+    size = page_width // _LETTERS
+    gap = size // 2
+    title = _text_block(text, size, INK, 3, page_width - 2 * gap)
+    line = gap + title.height + gap
+    top = line + 2 * size + gap
+    page = Image.new("RGB", (page_width, top + height), "white")
+    page.paste(title, (gap, gap))
+    page.paste(Image.fromarray(picture), (0, top))
+
+    # The legend stands at the right end of the line, the rest at its left end.
+    small = round(0.8 * size)
+    x = page_width - gap
+    for label, ground in (("hidden", OCCLUDED), ("visible", VISIBLE)):
+        x -= _label_width(label, small)
+        _draw_label(page, (x, line), label, small, ground, "white")
+        x -= gap
+    left = gap
+    if mask_type is not None:
+        ground = VISIBLE if mask_type == "modal" else OCCLUDED
+        _draw_label(page, (left, line), mask_type, small, ground, "white")
+        left += _label_width(mask_type, small) + gap
+    if x > left:
+        page.paste(_text_block(caption, small, FAINT, 1, x - left), (left, line + small // 4))
+    return np.asarray(page)
 
 
 def prediction_row(

@@ -2,6 +2,7 @@
 
 answers.jsonl      the answers so far, a line for each image (journal.py)
 predictions.json   all answers, in the format that `evaluate --predictions` scores
+overlays/          pictures of the answers, on request
 
 Several processes divide the images.
 """
@@ -11,22 +12,32 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from r2sm_jax.data.images import frames, open_annotated, open_image
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
-from r2sm_jax.inference.journal import find_journals, header_line, journal_path, read_journals
+from r2sm_jax.inference.journal import (
+    answers_something_else,
+    find_journals,
+    header_line,
+    journal_path,
+    read_journals,
+)
+from r2sm_jax.inference.output_names import numbered, slug
+from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.inference.tasks import Task, Tasks
 from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
 
 PREDICTIONS = "predictions.json"
+OVERLAYS = "overlays"
 
 
 class BatchResult(NamedTuple):
@@ -37,6 +48,8 @@ class BatchResult(NamedTuple):
     """Number of images that an earlier call had predicted."""
     failed: dict[str, str]
     """Name of an image that cannot be read -> the reason."""
+    folder: Path
+    """Where the answers lie."""
 
 
 def predict_images(
@@ -46,8 +59,15 @@ def predict_images(
     *,
     mask_type: str = "auto",
     overwrite: bool = False,
+    overlays: bool = False,
+    may_number: bool = False,
 ) -> BatchResult:
     """Predicts the images that have no answers in `out` yet and writes `out/predictions.json`.
+
+    Args:
+        overwrite: start anew.
+        overlays: also draw every answer; images without their pictures are predicted again.
+        may_number: where `out` holds the answers of something else, use `out-2`, `out-3`, ...
 
     Raises InputError if `out` holds the answers of something else or cannot be written, or no image
     can be read.
@@ -62,13 +82,19 @@ def predict_images(
         "images": str(tasks.root),
     }
     try:
+        if may_number and not overwrite:
+            folders = numbered(out)
+            out = run_on_main(lambda: next(path for path in folders if _is_free(path, header)))
         earlier = run_on_main(lambda: _start(out, header, overwrite))
+        if overlays:
+            earlier -= run_on_main(lambda: _without_pictures(out, tasks))
         waiting = [task for task in tasks.images if task.name not in earlier]
         # Interleaved, so that a folder sorted by size gives all processes as much to do.
         mine = waiting[jax.process_index() :: jax.process_count()]
 
         failed: dict[str, str] = {}
-        for of_process in allgather(_predict_tasks(predictor, mine, out, header, mask_type)):
+        predicted = _predict_tasks(predictor, mine, out, header, mask_type, overlays)
+        for of_process in allgather(predicted):
             failed |= of_process
         if len(failed) == len(tasks.images):
             reason = next(iter(failed.values()))
@@ -81,7 +107,35 @@ def predict_images(
             f"{out}: cannot write there ({error.strerror}); pass another --out"
         ) from None
     num_earlier = len(tasks.images) - len(waiting)
-    return BatchResult(len(waiting) - len(failed), num_earlier, failed)
+    return BatchResult(len(waiting) - len(failed), num_earlier, failed, out)
+
+
+def _is_free(out: Path, header: Mapping[str, str]) -> bool:
+    """Whether a folder holds no answers yet, or those that this call continues."""
+    if not find_journals(out):
+        return not (out / PREDICTIONS).exists()
+    return not answers_something_else(out, header)
+
+
+def overlay_paths(task: Task, out: Path) -> list[Path]:
+    """Where the pictures of the answers about one image lie: overlays/IMAGE_SENTENCE.png."""
+    paths: list[Path] = []
+    for query in task.queries:
+        path = out / OVERLAYS / f"{task.name}_{slug(query.text)}.png"
+        # Sentences may begin alike.
+        if path in paths:
+            path = path.with_name(f"{path.stem}-{query.id}.png")
+        paths.append(path)
+    return paths
+
+
+def _without_pictures(out: Path, tasks: Tasks) -> set[str]:
+    """Names of the images of which a picture is missing."""
+    names = set()
+    for task in tasks.images:
+        if not all(path.exists() for path in overlay_paths(task, out)):
+            names.add(task.name)
+    return names
 
 
 def read_image(path: Path, size: tuple[int, int] | None = None) -> UInt8[np.ndarray, "H W 3"]:
@@ -118,8 +172,9 @@ def _predict_tasks(
     out: Path,
     header: Mapping[str, str],
     mask_type: str,
+    overlays: bool,
 ) -> dict[str, str]:
-    """Appends the answers about images to this process's journal.
+    """Appends the answers about images to this process's journal, after drawing them if asked.
 
     Returns the images that cannot be read, with the reasons.
     """
@@ -151,7 +206,9 @@ def _predict_tasks(
                 requests.append(Request(image, [query.text for query in task.queries]))
 
             predictions = predictor.predict_batches(requests, mask_type)
-            for task, of_image in zip(readable, predictions, strict=True):
+            for task, request, of_image in zip(readable, requests, predictions, strict=True):
+                if overlays:
+                    _draw(task, request.image, of_image, out)
                 answers = [prediction.to_coco() for prediction in of_image]
                 line = json.dumps({"image": task.name, "answers": answers})
                 journal.write(line.encode() + b"\n")
@@ -159,6 +216,13 @@ def _predict_tasks(
             os.fsync(journal.fileno())
             progress.update(bar, advance=min(BATCH_ROWS, len(tasks) - start))
     return failed
+
+
+def _draw(task: Task, image: Any, predictions: Sequence[Prediction], out: Path) -> None:
+    """Writes the pictures of the answers about one image."""
+    for path, prediction in zip(overlay_paths(task, out), predictions, strict=True):
+        with atomic_write(path) as part:
+            Image.fromarray(prediction.captioned_overlay(image)).save(part, format="PNG")
 
 
 def _write_predictions(out: Path, tasks: Sequence[Task], header: Mapping[str, str]) -> None:

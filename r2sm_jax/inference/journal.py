@@ -69,6 +69,16 @@ def read_journal(path: Path, header: Mapping[str, str]) -> dict[str, bytes]:
     return lines
 
 
+def answers_something_else(folder: Path, header: Mapping[str, str]) -> bool:
+    """Whether a folder has a journal that a call with this header cannot continue."""
+    for path in find_journals(folder):
+        first_line = path.read_bytes().split(b"\n", 1)[0]
+        # It may have been cut short.
+        if not header_line(header).startswith(first_line):
+            return True
+    return False
+
+
 def _check_header(path: Path, stored: Mapping[str, str], header: Mapping[str, str]) -> None:
     changed = [key for key in header if stored.get(key) != header[key]]
     if changed:

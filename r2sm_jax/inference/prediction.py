@@ -19,6 +19,9 @@ from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
 """Names of a prediction's masks; `mask` is the one that the query asks for."""
+UNSURE_BELOW = 0.3
+"""A predicted IoU below this is called unsure: the mask is rather something else than what was
+meant."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 
 
@@ -122,6 +125,16 @@ class Prediction:
             )
         return overlay(array, self.modal, self.occluded, self.mask_type or "modal")
 
+    def captioned_overlay(self, image: ImageLike) -> UInt8[np.ndarray, "_height _width 3"]:
+        """`overlay` below a head with the sentence, the mask type, the score and a legend.
+
+        Raises InputError as `overlay`.
+        """
+        from r2sm_jax.data.sheet import add_head
+
+        caption = "nothing of the kind is seen" if self.is_absent else self.quality
+        return add_head(self.overlay(image), self.query, self.mask_type, caption)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""
         # JSON keeps this order, which a reader sees: decision, scores, then masks.
@@ -133,6 +146,8 @@ class Prediction:
         if self.undecided:
             values["undecided"] = True
         values["score"] = self.score
+        if self.is_unsure:
+            values["unsure"] = True
         values["presence"] = self.presence
         for name in MASKS:
             values[name] = self.rle(name)
@@ -170,42 +185,53 @@ class Prediction:
         Raises InputError as `overlay`, or if the folder cannot be written.
         """
         # First, since it refuses an image of another size before anything is written.
-        overlay = self.overlay(image)
+        picture = self.captioned_overlay(image)
         # prediction.json appears when this block ends, so a folder that has it has the pictures,
         # too. An OSError of any of the files becomes an InputError.
         with atomic_write(folder / "prediction.json") as part:
             for name in MASKS:
                 (folder / f"{name}.png").write_bytes(self.png(name))
-            Image.fromarray(overlay).save(folder / "overlay.png")
+            Image.fromarray(picture).save(folder / "overlay.png")
             part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
     def summary(self) -> str:
-        """Returns the prediction in two lines of text."""
-        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
-        # only chooses the words: the masks of something that is probably there can be empty, too.
-        if self.presence < 0.5 and not (self.amodal.any() or self.instances):
+        """Returns the prediction in two lines of text: the answer, then its figures."""
+        if self.is_absent:
             return (
-                f"{self.query}\n"
-                f"nothing of the kind is seen in the image (probability {self.presence:.3f})"
+                f"nothing of the kind is seen in the image: {self.query}\n"
+                f"probability that it is there {self.presence:.3f}"
             )
 
-        if self.mask_type is None:
-            decision = "no decision on the mask type"
-        else:
-            decision = f"{self.mask_type} (probability of amodal {self.amodal_probability:.3f})"
+        decision = self.mask_type or "no decision on the mask type"
         if self.undecided:
             decision = f"undecided, rather {decision}"
-
+        figures = [f"{self.mask.mean():.1%} of the image"]
+        if self.amodal_probability is not None:
+            figures.insert(0, f"probability of amodal {self.amodal_probability:.3f}")
         count = len(self.instances)
-        plural = "" if count == 1 else "s"
-        quality = "from the given mask"
-        if self.score is not None:
-            quality = f"predicted IoU {self.score:.2f}"
-        return (
-            f"{self.query}\n"
-            f"{decision}, {self.mask.mean():.1%} of the image, "
-            f"{count} instance{plural}, {quality}"
-        )
+        figures.append("1 instance" if count == 1 else f"{count} instances")
+        figures.append(self.quality)
+        return f"{decision}: {self.query}\n{', '.join(figures)}"
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing of the kind is seen in the image."""
+        # Whether masks are empty was decided before, by `ModelConfig.presence_threshold`. Here 0.5
+        # only chooses the words: the masks of something that is probably there can be empty, too.
+        return self.presence < 0.5 and not (self.amodal.any() or self.instances)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the predicted IoU says that `mask` is probably not what was meant."""
+        return self.score is not None and self.score < UNSURE_BELOW
+
+    @property
+    def quality(self) -> str:
+        """How good the mask is, in words."""
+        if self.score is None:
+            return "from the given mask"
+        unsure = " (unsure)" if self.is_unsure else ""
+        return f"predicted IoU {self.score:.2f}{unsure}"
 
     def _mask_named(self, name: str) -> Mask:
         if name not in MASKS:
