@@ -5,12 +5,16 @@ Prints one table and writes it to a folder, with a figure and the numbers of eve
 used.
 """
 
-import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from r2sm_jax.cli import cli_main, parse_flags
-from r2sm_jax.config import TextConfig
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import AblateConfig, check_flags, read_flags
+
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(AblateConfig)
+
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import AblationSizes, print_table, run_ablation, write_ablation
@@ -20,29 +24,9 @@ FULL = AblationSizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_
 QUICK = AblationSizes(num_steps=120, num_scenes=80, num_text_only=2000, num_test_scenes=40)
 
 
-@dataclass(frozen=True)
-class AblateConfig:
-    """Compares mask-type heads."""
-
-    quick: bool = False
-    """Fewer sentences and steps, and two seeds: about two minutes instead of about an hour."""
-    heads: tuple[str, ...] = tuple(LEARNED)
-    """Heads that decide from the words alone."""
-    seeds: int | None = None
-    """Trainings of each head; default: 3, or 2 with --quick."""
-    steps: int | None = None
-    """Training steps of 128 sentences; default: 2,000, or 120 with --quick."""
-    out: str = "ablation"
-    """Folder for heads.md, heads.png and heads.json; earlier ones are replaced."""
-    cache_dir: str | None = None
-    """Folder that keeps the token states of sentences for the next time."""
-    text: TextConfig = field(default_factory=TextConfig)
-    """The language model, as --model.text of training."""
-
-
 def main() -> None:
     """Command line."""
-    args = parse_flags(AblateConfig, sys.argv[1:], prog="python -m r2sm_jax.ablate")
+    args = read_flags(AblateConfig)
     for head in args.heads:
         if head not in LEARNED:
             names = ", ".join(LEARNED)

@@ -17,7 +17,7 @@ import runpy
 import sys
 import typing
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ import tyro
 
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.errors import InputError
+from r2sm_jax.usage import describe_training, offer_configs
 
 T = TypeVar("T")
 
@@ -41,12 +42,23 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
         main()
         # Here, so that a full disk or a closed pipe is seen before Python's own last flush.
         sys.stdout.flush()
-    except (InputError, KeyboardInterrupt, OSError) as error:
+    except (Exception, KeyboardInterrupt) as error:
         code = print_error(error)
         if code is None:
             raise
         sys.exit(code)
     sys.exit(0)
+
+
+def check_first(parse: Callable[[], object]) -> None:
+    """Parses the command line before a command imports what takes seconds.
+
+    Ends the process where there is no more to do: after `--help`, and for an error, as `cli_main`.
+    """
+    try:
+        parse()
+    except InputError as error:
+        sys.exit(print_error(error))
 
 
 def print_error(error: BaseException) -> int | None:
@@ -64,6 +76,15 @@ def print_error(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return 0
+    platforms = os.environ.get("JAX_PLATFORMS")
+    # JAX may have raised anything: for cuda without its plugin, an AssertionError without a word.
+    if platforms and isinstance(error, RuntimeError | AssertionError) and not _has_device():
+        print(
+            f"error: JAX_PLATFORMS={platforms}: JAX finds no such device here; leave the variable "
+            "out, or install JAX for the device (pip install 'r2sm_jax[cuda]' for NVIDIA)",
+            file=sys.stderr,
+        )
+        return 2
     if not isinstance(error, OSError):
         return None
 
@@ -81,6 +102,17 @@ def print_error(error: BaseException) -> int | None:
     return 2
 
 
+def _has_device() -> bool:
+    """Whether JAX, where it is loaded, finds a device of the kind that JAX_PLATFORMS names."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return True
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
+
+
 def _discard_output() -> None:
     """Sends what is left of stdout nowhere: Python's last flush would add lines to the message."""
     with suppress(OSError, ValueError):
@@ -89,52 +121,121 @@ def _discard_output() -> None:
 
 # Flags and config files
 
+DEVICE_FLAGS = ("--device", "--devices", "--gpu", "--gpus", "--cuda", "--cpu")
+"""Flags of other programs, which some look for here."""
+HELP_ALL = "--help-all"
+
 
 def parse_config(args: Sequence[str], default: Config | None = None) -> Config:
     """Reads `[CONFIG.py] [--flags]` into a checked configuration.
 
-    Flags override the file, or else `default`. Raises InputError as `load_config_file` and
-    `parse_flags`, or if a value is not possible.
+    Flags override the file, or else `default`. `--help` prints the usual flags, `--help-all` all,
+    and both end the process. Raises InputError as `load_config_file` and `parse_flags`, or if a
+    value is not possible.
     """
     args = list(args)
     if args and not args[0].startswith("-"):
         default = load_config_file(Path(args.pop(0)))
+    default = default or Config()
+    if HELP_ALL in args:
+        args = ["--help"]
+    elif "--help" in args or "-h" in args:
+        print(describe_training(default))
+        sys.exit(0)
     prog = "python -m r2sm_jax.train [CONFIG.py]"
-    return check_config(parse_flags(Config, args, prog=prog, default=default or Config()))
+    return check_config(parse_flags(Config, args, prog=prog, default=default, help_flag=HELP_ALL))
 
 
-def parse_flags(cls: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """Parses flags into a dataclass with tyro.
+def parse_flags(
+    cls: type[T],
+    args: Sequence[str],
+    *,
+    prog: str,
+    default: T | None = None,
+    help_flag: str = "--help",
+) -> T:
+    """Parses flags into a dataclass with tyro. `--help` prints them and ends the process.
 
-    Bad values end the command with exit code 2 and tyro's message. Raises InputError for an unknown
-    flag, which offers the nearest one.
+    Args:
+        help_flag: the flag that lists all flags, for messages.
+
+    Raises InputError for a bad value, and for an unknown flag, for which it offers the nearest one.
     """
     known = _flags(cls)
-    for arg in args:
+    for number, arg in enumerate(args):
         if not arg.startswith("--"):
             continue
         # tyro takes underscores too, and `--no-flag` or `--part.no-flag` for False.
-        name = arg.split("=")[0].replace("_", "-")
+        word, _, value = arg.partition("=")
+        name = word.replace("_", "-")
         without_no = name.replace("--no-", "--").replace(".no-", ".")
-        if name in known or without_no in known:
-            continue
-        nearest = difflib.get_close_matches(name, known, n=1)
-        offer = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise InputError(f"unknown flag {arg.split('=')[0]}{offer} (--help lists all)")
+        if name in known:
+            if not value and number + 1 < len(args):
+                value = args[number + 1]
+            if value:
+                _check_number(word, value, known[name])
+        elif without_no not in known:
+            raise InputError(_describe_unknown(word, name, list(known), help_flag))
+
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(cls, args=list(args), prog=prog, **extra)
+    printed = io.StringIO()
+    try:
+        # tyro prints a box of several lines for an error. Its first part is the sentence.
+        with redirect_stderr(printed):
+            return tyro.cli(cls, args=list(args), prog=prog, **extra)
+    except SystemExit as error:
+        if not error.code:
+            raise
+        sentence = _first_part(printed.getvalue())
+        raise InputError(f"{sentence} ({help_flag} lists all flags)") from None
 
 
-def _flags(cls: Any, prefix: str = "--") -> list[str]:
-    """Lists all flags of a dataclass; those of a nested one follow a dot."""
-    names = ["--help"]
+def _flags(cls: Any, prefix: str = "--") -> dict[str, Any]:
+    """All flags of a dataclass with their types; those of a nested one follow a dot."""
+    flags: dict[str, Any] = {"--help": None}
     for name, kind in typing.get_type_hints(cls).items():
         flag = prefix + name.replace("_", "-")
         if dataclasses.is_dataclass(kind):
-            names += _flags(kind, f"{flag}.")
+            flags |= _flags(kind, f"{flag}.")
         else:
-            names.append(flag)
-    return names
+            flags[flag] = kind
+    return flags
+
+
+def _check_number(flag: str, value: str, kind: Any) -> None:
+    """Raises InputError for a value of a number's flag that is none."""
+    # Of `int | None`, for instance.
+    kinds = typing.get_args(kind) or (kind,)
+    for number, what in ((int, "a whole number"), (float, "a number")):
+        if number not in kinds or kinds not in ((number,), (number, type(None))):
+            continue
+        try:
+            number(value)
+        except ValueError:
+            raise InputError(f"{flag} {value}: give {what}") from None
+
+
+def _describe_unknown(word: str, name: str, known: list[str], help_flag: str) -> str:
+    """The message about a flag that there is not."""
+    if name in DEVICE_FLAGS:
+        return (
+            f"unknown flag {word}: JAX takes a GPU where it is installed for one (pip install "
+            "'r2sm_jax[cuda]'), and JAX_PLATFORMS=cpu before the command keeps it on the CPU"
+        )
+    nearest = difflib.get_close_matches(name, known, n=1)
+    offer = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"unknown flag {word}{offer} ({help_flag} lists all)"
+
+
+def _first_part(box: str) -> str:
+    """The text of a box that rich draws, without its title, up to the first line across."""
+    words = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│╰╯ ")
+        if text and not text.strip("─"):
+            break
+        words += text.split()
+    return " ".join(words).rstrip(".")
 
 
 def load_config_file(path: Path) -> Config:
@@ -144,7 +245,7 @@ def load_config_file(path: Path) -> Config:
     values.
     """
     if not path.is_file():
-        raise InputError(f"config file {path} does not exist")
+        raise InputError(f"config file {path} does not exist{offer_configs(path)}")
     try:
         config = runpy.run_path(str(path))["get_config"]()
         if not isinstance(config, Config):

@@ -1,36 +1,20 @@
 """`python -m r2sm_jax.demo [RUN|EXPORT]`: a web page on which people try a trained segmenter."""
 
 import os
-import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import DemoConfig, check_flags, read_flags
 
-from r2sm_jax.cli import cli_main, parse_flags
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(DemoConfig)
+
 from r2sm_jax.config import NO_HEAD
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, load
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """A page where people try a trained segmenter."""
-
-    run: Annotated[str, tyro.conf.Positional] = "photos-small"
-    """Run folder, such as runs/latest, export, released model, or hf:owner/name of an export on the
-    hub."""
-    host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 lets other machines in."""
-    port: int = 7860
-    """0 = any that is free."""
-    max_upload_mb: int = 10
-    """Largest file that may be uploaded."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
 
 
 def load_predictor(args: DemoConfig) -> Predictor:
@@ -46,7 +30,7 @@ def load_predictor(args: DemoConfig) -> Predictor:
 
 def main() -> None:
     """Command line."""
-    args = parse_flags(DemoConfig, sys.argv[1:], prog="python -m r2sm_jax.demo")
+    args = read_flags(DemoConfig)
     if args.max_upload_mb < 1:
         raise InputError(f"--max-upload-mb {args.max_upload_mb}: give 1 or more")
     if not 0 <= args.port < 65536:

@@ -8,16 +8,21 @@ segmenter.
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import EvaluateConfig, check_flags, read_flags
+
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(EvaluateConfig)
 
 import jax
-import tyro
 
-from r2sm_jax.cli import cli_main, parse_flags
-from r2sm_jax.config import DataConfig, ProcessConfig
+from r2sm_jax.config import DataConfig
 from r2sm_jax.data.sources import REPORTED, SourceSpec, open_dataset, split_names
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import compare
@@ -36,48 +41,10 @@ from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.training.sharding import is_main_process, running
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Scores a run, or the masks of any other system, on a data set."""
-
-    run: Annotated[str | None, tyro.conf.Positional] = None
-    """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with
-    --predictions."""
-    predictions: str | None = None
-    """File or folder of masks to score, see docs/metrics.md."""
-    format: str = "auto"
-    """Format of the predictions: coco or png; auto: by file or folder."""
-    data: str | None = None
-    """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained
-    on."""
-    split: str | None = None
-    """One split, or several with commas. Default, or all: every val split of scenes, composed
-    photos and cut-outs; the whole of one file; all but train and dev of a folder or of TFDS. A run
-    without --data reports val of one file. With --predictions one split."""
-    images: str | None = None
-    """Folder of the images of a json source. --predictions are scored without images too."""
-    backgrounds: str | None = None
-    """Folder of photos to lay cut-outs over; default: drawn backdrops."""
-    samples: int | None = None
-    """Procedural or composed scenes a split; default: as in the run's report."""
-    compare: tuple[str, ...] = ()
-    """Folders of reports (runs, or what --out wrote) to put side by side; the others are compared
-    with the first."""
-    verbose: bool = False
-    """Print how many programs were compiled, and how long that took."""
-    out: str | None = None
-    """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if
-    RUN is no export and --data, --samples, --split and --checkpoint are left out; else nothing is
-    written."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
-    distributed: ProcessConfig = field(default_factory=ProcessConfig)
-
-
 def main() -> None:
     """Command line."""
     enable_compilation_cache()
-    args = parse_flags(EvaluateConfig, sys.argv[1:], prog="python -m r2sm_jax.evaluate")
+    args = read_flags(EvaluateConfig)
     num_tasks = sum(bool(task) for task in (args.run, args.predictions, args.compare))
     if num_tasks != 1:
         raise InputError(

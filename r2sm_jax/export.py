@@ -1,13 +1,14 @@
 """`python -m r2sm_jax.export RUN --out DIR`: writes a run as a folder (docs/export.md)."""
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import ExportConfig, check_flags, read_flags
 
-from r2sm_jax.cli import cli_main, parse_flags
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(ExportConfig)
+
 from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import load_completer
@@ -15,33 +16,6 @@ from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.exporter import add_completer, export
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """Writes a run as a folder in Hugging Face's layout: safetensors, tokenizer, model card,
-    StableHLO."""
-
-    run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest. With --completer also an export, such as photos-small."""
-    out: str
-    """Folder to write. Its name is the model's name on the card."""
-    lm: Literal["embed", "reference"] = "embed"
-    """embed: copy the frozen language model into the folder; reference: write its name and
-    checksum, and download it at the first use."""
-    compact: bool = False
-    """Write the trained weights alone, in float16: published weights that are frozen and the
-    language model are referred to by name, and there is no StableHLO."""
-    completer: str | None = None
-    """Run folder of a completer, which is put into the export, so that it completes given
-    masks."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
-    overwrite: bool = False
-    """Replace an earlier export in the folder, with its model card."""
-    verify: bool = False
-    """Check that the run, the export, and the StableHLO without this package give the same
-    answers."""
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -96,7 +70,7 @@ def megabytes(folder: Path) -> float:
 
 def main() -> None:
     """Command line."""
-    args = parse_flags(ExportConfig, sys.argv[1:], prog="python -m r2sm_jax.export")
+    args = read_flags(ExportConfig)
     if args.compact and args.verify:
         raise InputError(
             "--verify compares float32 weights with the StableHLO; leave it out with --compact"

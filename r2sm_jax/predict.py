@@ -7,14 +7,16 @@ One query about one image gives a folder of masks of its own. Several images or 
 import json
 import sys
 import warnings
-from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import PredictConfig, check_flags, read_flags
 
-from r2sm_jax.cli import cli_main, parse_flags
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(PredictConfig)
+
 from r2sm_jax.config import ProcessConfig
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, refuse_overwrite
@@ -30,50 +32,6 @@ from r2sm_jax.training.sharding import running
 DEFAULT_OUT = Path("predictions")
 MAX_NAMES = 5
 """Of skipped files, in the message about them."""
-
-
-@dataclass(frozen=True)
-class PredictConfig:
-    """Segments what a sentence means in one image, or in many."""
-
-    run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the
-    hub."""
-    image: Annotated[str, tyro.conf.Positional]
-    """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as
-    'photos/*.jpg'."""
-    query: Annotated[str | None, tyro.conf.Positional] = None
-    """What to segment, such as "the complete shape of the red mug"; none with --queries."""
-    queries: str | None = None
-    """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab,
-    QUERY."""
-    mask_type: Literal["auto", "modal", "amodal"] = "auto"
-    """auto: the sentence decides."""
-    mask: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """File with the visible mask of the object that is meant: a PNG, white on black, or JSON with
-    an RLE or polygons. The sentence decides whether it is completed."""
-    clean: bool = False
-    """Drop specks and holes of the given mask, below a hundredth of its area."""
-    abstain: float = 0.0
-    """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
-    out: str | None = None
-    """Folder for what is written; default: predictions/IMAGE/SENTENCE, of several images
-    predictions/FOLDER, and none with --json. Where an earlier prediction is, this one gets a folder
-    of its own."""
-    json: bool = False
-    """Print one JSON object, and nothing else, on stdout."""
-    overwrite: bool = False
-    """Replace the files of an earlier prediction; several images: start anew instead of going
-    on."""
-    overlays: bool = False
-    """Several images: also draw each answer over its image, into the folder overlays. One image
-    always has its overlay.png."""
-    matmul_precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
-    AVX512-BF16."""
-    checkpoint: str = "best"
-    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
-    distributed: ProcessConfig = field(default_factory=ProcessConfig)
 
 
 def predict_one(args: PredictConfig, query: str) -> None:
@@ -195,13 +153,7 @@ def load_predictor(args: PredictConfig) -> Predictor:
 
 def main() -> None:
     """Command line."""
-    positional = list(takewhile(lambda word: not word.startswith("--"), sys.argv[1:]))
-    if len(positional) > 3:
-        raise InputError(
-            "too many arguments; put quotes around the sentence, or around a pattern like "
-            "'photos/*.jpg'"
-        )
-    args = parse_flags(PredictConfig, sys.argv[1:], prog="python -m r2sm_jax.predict")
+    args = read_flags(PredictConfig)
     if not args.image:
         raise InputError(
             "IMAGE is empty; give an image file, a folder of images, or a pattern in quotes"

@@ -16,6 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from r2sm_jax.cli import check_first, cli_main, parse_config, to_json, trim_memory
+
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_first(lambda: parse_config(sys.argv[1:]))
+
 import grain
 import jax
 import numpy as np
@@ -25,7 +31,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from r2sm_jax.cli import cli_main, parse_config, to_json, trim_memory
 from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.batches import Batch, ExampleBuilder, TokenIds, training_batches
 from r2sm_jax.data.dataset import Dataset, Source

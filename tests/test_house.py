@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "r2sm_jax"
 
 # From the bottom up. A layer imports itself and the layers before it, never one after it.
 LAYERS = {
-    "ground": ["errors", "query", "config", "cli"],
+    "ground": ["errors", "query", "config", "usage", "cli", "flags"],
     "models": ["models"],
     "data": ["data"],
     "synthetic": ["synthetic"],
@@ -23,7 +23,7 @@ LAYERS = {
     "evaluation": ["evaluation"],
     "tools": ["tools"],
     "completer": ["train_completer"],  # what `train --train.part completer` runs
-    "commands": ["train", "evaluate", "predict", "export", "demo", "ablate", "data.__main__"],
+    "commands": [*"train evaluate predict export demo ablate".split(), "data.__main__", "__main__"],
 }
 ORDER = list(LAYERS)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import UInt8
 
 from r2sm_jax.data import masks
@@ -92,12 +91,17 @@ def prepare(
 
 def to_arrays(prepared: Prepared) -> dict[str, Any]:
     """A prepared sample as arrays alone, always under the same names, for the cache."""
+    # Here, so that what only makes pictures loads no JAX: the data tools, and worker processes.
+    from flax.traverse_util import flatten_dict
+
     texts = np.frombuffer(json.dumps(prepared["texts"]).encode(), np.uint8)
     return flatten_dict(prepared | {"texts": texts}, sep="/")
 
 
 def from_arrays(arrays: dict[str, np.ndarray]) -> Prepared:
     """The inverse of `to_arrays`."""
+    from flax.traverse_util import unflatten_dict  # as in `to_arrays`
+
     prepared = unflatten_dict(arrays, sep="/")
     return prepared | {"texts": tuple(json.loads(prepared["texts"].tobytes()))}
 

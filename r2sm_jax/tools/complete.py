@@ -10,7 +10,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -22,7 +22,6 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_folders, open_annotated
 from r2sm_jax.data.validation import BoxComparison, check_records, is_id, is_ignored
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
-from r2sm_jax.inference.completion import MaskCompleter, open_completer, others_of
 from r2sm_jax.tools.convert import print_notes
 from r2sm_jax.tools.entries import (
     BadRecord,
@@ -36,6 +35,10 @@ from r2sm_jax.tools.entries import (
 )
 from r2sm_jax.tools.folders import category_of, find_image_key, list_files, read_mask_file
 from r2sm_jax.tools.records import ImageRecord, make_image, mask_fields, write_json
+
+if TYPE_CHECKING:
+    # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.
+    from r2sm_jax.inference.completion import MaskCompleter
 
 MIN_OCCLUDER_SHARE = 0.1
 """Of the added part: an object whose visible mask covers as much of it hides the object."""
@@ -139,6 +142,9 @@ def complete(
     if not 0 <= max_bad <= 1:
         raise InputError(f"--max-bad {max_bad}: this is not a share; give 0 to 1")
     refuse_overwrite(out, overwrite)
+
+    from r2sm_jax.inference.completion import open_completer  # loads JAX
+
     completer = open_completer(model)
 
     options = ReadOptions(images, annotations, min_score, crowds == "objects")
@@ -460,7 +466,7 @@ def _read_annotation(
 # Completing
 
 
-def complete_draft(draft: Draft, completer: MaskCompleter, source: str) -> None:
+def complete_draft(draft: Draft, completer: "MaskCompleter", source: str) -> None:
     """Completes all objects of a draft, image by image. Those of an image that cannot be read are
     noted and left out."""
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
@@ -481,7 +487,7 @@ def complete_draft(draft: Draft, completer: MaskCompleter, source: str) -> None:
 
 
 def complete_image(
-    completer: MaskCompleter,
+    completer: "MaskCompleter",
     pixels: UInt8[np.ndarray, "H W 3"],
     annotations: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
@@ -495,6 +501,8 @@ def complete_image(
         mask, _ = read_mask(annotation.get("visible_mask") or annotation["segmentation"], size)
         visible_masks.append(mask)
     visible_rles = [masks.encode(mask) for mask in visible_masks]
+    from r2sm_jax.inference.completion import others_of  # loads JAX
+
     neighbours = others_of(visible_masks)
 
     to_complete = [k for k, annotation in enumerate(annotations) if not is_ignored(annotation)]

@@ -1,0 +1,192 @@
+"""The flags of the commands but for those of `train` (config.py) and `data` (tools/).
+
+They load no JAX, so that a slip in one is told at once. A command imports this first and calls
+`check_flags` before it imports anything that takes seconds.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+
+from r2sm_jax.cli import check_first, parse_flags
+from r2sm_jax.config import LEARNED_HEADS, ProcessConfig, TextConfig
+from r2sm_jax.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Scores a run, or the masks of any other system, on a data set."""
+
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with
+    --predictions."""
+    predictions: str | None = None
+    """File or folder of masks to score, see docs/metrics.md."""
+    format: str = "auto"
+    """Format of the predictions: coco or png; auto: by file or folder."""
+    data: str | None = None
+    """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained
+    on."""
+    split: str | None = None
+    """One split, or several with commas. Default, or all: every val split of scenes, composed
+    photos and cut-outs; the whole of one file; all but train and dev of a folder or of TFDS. A run
+    without --data reports val of one file. With --predictions one split."""
+    images: str | None = None
+    """Folder of the images of a json source. --predictions are scored without images too."""
+    backgrounds: str | None = None
+    """Folder of photos to lay cut-outs over; default: drawn backdrops."""
+    samples: int | None = None
+    """Procedural or composed scenes a split; default: as in the run's report."""
+    compare: tuple[str, ...] = ()
+    """Folders of reports (runs, or what --out wrote) to put side by side; the others are compared
+    with the first."""
+    verbose: bool = False
+    """Print how many programs were compiled, and how long that took."""
+    out: str | None = None
+    """Folder for report.json, report.md, report.html and queries.csv. Default: the run folder if
+    RUN is no export and --data, --samples, --split and --checkpoint are left out; else nothing is
+    written."""
+    checkpoint: str = "best"
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+    distributed: ProcessConfig = field(default_factory=ProcessConfig)
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """Segments what a sentence means in one image, or in many."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Run folder, such as runs/latest, export, photos-small, or hf:owner/name of an export on the
+    hub."""
+    image: Annotated[str, tyro.conf.Positional]
+    """Image file (JPEG, PNG, WebP, BMP, GIF, TIFF), folder of images, or pattern in quotes, such as
+    'photos/*.jpg'."""
+    query: Annotated[str | None, tyro.conf.Positional] = None
+    """What to segment, such as "the complete shape of the red mug"; none with --queries."""
+    queries: str | None = None
+    """File of queries: a data set (.json), or text with lines QUERY (every image) or IMAGE, a tab,
+    QUERY."""
+    mask_type: Literal["auto", "modal", "amodal"] = "auto"
+    """auto: the sentence decides."""
+    mask: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """File with the visible mask of the object that is meant: a PNG, white on black, or JSON with
+    an RLE or polygons. The sentence decides whether it is completed."""
+    clean: bool = False
+    """Drop specks and holes of the given mask, below a hundredth of its area."""
+    abstain: float = 0.0
+    """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
+    out: str | None = None
+    """Folder for what is written; default: predictions/IMAGE/SENTENCE, of several images
+    predictions/FOLDER, and none with --json. Where an earlier prediction is, this one gets a folder
+    of its own."""
+    json: bool = False
+    """Print one JSON object, and nothing else, on stdout."""
+    overwrite: bool = False
+    """Replace the files of an earlier prediction; several images: start anew instead of going
+    on."""
+    overlays: bool = False
+    """Several images: also draw each answer over its image, into the folder overlays. One image
+    always has its overlay.png."""
+    matmul_precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: round what the segmenter's dense layers multiply; faster on CPUs with AMX or
+    AVX512-BF16."""
+    checkpoint: str = "best"
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+    distributed: ProcessConfig = field(default_factory=ProcessConfig)
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Writes a run as a folder in Hugging Face's layout: safetensors, tokenizer, model card,
+    StableHLO."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Run folder, such as runs/latest. With --completer also an export, such as photos-small."""
+    out: str
+    """Folder to write. Its name is the model's name on the card."""
+    lm: Literal["embed", "reference"] = "embed"
+    """embed: copy the frozen language model into the folder; reference: write its name and
+    checksum, and download it at the first use."""
+    compact: bool = False
+    """Write the trained weights alone, in float16: published weights that are frozen and the
+    language model are referred to by name, and there is no StableHLO."""
+    completer: str | None = None
+    """Run folder of a completer, which is put into the export, so that it completes given
+    masks."""
+    checkpoint: str = "best"
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+    overwrite: bool = False
+    """Replace an earlier export in the folder, with its model card."""
+    verify: bool = False
+    """Check that the run, the export, and the StableHLO without this package give the same
+    answers."""
+
+
+@dataclass(frozen=True)
+class AblateConfig:
+    """Compares mask-type heads."""
+
+    quick: bool = False
+    """Fewer sentences and steps, and two seeds: about two minutes instead of about an hour."""
+    heads: tuple[str, ...] = LEARNED_HEADS
+    """Heads that decide from the words alone."""
+    seeds: int | None = None
+    """Trainings of each head; default: 3, or 2 with --quick."""
+    steps: int | None = None
+    """Training steps of 128 sentences; default: 2,000, or 120 with --quick."""
+    out: str = "ablation"
+    """Folder for heads.md, heads.png and heads.json; earlier ones are replaced."""
+    cache_dir: str | None = None
+    """Folder that keeps the token states of sentences for the next time."""
+    text: TextConfig = field(default_factory=TextConfig)
+    """The language model, as --model.text of training."""
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """A page where people try a trained segmenter."""
+
+    run: Annotated[str, tyro.conf.Positional] = "photos-small"
+    """Run folder, such as runs/latest, export, released model, or hf:owner/name of an export on the
+    hub."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in."""
+    port: int = 7860
+    """0 = any that is free."""
+    max_upload_mb: int = 10
+    """Largest file that may be uploaded."""
+    checkpoint: str = "best"
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+
+
+COMMANDS = {
+    EvaluateConfig: "evaluate",
+    PredictConfig: "predict",
+    ExportConfig: "export",
+    AblateConfig: "ablate",
+    DemoConfig: "demo",
+}
+"""The commands by the dataclasses of their flags."""
+
+
+def read_flags(cls: type[T]) -> T:
+    """Parses the flags of the command line into one of `COMMANDS`. Raises InputError as
+    `parse_flags`."""
+    args = sys.argv[1:]
+    positional = list(takewhile(lambda word: not word.startswith("--"), args))
+    if cls is PredictConfig and len(positional) > 3:
+        raise InputError(
+            "too many arguments; put quotes around the sentence, or around a pattern like "
+            "'photos/*.jpg'"
+        )
+    return parse_flags(cls, args, prog=f"python -m r2sm_jax.{COMMANDS[cls]}")
+
+
+def check_flags(cls: type) -> None:
+    """Parses the flags once and ends the process where there is no more to do, as `check_first`."""
+    check_first(lambda: read_flags(cls))
