@@ -175,8 +175,9 @@ class ModelConfig:
     """Mask-type head: linear, mlp, layers, attention; decoder, which also sees the image; the
     references keyword, always_modal, always_amodal, oracle; none."""
     mask_threshold: float = -0.6
-    """Logit above which a pixel is mask. Below 0, since IoU loses more by a missing pixel than by
-    one too many. `R2SMOutput` is shifted by it, so that its threshold is 0."""
+    """Logit above which a pixel is mask while the segmenter is trained. Below 0, since IoU loses
+    more by a missing pixel than by one too many. Calibration shifts it: each checkpoint has the
+    threshold that is best on the split that selects checkpoints."""
     presence_threshold: float = -1.0
     """Logit of presence below which the answer is an empty mask: the image has nothing of the kind.
     """

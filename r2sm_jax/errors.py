@@ -112,13 +112,20 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
         where: the file or entry, for messages.
         what: the expected content, for messages.
 
-    Raises InputError if it is not JSON.
+    Raises InputError if it is not JSON, or an object has a key twice, with different values.
     """
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            _refuse_repeated_key(pairs, where)
+        return values
+
     try:
         try:
-            return json.loads(content)
+            return json.loads(content, object_pairs_hook=to_dict)
         except UnicodeDecodeError:
-            return json.loads(content.decode("cp1252"))
+            return json.loads(content.decode("cp1252"), object_pairs_hook=to_dict)
     except (ValueError, RecursionError) as error:
         if described := describe_content(content):
             raise InputError(f"{where}: this is not JSON, it is {described}") from error
@@ -134,6 +141,20 @@ def parse_json(content: bytes, where: str, what: str) -> Any:
                 f"write them as one list (data convert also reads lines, from .jsonl); give {what}"
             ) from error
         raise InputError(f"{where}: this is not JSON ({error}); give {what}") from error
+
+
+def _refuse_repeated_key(pairs: list[tuple[str, Any]], where: str) -> None:
+    """Raises InputError for the first key of an object that comes again with another value."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        # Python would take the last value, and the others would be lost.
+        if key in values and values[key] != value:
+            of_record = f" with id {values['id']}" if isinstance(values.get("id"), int) else ""
+            raise InputError(
+                f"{where}: the key {key!r} is there twice in one object{of_record}, with different "
+                "values; keep one of them"
+            )
+        values[key] = value
 
 
 def load_json(path: Path, what: str) -> Any:

@@ -28,6 +28,7 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
+from jaxtyping import Float
 from rich.console import Console
 from rich.table import Table
 
@@ -55,8 +56,8 @@ from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import write_report
-from r2sm_jax.evaluation.report import answer_overlaps, split_figures
-from r2sm_jax.evaluation.scorer import EvalResults, evaluate_source
+from r2sm_jax.evaluation.report import split_figures
+from r2sm_jax.evaluation.scorer import EvalResults, QueryResult, evaluate_source
 from r2sm_jax.evaluation.tables import report_markdown
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
@@ -65,7 +66,13 @@ from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.query import Sentence
 from r2sm_jax.train_completer import train_completer
-from r2sm_jax.training.calibration import fit_iou, fit_presence, fit_temperature
+from r2sm_jax.training.calibration import (
+    MASK_SHIFTS,
+    best_shift,
+    fit_iou,
+    fit_presence,
+    fit_temperature,
+)
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
@@ -594,22 +601,39 @@ def calibrate_masks(
 ) -> tuple[EvalResults, Calibration]:
     """Scores the split that selects checkpoints.
 
-    Returns the results, and `calibration` fitted to them: the predicted IoUs, and with
-    `fit_absence`, for training data with queries that have no target, the presence.
+    Returns the results, before calibration, and `calibration` fitted to them: the mask threshold,
+    the predicted IoUs of masks that have it, and with `fit_absence`, for training data with queries
+    that have no target, the presence.
     """
     uncalibrated = Calibration(type_temperature=calibration.type_temperature)
-    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev)
+    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev, MASK_SHIFTS)
 
+    iou = iou_at_shifts(results.results)
+    index = best_shift(iou)
     present = [result for result in results.results if result.overlap.truth]
     predicted = np.array([result.predicted_iou for result in present], float)
-    scale, shift = fit_iou(predicted, lisa_iou(answer_overlaps(present)))
+    scale, shift = fit_iou(predicted, iou_at_shifts(present)[:, index])
     presence_bias = 0.0
     if fit_absence:
         logits = np.array([result.presence for result in present], float)
         presence_bias = fit_presence(logits, predictor.config.presence_threshold)
-    fitted = uncalibrated._replace(iou_scale=scale, iou_shift=shift, presence_bias=presence_bias)
+    fitted = uncalibrated._replace(
+        iou_scale=scale,
+        iou_shift=shift,
+        presence_bias=presence_bias,
+        mask_shift=float(MASK_SHIFTS[index]),
+    )
     # Processes may round differently; the first one decides for all.
     return results, Calibration(*run_on_main(lambda: fitted))
+
+
+def iou_at_shifts(results: Sequence[QueryResult]) -> Float[np.ndarray, "n s"]:
+    """The IoU of each answer at each of `MASK_SHIFTS`, with 1 for an empty one that is right."""
+    iou = np.zeros((len(results), len(MASK_SHIFTS)))
+    for row, result in enumerate(results):
+        assert result.overlaps_at_shifts is not None
+        iou[row] = lisa_iou(result.overlaps_at_shifts)
+    return iou
 
 
 def log_evaluation(results: EvalResults, dev: Source, step: int, folder: Path, logs: Logs) -> float:

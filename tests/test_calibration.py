@@ -1,16 +1,24 @@
-"""The temperature of the mask-type probability, and the scales of predicted IoUs and presence."""
+"""The temperature of the mask-type probability, the mask threshold, and the scales of predicted
+IoUs and presence."""
 
 import numpy as np
 import pytest
+from listed_source import ListedSource
 
+from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.evaluation.decisions import mask_type_scores
+from r2sm_jax.evaluation.iou import overlap, overlaps_at_shifts
+from r2sm_jax.inference.predictor import Predictor, Request
 from r2sm_jax.models.r2sm import Calibration
-from r2sm_jax.train import calibrate_type
+from r2sm_jax.query import Query
+from r2sm_jax.train import calibrate_masks, calibrate_type
 from r2sm_jax.training.calibration import (
+    MASK_SHIFTS,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     MIN_VALUES,
     MISSED_SHARE,
+    best_shift,
     fit_iou,
     fit_presence,
     fit_temperature,
@@ -48,6 +56,100 @@ def test_so_many_of_what_is_there_are_missed_as_is_allowed():
     missed = logits + fit_presence(logits, -1.0) < -1
     assert missed.mean() == pytest.approx(MISSED_SHARE, abs=0.001)
     assert fit_presence(logits[: MIN_VALUES - 1], -1.0) == 0
+
+
+def test_overlaps_at_shifts_are_those_of_masks_at_each_threshold():
+    logits = np.array([[-2, -0.5, 0.25, 0.75], [3, 0.5, 0, -1]], np.float32)
+    truth = np.array([[False, False, True, True], [True, False, False, True]])
+    ignore = np.array([[False, False, False, True], [False, False, False, False]])
+    shifts = np.array([-0.75, 0.0, 0.5, 4.0])
+    # A pixel whose logit is the shift itself is not mask.
+    expected = [[2, 6, 5, 3], [2, 4, 3, 3], [1, 3, 1, 3], [0, 3, 0, 3]]
+    assert overlaps_at_shifts(logits, truth, shifts, ignore).tolist() == expected
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 1, (9, 7)).astype(np.float32)
+    truth, ignore = rng.random((2, 9, 7)) < 0.4
+    at_shifts = overlaps_at_shifts(logits, truth, MASK_SHIFTS, ignore)
+    for shift, counts in zip(MASK_SHIFTS, at_shifts, strict=True):
+        assert tuple(counts) == overlap(logits > shift, truth, ignore)
+
+
+def test_the_shift_with_the_highest_mean_iou_is_best_and_the_smallest_of_equal_ones():
+    iou = np.full((MIN_VALUES, len(MASK_SHIFTS)), 0.5)
+    assert MASK_SHIFTS[best_shift(iou)] == 0
+    iou[:, (MASK_SHIFTS > 0.25) & (MASK_SHIFTS < 0.75)] = 0.6
+    assert MASK_SHIFTS[best_shift(iou)] == pytest.approx(0.3)
+    assert MASK_SHIFTS[best_shift(iou[1:])] == 0
+
+
+class HaloPredictor(Predictor):
+    """Finds the left half of every image, and is a little less sure of a halo around it."""
+
+    def __init__(self, predictor: Predictor):
+        vars(self).update(vars(predictor))
+
+    def predict_logits(self, *inputs, **options):
+        outputs = super().predict_logits(*inputs, **options)
+        for of_image in outputs:
+            for number, output in enumerate(of_image):
+                logits = np.full_like(output.modal, -5)
+                side = logits.shape[-1]
+                logits[..., : side * 3 // 4] = 0.35
+                logits[..., : side // 2] = 0.47
+                of_image[number] = output._replace(modal=logits, amodal=logits)
+        return outputs
+
+
+def test_the_mask_threshold_is_fitted_and_predicted_ious_follow_it(predictor):
+    size = predictor.config.vision.image_size
+    left = np.zeros((size, size), bool)
+    left[:, : size // 2] = True
+    image = np.zeros((size, size, 3), np.uint8)
+    samples = []
+    for n in range(MIN_VALUES // 2):
+        queries = (
+            Query(2 * n, "the mug", "modal", (1,)),
+            Query(2 * n + 1, "the whole mug", "amodal", (1,)),
+        )
+        instance = Instance(1, "mug", left, left)
+        samples.append(Sample(n, f"{n}.png", image, (instance,), queries))
+
+    halo = HaloPredictor(predictor)
+    dev = ListedSource(samples)
+    results, fitted = calibrate_masks(halo, dev, Calibration(), fit_absence=False)
+    assert fitted.mask_shift == pytest.approx(0.4)
+    # Without the halo, masks are right, and the predicted IoUs say so.
+    raw = np.array([result.predicted_iou for result in results.results])
+    logits = np.log(raw / (1 - raw))
+    calibrated = 1 / (1 + np.exp(-(fitted.iou_scale * logits + fitted.iou_shift)))
+    assert calibrated.mean() > 0.9
+    # With it, which is how the results were made, two thirds of each mask would be.
+    assert results.results[0].overlap.union == pytest.approx(left.sum() * 3 / 2, rel=0.1)
+
+    _, of_few = calibrate_masks(halo, ListedSource(samples[1:]), Calibration(), fit_absence=False)
+    assert of_few.mask_shift == 0
+
+
+def test_a_shift_of_the_threshold_changes_masks_alone_and_compiles_nothing(predictor):
+    image = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
+
+    def predict(shift):
+        shifted = predictor.updated(calibration=Calibration(mask_shift=shift, presence_bias=100.0))
+        requests = [Request(image, ["the mug"])]
+        return next(shifted.predict_batches(requests, "amodal", with_logits=True))[0]
+
+    before = predict(0.0)
+    num_programs = predictor._decode._cache_size()
+    # So that some pixels of the mask go and others stay.
+    shift = float(np.median(before.mask_logits))
+    after = predict(shift)
+    assert predictor._decode._cache_size() == num_programs
+    assert 0 < after.mask.sum() < after.mask.size
+    np.testing.assert_allclose(after.mask_logits, before.mask_logits - shift, atol=1e-5)
+    np.testing.assert_array_equal(after.mask, after.mask_logits > 0)
+    assert (after.amodal | ~after.modal).all()
+    assert after.score == before.score and after.presence == before.presence
 
 
 def test_calibration_changes_scores_and_empties_masks_and_compiles_nothing(predictor):

@@ -171,6 +171,12 @@ WARNINGS = [
     ),
     (changed("queries", 1, text="Cup  1", instance_ids=[1]), "1 of 4 queries repeat another"),
     (changed("queries", 1, text="cup 1"), "1 sentences have queries about one image that ask"),
+    (
+        changed("queries", 1, text="the salt &amp; pepper &this;"),
+        "1 of 4 queries hold HTML entities, which are read letter by letter (query 2: 'the salt "
+        "&amp; pepper &this;'); write the characters that they stand for, such as 'the salt & "
+        "pepper &this;'",
+    ),
     (with_category("Cup "), "categories differ in case or blanks only ('cup', 'Cup ')"),
 ]
 
@@ -375,6 +381,20 @@ def test_files_that_are_something_else(content, remedy, tmp_path, refused):
     path.write_bytes(content)
     assert remedy in refused(main, "check", path)
     assert remedy in refused(main, "convert", "muva", path, "--out", tmp_path / "out.json")
+
+
+def test_a_key_that_is_there_twice_is_named(tmp_path, refused, command):
+    text = json.dumps(good())
+    path = save(tmp_path, good())
+    # The same value twice loses nothing.
+    path.write_text(text.replace('"id": 2, "image_id"', '"id": 2, "image_id": 1, "image_id"', 1))
+    assert command(main, "check", path).code == 0
+    path.write_text(text.replace('"id": 3, "image_id"', '"id": 3, "image_id": 1, "image_id"', 1))
+    assert "the key 'image_id' is there twice in one object with id 3" in refused(
+        main, "check", path
+    )
+    path.write_text(text[:-1] + ', "queries": []}')
+    assert "the key 'queries' is there twice" in refused(main, "check", path)
 
 
 def test_describe_refuses_what_is_no_json(tmp_path, refused):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from unittest.mock import Mock
@@ -36,7 +37,7 @@ from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.verification import verify
 from r2sm_jax.models.hub import find_model
-from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.models.r2sm import R2SM, Calibration
 
 DOCS = Path(__file__).parents[1] / "docs" / "export.md"
 QUERIES = ["the red mug", "the whole red mug, hidden parts included"]
@@ -305,6 +306,22 @@ def test_a_later_format_is_refused(copy):
     (copy / "config.json").write_text(json.dumps(config | {"format_version": 2}))
     with pytest.raises(InputError, match=r"format version 2.*upgrade"):
         r2sm_jax.load(copy)
+
+
+def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, tmp_path):
+    shifted = run.predictor.updated(calibration=Calibration(mask_shift=0.3))
+    out = tmp_path / "shifted"
+    exporter.export(replace(run, predictor=shifted), out, embed_language_model=False)
+    config = json.loads((out / "config.json").read_text())
+    assert config["mask_threshold"] == run.config.model.mask_threshold + 0.3
+    assert r2sm_jax.load(out).mask_threshold == config["mask_threshold"]
+    # As the StableHLO and the file of weights compute it.
+    assert "differences" in verify(replace(run, predictor=shifted), out)
+
+    del config["calibration"]["mask_shift"]
+    (out / "config.json").write_text(json.dumps(config))
+    write_checksums(out)
+    assert r2sm_jax.load(out).mask_threshold == run.config.model.mask_threshold
 
 
 def test_weights_and_checksums_that_do_not_fit_are_refused(copy):

@@ -291,10 +291,35 @@ def test_missing_tags_do_not_join_questions():
     ],
 )
 def test_every_reason_to_leave_a_query_out(tmp_path, capsys, reason, text):
-    queries, reasons = parsed(tmp_path, text)
+    # A line that is always good: answers that hold no question are refused.
+    cup = qa("What would I sip a hot drink from?")
+    queries, reasons = parsed(tmp_path, cup, text)
     assert reasons == [reason] and reason in REASONS
-    assert len(queries) == max(0, text.count("<Q>") - 1)
+    assert len(queries) == max(1, text.count("<Q>"))
     assert re.search(rf"{reason}\W+1\W", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "there is no line"),
+        ("{\n[1]\n", "2 times a line that is no JSON object"),
+        (json.dumps({"custom_id": "img9-modal", "text": qa()}), "1 times a custom_id"),
+        (json.dumps({"custom_id": "img1-modal", "text": "I cannot."}), "1 times a question"),
+    ],
+)
+def test_answers_without_any_question_are_refused(content, words, tmp_path, refused):
+    path = save(tmp_path)
+    (tmp_path / "a.jsonl").write_text(content)
+    out = tmp_path / "out.json"
+    out.write_text("mine")
+    rejected = tmp_path / "rejected.jsonl"
+    flags = ["--out", out, "--rejected", rejected, "--overwrite"]
+    message = refused(main, "queries", "parse", path, tmp_path / "a.jsonl", *flags)
+    assert words in message and "a.jsonl" in message
+    assert out.read_text() == "mine"
+    # The reasons are written all the same.
+    assert len(lines(rejected)) == len(content.splitlines())
 
 
 def test_amodal_queries_need_a_known_amodal_mask(tmp_path):

@@ -54,7 +54,7 @@ def evaluate(
         sentences,
         source=spec,
         step=step,
-        threshold=predictor.config.mask_threshold,
+        threshold=predictor.mask_threshold,
         head=predictor.config.head,
         weights_sha256=predictor.weights_sha256,
         language_model_sha256=predictor.text_encoder.sha256,

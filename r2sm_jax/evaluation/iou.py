@@ -59,6 +59,37 @@ def overlap(
     )
 
 
+def overlaps_at_shifts(
+    logits: Float[np.ndarray, "H W"],
+    truth: Bool[np.ndarray, "H W"],
+    shifts: Float[np.ndarray, " s"],
+    ignore: Bool[np.ndarray, "H W"] | None = None,
+) -> Int[np.ndarray, "s 4"]:
+    """The `Overlap` of a true mask with the masks of the pixels whose logits exceed each shift.
+
+    Args:
+        shifts: ascending.
+        ignore: pixels that count nowhere.
+    """
+    # Most pixels are in none of the masks.
+    is_candidate = logits > shifts[0]
+    if ignore is not None:
+        is_candidate &= ~ignore
+        truth = truth & ~ignore
+    # The number of masks, from that of the first shift on, which a pixel is in.
+    levels = np.searchsorted(shifts, logits[is_candidate])
+
+    def areas(levels: Int[np.ndarray, " n"]) -> Int[np.ndarray, " s"]:
+        counts = np.bincount(levels, minlength=len(shifts) + 1)
+        return counts[:0:-1].cumsum()[::-1]
+
+    predicted = areas(levels)
+    intersection = areas(levels[truth[is_candidate]])
+    area = np.full(len(shifts), np.count_nonzero(truth))
+    union = predicted + area - intersection
+    return np.stack([intersection, union, predicted, area], axis=1)
+
+
 def _mean(values: Shaped[np.ndarray, " n"]) -> float | None:
     return float(values.mean()) if len(values) else None
 

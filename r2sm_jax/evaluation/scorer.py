@@ -12,13 +12,19 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.special import logit
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample, Source, truth_of_sample
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.evaluation.instances import QueryDetections, rank_detections
-from r2sm_jax.evaluation.iou import Overlap, boundary_overlap, count_overlap
+from r2sm_jax.evaluation.iou import (
+    Overlap,
+    boundary_overlap,
+    count_overlap,
+    overlaps_at_shifts,
+)
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
@@ -148,6 +154,8 @@ class QueryResult:
     """Both are the same where a system gives one mask."""
     is_missing: bool = False
     """There is no prediction; an empty mask is counted in its place."""
+    overlaps_at_shifts: Int[np.ndarray, "s 4"] | None = field(default=None, compare=False)
+    """The `overlap` at other mask thresholds. Filled in only on request."""
 
     @property
     def query_id(self) -> int:
@@ -208,8 +216,17 @@ class QueryResult:
         return 1 - modal.truth / amodal.truth
 
 
-def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
-    """Scores the prediction for one query; None counts as an empty mask."""
+def score(
+    prediction: Prediction | None,
+    truth: QueryTruth,
+    shifts: Float[np.ndarray, " s"] | None = None,
+) -> QueryResult:
+    """Scores the prediction for one query; None counts as an empty mask.
+
+    Args:
+        shifts: of the mask threshold, for `QueryResult.overlaps_at_shifts`. They need a prediction
+            with `mask_logits`.
+    """
     is_missing = prediction is None
     if prediction is None:
         empty = np.zeros((truth.height, truth.width), bool)
@@ -230,6 +247,12 @@ def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
     is_amodal = truth.query.mask_type == "amodal"
     requested = true_masks.amodal if is_amodal else true_masks.modal
     ignored = None if truth.ignored is None else masks.expand(truth.ignored)
+    shifted = None
+    if shifts is not None:
+        assert prediction.mask_logits is not None
+        shifted = overlaps_at_shifts(
+            prediction.mask_logits, masks.expand(requested), shifts, ignored
+        )
     return QueryResult(
         query=truth.query,
         index=truth.index,
@@ -254,6 +277,7 @@ def score(prediction: Prediction | None, truth: QueryTruth) -> QueryResult:
         true_masks=true_masks,
         predicted_masks=predicted_masks,
         is_missing=is_missing,
+        overlaps_at_shifts=shifted,
     )
 
 
@@ -348,12 +372,17 @@ class EvalResults:
         return digest.hexdigest()
 
 
-def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
+def evaluate_source(
+    predictor: Predictor, source: Source, shifts: Float[np.ndarray, " s"] | None = None
+) -> EvalResults:
     """Predicts and scores every query of a source whose requested mask is annotated.
 
     The decision of the model selects the mask. Masks are compared at the images' own resolution.
     Several processes divide the images, and each gets the results of all: the same as one process
     would compute.
+
+    Args:
+        shifts: ascending shifts of the mask threshold, for `QueryResult.overlaps_at_shifts`.
     """
     # Parts of one batch each, so that batches are the same whatever the number of processes.
     images = [index for index in range(len(source)) if source.queries_at(index)]
@@ -364,7 +393,7 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
     sentences = [query.text for part in own_parts for i in part for query in source.queries_at(i)]
     # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(sentences)
-    own_results = [_evaluate_images(predictor, source, part) for part in own_parts]
+    own_results = [_evaluate_images(predictor, source, part, shifts) for part in own_parts]
 
     results_of_processes = allgather(own_results)
     merged = EvalResults()
@@ -374,7 +403,12 @@ def evaluate_source(predictor: Predictor, source: Source) -> EvalResults:
     return merged
 
 
-def _evaluate_images(predictor: Predictor, source: Source, indices: list[int]) -> EvalResults:
+def _evaluate_images(
+    predictor: Predictor,
+    source: Source,
+    indices: list[int],
+    shifts: Float[np.ndarray, " s"] | None,
+) -> EvalResults:
     """Evaluates some images of a source."""
     # The oracle head is told the requested type.
     is_oracle = predictor.config.head == "oracle"
@@ -395,8 +429,10 @@ def _evaluate_images(predictor: Predictor, source: Source, indices: list[int]) -
             mask_types = [truth.query.mask_type for truth in scored] if is_oracle else None
             yield Request(sample.image, [truth.query.text for truth in scored], mask_types)
 
-    predictions = predictor.predict_batches(make_requests(), with_candidates=True)
+    predictions = predictor.predict_batches(
+        make_requests(), with_candidates=True, with_logits=shifts is not None
+    )
     for image, predictions_of_image in enumerate(predictions):
         for prediction, truth in zip(predictions_of_image, truths[image], strict=True):
-            results.add(score(prediction, truth))
+            results.add(score(prediction, truth, shifts))
     return results

@@ -162,7 +162,7 @@ def _write_config(
         "r2sm_jax_version": r2sm_jax.__version__,
         "language_model": language_model,
         "image_encoder": to_json(run.sizes),
-        "mask_threshold": config.model.mask_threshold,
+        "mask_threshold": run.predictor.mask_threshold,
         "calibration": run.predictor.calibration._asdict(),
         "compact": compact,
         "step": run.step,

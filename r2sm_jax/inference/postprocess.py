@@ -1,7 +1,7 @@
 """From the model's output for one query to a `Prediction`.
 
     decide          mask-type head, rule or caller        Decision
-    resize_masks    mask logits in the letterbox frame    masks of the image's size
+    resize_logits   mask logits in the letterbox frame    mask logits of the image's size
     to_prediction   decision, masks, scores, instances    Prediction
     with_given_mask the caller's mask in place of ours    Prediction
 
@@ -80,17 +80,28 @@ def decide(
     return Decision(decided, probability, undecided=abs(probability - 0.5) < abstain)
 
 
+def resize_logits(
+    modal_logits: Float[ArrayLike, "h w"],
+    amodal_logits: Float[ArrayLike, "h w"],
+    letterbox: Letterbox,
+) -> tuple[Float[np.ndarray, "H W"], Float[np.ndarray, "H W"]]:
+    """Returns modal and amodal mask logits at the image's size from those in the letterbox
+    frame."""
+    modal = letterbox.undo(np.asarray(modal_logits))
+    # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
+    # the maximum makes sure that the amodal mask contains the modal one.
+    amodal = np.maximum(letterbox.undo(np.asarray(amodal_logits)), modal)
+    return modal, amodal
+
+
 def resize_masks(
     modal_logits: Float[ArrayLike, "h w"],
     amodal_logits: Float[ArrayLike, "h w"],
     letterbox: Letterbox,
 ) -> tuple[Mask, Mask]:
     """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
-    modal = letterbox.undo(np.asarray(modal_logits)) > 0
-    # The model gives no amodal logit below the modal one. But enlarging rounds each of the two, so
-    # the union makes sure that the amodal mask contains the modal one.
-    amodal = (letterbox.undo(np.asarray(amodal_logits)) > 0) | modal
-    return modal, amodal
+    modal, amodal = resize_logits(modal_logits, amodal_logits, letterbox)
+    return modal > 0, amodal > 0
 
 
 def to_prediction(
@@ -101,6 +112,7 @@ def to_prediction(
     *,
     presence_threshold: float,
     with_candidates: bool = False,
+    with_logits: bool = False,
     unread: str = "",
 ) -> Prediction:
     """Makes the prediction for one query.
@@ -110,12 +122,16 @@ def to_prediction(
         letterbox: that of the image.
         presence_threshold: logit below which the target is absent.
         with_candidates: fill in `Prediction.candidates`.
+        with_logits: fill in `Prediction.mask_logits`.
         unread: the end of the query that the language model did not read.
     """
     fused = output.fused
     slots = output.slots
     is_amodal = decision.mask_type == "amodal"
-    modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
+    modal, amodal = resize_logits(fused.modal, fused.amodal, letterbox)
+    mask_logits = None
+    if with_logits:
+        mask_logits = amodal if is_amodal else modal
 
     slot_presence = expit(slots.presence)
     has_target = fused.presence > presence_threshold
@@ -147,10 +163,11 @@ def to_prediction(
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         score=float(fused.iou[int(is_amodal)]),
-        modal=modal,
-        amodal=amodal,
+        modal=modal > 0,
+        amodal=amodal > 0,
         instances=tuple(instances),
         candidates=tuple(candidates),
+        mask_logits=mask_logits,
         # In double precision, since the scorer computes the logit again from this probability.
         presence=float(expit(np.float64(fused.presence))),
         undecided=decision.undecided,

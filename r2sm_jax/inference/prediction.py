@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 
 from r2sm_jax.data import masks
@@ -70,6 +70,8 @@ class Prediction:
     """Instances that are probably present, the surest first."""
     candidates: tuple[Candidate, ...] = ()
     """All slots that have a mask, for average precision. Filled in only on request."""
+    mask_logits: Float[np.ndarray, "H W"] | None = None
+    """Above 0 where `mask` is. Filled in only on request."""
     presence: float = 1.0
     """Probability that the image has what the query means. Masks are empty below a threshold."""
     undecided: bool = False

@@ -5,7 +5,7 @@ How a sentence about a photo becomes a mask:
     photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
     sentence   TextStates: the frozen language model                token states [t l e]
     both       R2SM.decode                                          R2SMOutput: logits in the frame
-    logits     decide, resize_masks, to_prediction (postprocess.py) Prediction
+    logits     decide, to_prediction (postprocess.py)               Prediction
 
 Where the caller gives the visible mask of the object as well:
 
@@ -169,6 +169,11 @@ class Predictor:
         if calibration is not None:
             other.calibration = calibration
         return other
+
+    @property
+    def mask_threshold(self) -> float:
+        """Logit of the decoder above which a pixel is mask."""
+        return self.config.mask_threshold + float(self.calibration.mask_shift)
 
     @property
     def weights(self) -> nnx.State:
@@ -373,6 +378,7 @@ class Predictor:
         mask_type: str = "auto",
         *,
         with_candidates: bool = False,
+        with_logits: bool = False,
         batch_rows: int = BATCH_ROWS,
         encode_text: EncodeText | None = None,
     ) -> Iterator[list[Prediction]]:
@@ -382,6 +388,7 @@ class Predictor:
             requests: may be a generator, so that not all images are in memory.
             mask_type: for requests without `mask_types`.
             with_candidates: fill in `Prediction.candidates`.
+            with_logits: fill in `Prediction.mask_logits`.
             batch_rows: number of images in a batch; the last batch is padded.
             encode_text: default: `text_encoder`, which keeps the states of all sentences.
         """
@@ -400,6 +407,7 @@ class Predictor:
                     self._letterbox(image),
                     mask_types,
                     with_candidates=with_candidates,
+                    with_logits=with_logits,
                 )
             batch = list(islice(requests, batch_rows))
 
@@ -510,6 +518,7 @@ class Predictor:
         *,
         abstain: float = 0.0,
         with_candidates: bool = False,
+        with_logits: bool = False,
     ) -> list[Prediction]:
         """Makes the predictions for the queries about one image (postprocess.py)."""
         predictions = []
@@ -526,6 +535,7 @@ class Predictor:
                 letterbox,
                 presence_threshold=self.config.presence_threshold,
                 with_candidates=with_candidates,
+                with_logits=with_logits,
                 unread=self.text_encoder.cut_off(query) if is_truncated else "",
             )
             predictions.append(prediction)

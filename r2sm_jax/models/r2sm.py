@@ -49,8 +49,8 @@ class ImageFeatures(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Four numbers that are fitted to a trained model's answers (training/calibration.py). The
-    defaults change nothing.
+    """Numbers that are fitted to a trained model's answers (training/calibration.py). The defaults
+    change nothing.
 
     They are an argument of the model rather than a part of its weights: a checkpoint or an export
     stores them as metadata, and refitting them neither copies weights nor compiles anything anew.
@@ -64,6 +64,8 @@ class Calibration(NamedTuple):
     """Is added to it then."""
     presence_bias: float | Float[Array, ""] = 0.0
     """Is added to the logit that a query has a target."""
+    mask_shift: float | Float[Array, ""] = 0.0
+    """Is added to `ModelConfig.mask_threshold`."""
 
 
 NOT_CALIBRATED = Calibration()
@@ -83,8 +85,8 @@ class R2SMOutput(NamedTuple):
 
     The axis q is 1 + slots. Mask 0 of each query is the fused one, of all instances that the query
     means; the others are slots, for one instance each. Mask logits are float32 at
-    `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold`, so that a pixel is
-    mask where its logit is > 0.
+    `ModelConfig.mask_size`. They are shifted by `ModelConfig.mask_threshold` and
+    `Calibration.mask_shift`, so that a pixel is mask where its logit is > 0.
     """
 
     amodal_logit: Float[Array, "*b"]
@@ -235,7 +237,11 @@ class R2SM(nnx.Module):
         # Does the query ask for the complete shape? Is its target there? How good are the masks?
         amodal_logit = self.amodal_logit(text, text_mask, decoded) / calibration.type_temperature
         presence = decoded.presence.at[..., 0].add(calibration.presence_bias)
+        # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
+        # of the threshold changes no score, and both are fitted to the same answers.
         iou = calibrate_iou(decoded.iou, modal, amodal, calibration)
+        modal = modal - calibration.mask_shift
+        amodal = amodal - calibration.mask_shift
 
         if self.config.head == NO_HEAD:
             # One mask, whatever the query asks for.

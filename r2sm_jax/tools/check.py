@@ -2,6 +2,8 @@
 
 import filecmp
 import hashlib
+import html
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,8 @@ from r2sm_jax.data.validation import (
 )
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.tools.describe import describe as describe_file
+
+HTML_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#[xX][0-9a-fA-F]{1,6});")
 
 
 def check(
@@ -128,6 +132,7 @@ def report_what_it_teaches(dataset: Dataset, records: Mapping[str, Any]) -> None
     summary = summarize(dataset.truth_at(index) for index in range(len(dataset)))
     warnings = [ignored_warning(records["annotations"])]
     warnings += find_repeated(records)
+    warnings.append(entity_warning(records["queries"]))
     warnings += summary.query_warnings()
     warnings += [summary.shape_warning(), summary.mask_warning()]
     for warning in warnings:
@@ -284,6 +289,24 @@ def ignored_warning(annotations: Sequence[Mapping[str, Any]]) -> str:
     causes = f"{num_crowds} by iscrowd, {num_ignored - num_crowds} by ignore"
     sentence = f"{num_ignored} of {len(annotations)} annotations are ignored ({causes})"
     return f"{sentence}; {CROWD_REMEDY}" if num_crowds >= len(annotations) / 2 else sentence
+
+
+def entity_warning(queries: Sequence[Mapping[str, Any]]) -> str:
+    """How many queries hold HTML entities, such as "&amp;"; "" if none does."""
+    with_entities = []
+    for query in queries:
+        found = HTML_ENTITY.findall(query["text"])
+        # "this&that;" only looks like one.
+        if any(html.unescape(entity) != entity for entity in found):
+            with_entities.append(query)
+    if not with_entities:
+        return ""
+    first = with_entities[0]
+    return (
+        f"{len(with_entities)} of {len(queries)} queries hold HTML entities, which are read letter "
+        f"by letter (query {first['id']}: {first['text']!r}); write the characters that they stand "
+        f"for, such as {html.unescape(first['text'])!r}"
+    )
 
 
 def find_repeated(records: Mapping[str, Any]) -> Iterator[str]:

@@ -47,6 +47,8 @@ REASONS = {
     "near-duplicate": "a question nearly like an earlier one of the same image and mask type",
 }
 """Why a query is left out, in the order in which it is checked."""
+UNREADABLE = ("bad line", "no answer", "unknown request", "bad format")
+"""Those of lines that hold no question for this dataset."""
 MAX_SIMILARITY = 0.8
 """Two questions are near-duplicates from this share on: words in common, of the words in either."""
 COMMON_WORDS = frozenset(
@@ -203,7 +205,8 @@ def parse(
         dataset: The dataset file that the requests were made from.
         answers: JSON Lines files: the output of a batch interface, or lines with custom_id and
             text.
-        out: The dataset file to write.
+        out: The dataset file to write. It is not written if no line holds a question for this
+            dataset.
         rejected: JSON Lines file to write with what was left out, and why.
         overwrite: Replace these files if they exist.
     """
@@ -221,13 +224,14 @@ def parse(
     if rejected is not None:
         with atomic_write(rejected, overwrite) as part:
             part.write_bytes(b"".join(map(_json_line, left_out)))
+    added = Counter(query["mask_type"] for query in records["queries"][num_before:])
+    reasons = Counter(row["reason"] for row in left_out)
+    _refuse_unreadable(answers, added, reasons)
     write_json(out, records, overwrite)
 
-    added = Counter(query["mask_type"] for query in records["queries"][num_before:])
     for mask_type in MASK_TYPES:
         label = f"added, {mask_type}"
         print(f"{label:<16}{added[mask_type]:>8}")
-    reasons = Counter(row["reason"] for row in left_out)
     for reason, description in REASONS.items():
         print(f"{reason:<16}{reasons[reason]:>8}  {description}")
     print(f"{'left out':<16}{len(left_out):>8}")
@@ -239,6 +243,20 @@ def _check_output(flag: str, path: Path, used: Sequence[Path], overwrite: bool) 
     if path.resolve() in {other.resolve() for other in used}:
         raise InputError(f"{flag} {path}: this file is used for something else; give another name")
     refuse_overwrite(path, overwrite)
+
+
+def _refuse_unreadable(answers: Sequence[Path], added: Counter[str], reasons: Counter[str]) -> None:
+    """Raises InputError if no line of the answers holds a question for the dataset."""
+    if added or reasons.keys() - set(UNREADABLE):
+        return
+    names = ", ".join(map(str, answers))
+    if not reasons:
+        raise InputError(f"{names}: there is no line; give the files with the model's answers")
+    causes = ", ".join(f"{count} times {REASONS[reason]}" for reason, count in reasons.items())
+    raise InputError(
+        f"{names}: no line holds a question for this dataset ({causes}); give the answers to the "
+        "requests that were made from it"
+    )
 
 
 class ModelAnswer(NamedTuple):

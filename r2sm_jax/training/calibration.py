@@ -1,8 +1,9 @@
-"""Post-hoc calibration of the mask type, the predicted IoU and the presence of a target.
+"""Post-hoc calibration of the mask type, the mask threshold, the predicted IoU and the presence of
+a target.
 
 The weights do not change. The temperature of the mask type is fitted on sentences that nothing is
-trained on; IoU and presence on the split that selects checkpoints. Masks stay as they are, except
-those whose presence falls below its threshold: they become empty.
+trained on; all else on the split that selects checkpoints. Masks whose presence falls below its
+threshold become empty.
 """
 
 import numpy as np
@@ -14,6 +15,9 @@ MIN_TEMPERATURE = 0.2
 MAX_TEMPERATURE = 5.0
 MIN_VALUES = 50
 """With fewer queries nothing is fitted, since it would follow their noise."""
+MASK_SHIFTS = np.arange(-9, 17) / 10
+"""Shifts of the mask threshold that are tried: with the default of `ModelConfig.mask_threshold`,
+logits from -1.5 to 1. One of them is exactly 0."""
 MISSED_SHARE = 0.04
 """The share of targets that are there for which the model may answer that nothing is."""
 
@@ -47,10 +51,25 @@ def fit_iou(
         scale, shift = scale_and_shift
         return float(np.abs(expit(abs(scale) * logits + shift) - true).mean())
 
-    # The mean absolute error has kinks, which Nelder-Mead does not mind.
-    optimum = minimize(error, (1.0, 0.0), method="Nelder-Mead")
+    # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex would
+    # be 0.00025 wide along the shift, which starts at 0, and may stay there.
+    simplex = [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]
+    optimum = minimize(
+        error, simplex[0], method="Nelder-Mead", options={"initial_simplex": simplex}
+    )
     scale, shift = optimum.x
     return abs(float(scale)), float(shift)
+
+
+def best_shift(iou: Float[np.ndarray, "n s"]) -> int:
+    """The index of the shift of `MASK_SHIFTS` with the highest mean IoU over n queries.
+
+    Where several have it, that of the smallest shift; that of 0 where there are few queries.
+    """
+    order = np.argsort(np.abs(MASK_SHIFTS), kind="stable")
+    if len(iou) < MIN_VALUES:
+        return int(order[0])
+    return int(order[np.argmax(iou.mean(0)[order])])
 
 
 def fit_presence(logits: Float[np.ndarray, " n"], threshold: float) -> float:
