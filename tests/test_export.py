@@ -311,7 +311,7 @@ def test_a_later_format_is_refused(copy):
 def test_the_fitted_mask_threshold_is_kept_and_older_exports_open_without(run, tmp_path):
     shifted = run.predictor.updated(calibration=Calibration(mask_shift=0.3))
     out = tmp_path / "shifted"
-    exporter.export(replace(run, predictor=shifted), out, embed_language_model=False)
+    exporter.export(replace(run, predictor=shifted), out)
     config = json.loads((out / "config.json").read_text())
     assert config["mask_threshold"] == run.config.model.mask_threshold + 0.3
     assert r2sm_jax.load(out).mask_threshold == config["mask_threshold"]
