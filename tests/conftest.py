@@ -43,6 +43,7 @@ CHECKED = [
     "train",
     "evaluate",
     "predict",
+    "data.annotations",
     "data.batches",
     "data.dataset",
     "data.images",

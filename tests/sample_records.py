@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.dataset import Sample
-from r2sm_jax.tools.records import mask_fields
 
 
 def to_records(samples: Iterable[Sample], info: Mapping[str, Any] | None = None) -> dict[str, Any]:

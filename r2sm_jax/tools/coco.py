@@ -23,6 +23,7 @@ from PIL import Image
 from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.images import open_image
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import MASKS, BoxComparison, is_id, is_text
@@ -44,7 +45,6 @@ from r2sm_jax.tools.records import (
     ObjectRecord,
     Record,
     make_image,
-    mask_fields,
     names_of_image,
 )
 

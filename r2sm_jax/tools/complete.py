@@ -19,6 +19,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from tyro.conf import Positional
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.images import IMAGE_SUFFIXES, image_folders, open_annotated
 from r2sm_jax.data.validation import BoxComparison, check_records, is_id, is_ignored
 from r2sm_jax.errors import InputError, load_json, refuse_overwrite
@@ -34,7 +35,7 @@ from r2sm_jax.tools.entries import (
     read_mask,
 )
 from r2sm_jax.tools.folders import category_of, find_image_key, list_files, read_mask_file
-from r2sm_jax.tools.records import ImageRecord, make_image, mask_fields, write_json
+from r2sm_jax.tools.records import ImageRecord, make_image, write_json
 
 if TYPE_CHECKING:
     # It loads JAX. The other data commands need none, and a slip in a flag should be told at once.

@@ -7,6 +7,7 @@ from typing import Any
 from PIL import Image
 from tyro.conf import Positional
 
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.errors import InputError, atomic_write, refuse_overwrite
 from r2sm_jax.synthetic.compose import ComposeSource
@@ -18,7 +19,6 @@ from r2sm_jax.tools.records import (
     ObjectRecord,
     QueryRecord,
     Record,
-    mask_fields,
     write_json,
 )
 

@@ -15,6 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.images import IMAGE_SUFFIXES, brightness, decode
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError
@@ -25,7 +26,6 @@ from r2sm_jax.tools.records import (
     ObjectRecord,
     Record,
     make_image,
-    mask_fields,
 )
 
 ROLES = {"occlusion", "whole", "amodal", "full", "visible", "modal", "object", "mask"}

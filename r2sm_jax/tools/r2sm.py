@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import is_id, is_text
 from r2sm_jax.query import MASK_TYPES, MaskType
@@ -22,7 +23,6 @@ from r2sm_jax.tools.records import (
     QueryRecord,
     Record,
     make_image,
-    mask_fields,
 )
 from r2sm_jax.tools.referring import named_objects
 

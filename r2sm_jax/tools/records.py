@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.images import (
     find_image,
     image_size,
@@ -387,32 +388,6 @@ def make_visible_object(
         raise entry.error(f"its {field} has no pixel in the image", "correct it")
     # Its `iscrowd` does not count: RefCOCO refers to crowds too, and scores them.
     return ObjectRecord(category, mask_fields(mask, None), key, tuple(notes))
-
-
-def mask_fields(modal: np.ndarray, amodal: np.ndarray | None) -> dict[str, Any]:
-    """The fields of an annotation that its masks `[H W]` determine.
-
-    `amodal` is None if the complete mask is not known.
-    """
-    # As `Instance.complete`, the visible mask stands in for a complete one that is not known.
-    # Visible fringes outside the complete mask are added to it: modal ⊆ amodal holds everywhere, as
-    # losses and metrics assume.
-    complete = modal if amodal is None else modal | amodal
-    occluded = complete & ~modal
-    fields: dict[str, Any] = {
-        "bbox": masks.coco_box(complete),
-        "area": masks.area(complete),
-        "iscrowd": 0,
-        "segmentation": None if amodal is None else masks.encode(complete),
-    }
-    # Without a visible mask an object counts as fully visible.
-    if amodal is None or occluded.any():
-        fields["visible_mask"] = masks.encode(modal)
-    if amodal is not None:
-        fields["occlude_rate"] = masks.area(occluded) / max(1, masks.area(complete))
-        if occluded.any():
-            fields["invisible_mask"] = masks.encode(occluded)
-    return fields
 
 
 def write_json(path: Path, records: Mapping[str, Any], overwrite: bool = False) -> None:

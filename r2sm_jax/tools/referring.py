@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from r2sm_jax.data import masks
+from r2sm_jax.data.annotations import mask_fields
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.validation import find_polygon_fault
 from r2sm_jax.errors import InputError, load_json
@@ -30,7 +31,6 @@ from r2sm_jax.tools.records import (
     Record,
     make_image,
     make_visible_object,
-    mask_fields,
     names_of_image,
 )
 
