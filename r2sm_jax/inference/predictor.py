@@ -462,6 +462,8 @@ class Predictor:
         image = self.encode(np.zeros((size, size, 3), np.uint8))
         for num_queries in QUERY_BUCKETS:
             self.predict(["anything"] * num_queries, "modal", image)
+        if self.completer is not None:
+            self.complete([np.ones((size, size), bool)], image=image)
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
         """Raises InputError for a bad query or mask type, or `auto` with the oracle head."""
