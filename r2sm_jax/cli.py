@@ -16,6 +16,7 @@ import platform
 import runpy
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
@@ -38,6 +39,9 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What the terminal cannot show is escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Python's own format shows a file and a line of code.
+    formatwarning = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         main()
         # Here, so that a full disk or a closed pipe is seen before Python's own last flush.
@@ -47,6 +51,8 @@ def cli_main(main: Callable[[], None]) -> NoReturn:
         if code is None:
             raise
         sys.exit(code)
+    finally:
+        warnings.formatwarning = formatwarning
     sys.exit(0)
 
 

@@ -86,6 +86,18 @@ def dataset_of(collector: Collector, folder: Path, images: Path | None = None) -
     return read_json(folder / "out.json", images)
 
 
+def instances() -> dict[str, Any]:
+    """A file of COCO's own: the visible masks of the same two objects, and a crowd."""
+    shared = {"image_id": 7, "category_id": 44, "iscrowd": 0}
+    crowd = {**shared, "id": 33, "iscrowd": 1, "segmentation": masks.encode(~(FRONT | BACK))}
+    annotations = [
+        {**shared, "id": 31, "segmentation": masks.encode(FRONT)},
+        {**shared, "id": 32, "segmentation": masks.encode(BACK_VISIBLE)},
+        crowd,
+    ]
+    return coco(annotations=annotations)
+
+
 def coco(**changes: Any) -> dict[str, Any]:
     """A COCO-cls file with one image: one object in front, one behind."""
     front = masks.encode(FRONT)

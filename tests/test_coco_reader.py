@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from annotation_files import (
     BACK,
+    BACK_VISIBLE,
     FRONT,
     check_pair,
     coco,
     cocoa,
     dataset_of,
+    instances,
     many,
     mask,
     photo,
@@ -76,6 +78,15 @@ NAMES = [
     {"visible_mask": "i_segm", "segmentation": "a_segm"},
     {"visible_mask": "visible_segm", "segmentation": "amodal_segm"},
 ]
+
+
+def test_masks_of_a_plain_file_are_the_visible_ones_and_nothing_else_is_known(tmp_path):
+    photo(tmp_path / "a.jpg")
+    collector = read_coco(write(tmp_path / "c.json", instances()), preset="coco")
+    front, back, crowd = dataset_of(collector, tmp_path).rles_at(0)
+    assert (front.modal, front.amodal) == (masks.encode(FRONT), None)
+    assert (back.modal, back.amodal) == (masks.encode(BACK_VISIBLE), None)
+    assert crowd.ignore and not back.ignore
 
 
 @pytest.mark.parametrize("preset", ["cocoa-cls", "d2sa", "kins"])

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -322,20 +323,67 @@ def test_bad_files_are_refused(file, tmp_path):
 
     no_masks = [{k: v for k, v in a.items() if k != "segmentation"} for a in annotations]
     check("annotation 1: segmentation", annotations=no_masks)
-    check("has 0 complete objects", annotations=[])
+    check("has no complete object", annotations=[])
     crowds = [annotation | {"iscrowd": 1} for annotation in annotations]
     check("all annotations are ignored", annotations=crowds)
     shares = [a | {"segmentation": [[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]} for a in annotations]
     for annotation in shares:
         annotation.pop("bbox", None)
     check("shares of the image's size", annotations=shares)
-    check("10 are needed", annotations=[a for a in annotations if a["image_id"] < 12])
+    cut = [annotation for annotation in annotations if annotation["id"] % 3 == 2]
+    check("has no complete object", annotations=cut)
     check("split 'dev'", split="dev", annotations=[], images=records["images"][:2])
     check("--images", folder=tmp_path)
     check("no such image folder", folder=tmp_path / "nowhere")
     check("splits train, val", split="test")
     with pytest.raises(InputError, match="no such file"):
         ComposeSource(tmp_path / "none.json", "train", 1)
+
+
+@pytest.fixture
+def ten_photos(file, tmp_path) -> Path:
+    records = json.loads(file.read_text())
+    annotations = [a for a in records["annotations"] if a["image_id"] <= 10]
+    few = records | {"images": records["images"][:10], "annotations": annotations}
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps(few))
+    (tmp_path / "images").symlink_to(file.parent / "images")
+    return path
+
+
+def test_ten_photos_are_enough_for_all_splits(ten_photos):
+    photos = PhotoFile(ten_photos)
+    splits = {split: photos.photos_of_split(split) for split in ("train", "dev", "val")}
+    assert sorted([*splits["train"], *splits["dev"], *splits["val"]]) == list(range(10))
+    assert min(map(len, splits.values())) >= 2
+    for split in splits:
+        with pytest.warns(UserWarning, match="complete") if split == "train" else nullcontext():
+            source = ComposeSource(ten_photos, split, 20, size=SIZE)
+        made = [source[index] for index in range(20)]
+        for sample in made:
+            check_instances(sample)
+        assert max(max(hidden_shares(sample), default=0) for sample in made) > MIN_OCCLUSION
+
+
+@pytest.mark.parametrize("num_complete", [0, 1])
+def test_where_hardly_anything_is_complete_the_rest_is_laid_over(num_complete, ten_photos):
+    keep = {index + 1 for index in PhotoFile(ten_photos).photos_of_split("train")[:num_complete]}
+    records = json.loads(ten_photos.read_text())
+    records["annotations"] = [
+        a for a in records["annotations"] if a["id"] % 3 != 1 or a["image_id"] in keep
+    ]
+    ten_photos.write_text(json.dumps(records))
+    with pytest.warns(UserWarning, match="0 complete"):
+        source = ComposeSource(ten_photos, "val", 20, size=SIZE)
+    assert any(len(source[index].instances) > 2 for index in range(20))  # more than the photo has
+    if num_complete == 0:
+        with pytest.raises(InputError, match="1 is needed"):
+            ComposeSource(ten_photos, "train", 20, size=SIZE)
+        return
+    with pytest.warns(UserWarning, match="1 complete"):
+        source = ComposeSource(ten_photos, "train", 20, size=SIZE)
+    made = [source[index] for index in range(20)]
+    assert max(max(hidden_shares(sample), default=0) for sample in made) > MIN_OCCLUSION
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is not there (set R2SM_REAL_DATA)")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from annotation_files import (
     coco,
+    instances,
     lisa,
     many,
     mmr,
@@ -44,6 +45,26 @@ def test_convert_then_show(tmp_path, command):
     assert end.code == 0 and "2 samples" in end.out
     with Image.open(sheet) as image:
         assert min(image.size) > 300
+
+
+def test_a_plain_coco_file_has_one_door_and_the_others_name_it(tmp_path, command, refused):
+    photo(tmp_path / "a.jpg")
+    path, out = write(tmp_path / "instances.json", instances()), tmp_path / "out.json"
+    for wrong in ("cocoa", "cocoa-cls", "d2sa", "kins", "muva"):
+        assert "convert coco" in refused(main, "convert", wrong, path, "--out", out), wrong
+    assert "convert coco" in refused(main, "show", "--data", f"json:{path}", "--out", "x.png")
+    assert not out.exists()
+
+    end = command(main, "convert", "coco", path, "--out", out)
+    assert end.code == 0 and f"compose:{path}" in end.out and "data complete" in end.out
+    (sample,) = read_json(out)
+    assert {query.mask_type for query in sample.queries} == {"modal"}
+
+    # And the other way round: a complete mask is not taken for what is visible.
+    both = write(tmp_path / "both.json", coco())
+    message = refused(main, "convert", "coco", both, "--out", tmp_path / "other.json")
+    assert "cocoa-cls" in message and not (tmp_path / "other.json").exists()
+    assert "cocoa-cls" in refused(main, "convert", "cocoa", both, "--out", tmp_path / "other.json")
 
 
 def test_images_in_other_folders(tmp_path, command, refused):
@@ -90,6 +111,7 @@ def test_every_format_gives_a_file_without_problems(tmp_path, command):
     shape = {"label": "target", "points": points(2, 2, 20, 18)}
     query = {"image_id": 7, "text": "it", "mask_type": "modal", "instance_ids": [31]}
     arguments = {
+        "coco": [write(tmp_path / "instances.json", instances())],
         "cocoa-cls": [coco_file],
         "d2sa": [coco_file, "--oversize", "crop"],
         "kins": [coco_file],

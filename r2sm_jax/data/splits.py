@@ -18,8 +18,12 @@ MIN_FOR_SHARES = 10
 """With fewer images than this, one image is held out for each split, and not a tenth."""
 
 
-def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] = str) -> set[Key]:
-    """Takes about this share of some names or numbers, at least one, never all of two or more.
+def split_by_hash(
+    names: Iterable[Key], share: float, key: Callable[[Key], str] = str, least: int = 1
+) -> set[Key]:
+    """Takes about this share of some names or numbers, never all of two or more.
+
+    At least `least` are taken, and at least as many are left, where there are so many.
 
     A hash of `key` alone decides, so that adding others moves hardly any to the other side.
     """
@@ -27,7 +31,7 @@ def split_by_hash(names: Iterable[Key], share: float, key: Callable[[Key], str] 
     # Numbers that are evenly spread over [0, 1).
     numbers = {name: int.from_bytes(digest[:6]) / 2**48 for name, digest in hashes.items()}
     count = sum(number < share for number in numbers.values())
-    count = max(1, min(count, len(numbers) - 1))
+    count = max(1, min(max(count, least), len(numbers) - least))
     in_order = sorted(numbers, key=numbers.__getitem__)
     return set(in_order[:count])
 

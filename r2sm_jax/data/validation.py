@@ -134,9 +134,12 @@ def find_problems(records: Any) -> Iterator[Problem]:
         return
 
     missing = [key for key in LISTS if not isinstance(records.get(key), list)]
+    remedy = "add it, [] where there are none"
+    if missing == ["queries"]:
+        remedy += "; of a COCO file use data convert coco, or train on it as compose:FILE"
     for key in missing:
         state = "is no list" if key in records else "is missing"
-        yield Problem("", -1, "", f"the list {key!r} {state}", "add it, [] where there are none")
+        yield Problem("", -1, "", f"the list {key!r} {state}", remedy)
     if missing:
         return
 

@@ -81,7 +81,7 @@ class ComposeSource(ProceduralSource):
         and for such as could be.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
-        too few cut-outs.
+        training photos without a complete object. Warns of few.
         """
         super().__init__(split, 0, **options)
         self.is_training = split == "train"
@@ -90,10 +90,10 @@ class ComposeSource(ProceduralSource):
         self.count = len(self.photo_indices) if count is None else count
         photo_classes = [name for file in self.photos.files for name in file.classes]
 
-        self.cutouts = self._find_cutouts()
+        folder = Path(cutouts) if cutouts is not None and self.is_training else None
+        self.cutouts = self._find_cutouts(has_folder=folder is not None)
         self.related = find_related(self.photos) if hard_absent and self.is_training else None
 
-        folder = Path(cutouts) if cutouts is not None and self.is_training else None
         self.paster = Paster(
             self.photos,
             self.cutouts,
@@ -142,18 +142,35 @@ class ComposeSource(ProceduralSource):
         # The order of `files` follows this one, so that the fingerprint tells the two orders apart.
         return np.random.default_rng(self.seed).permutation(photos).tolist()
 
-    def _find_cutouts(self) -> list[PhotoCutout]:
-        """What can be pasted. In training that includes objects that may not be complete."""
+    def _find_cutouts(self, has_folder: bool) -> list[PhotoCutout]:
+        """What can be laid over photos: in training also objects that may not be complete, of the
+        other splits only where there is nothing else.
+
+        Raises InputError where nothing could be hidden, so that nothing would be learned of it.
+        """
         cutouts = self.photos.find_cutouts(self.photo_indices)
         complete = [cutout for cutout in cutouts if cutout.complete]
-        min_cutouts = MIN_CUTOUTS if self.is_training else 1
-        if len(complete) < min_cutouts:
+        if self.is_training and not complete and not has_folder:
             raise InputError(
-                f"{self.photos.name}: the split {self.split!r} has {len(complete)} complete "
-                "objects to lay over photos (not small, with a gap to the border and to other "
-                f"masks), {min_cutouts} are needed; add photos with masks"
+                f"{self.photos.name}: the split {self.split!r} has no complete object (not small, "
+                f"with a gap to the border and to other masks), of {len(cutouts)} that are not "
+                f"small; 1 is needed and {MIN_CUTOUTS} are better: add photos with masks, or give "
+                "complete objects as --data.cutouts DIR"
             )
-        return cutouts if self.is_training else complete
+
+        wanted = MIN_CUTOUTS if self.is_training else 1
+        if len(complete) < wanted:
+            # The photos of val, val_phrasing, ... are the same: one warning.
+            photos = self.split.split("_")[0]
+            warnings.warn(
+                f"{self.photos.name}: the split {photos!r} has {len(complete)} complete "
+                f"objects, and {wanted} or more are better; objects that may be incomplete, "
+                f"{len(cutouts) - len(complete)} of them, are laid over its "
+                f"{len(self.photo_indices)} photos as well; add photos with masks",
+                stacklevel=3,
+            )
+        use_all = self.is_training or not complete
+        return cutouts if use_all else complete
 
     def make_scene(self, number: int) -> Scene:
         """Raises InputError for a photo that cannot be read (any more)."""

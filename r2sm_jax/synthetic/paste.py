@@ -28,7 +28,7 @@ COUNT_SHARES = np.cumsum((0.45, 0.35, 0.2))  # of pictures with 1, 2, 3 pasted o
 TRAIN_COUNT_SHARES = np.cumsum((0.2, 0.25, 0.25, 0.2, 0.1))
 MAX_ATTEMPTS = 8  # to paste one object
 
-MIN_CUTOUTS = 10  # complete objects that a training split needs
+MIN_CUTOUTS = 10  # complete objects that a training split should have
 MAX_CACHE_BYTES = 256_000_000  # of cut-outs
 MAX_STRETCH = 1.35  # by which a cut-out is scaled up or down, from its size in its photo
 FOLDER_SHARE = 0.3  # of the pasted objects, from the folder of cut-outs where one is given

@@ -25,7 +25,10 @@ from r2sm_jax.synthetic.queries.nouns import display_name
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
-VAL_SHARE = 0.15  # of these
+VAL_SHARE = 0.15
+FEW_PHOTOS = 40
+"""Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
+be laid. Each then has at least two, of fewer than eight photos one."""
 
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
@@ -103,8 +106,13 @@ class PhotoFile:
         Train, dev and all other splits share none.
         """
         names = [record["file_name"] for record in self.dataset.images]
-        dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE)
-        val = split_by_hash(sorted(dev_and_val), VAL_SHARE)
+        least = 1 if len(names) < 8 else 2
+        if len(names) >= FEW_PHOTOS:
+            dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE)
+            val = split_by_hash(sorted(dev_and_val), VAL_SHARE)
+        else:
+            dev_and_val = split_by_hash(names, DEV_AND_VAL_SHARE, least=2 * least)
+            val = split_by_hash(sorted(dev_and_val), VAL_SHARE, least=least)
         if split == "train":
             names_of_split = set(names) - dev_and_val
         elif split == "dev":
@@ -228,7 +236,8 @@ class Photos:
             start += len(file.dataset)
         if not photos:
             raise InputError(
-                f"{self.name}: {len(self)} photos leave none for the split {split!r}; add photos"
+                f"{self.name}: {len(self)} photos leave none for the split {split!r}; add photos, "
+                "until there are at least four"
             )
         for photo in photos:
             self.path_of(photo)  # fail early if it is missing

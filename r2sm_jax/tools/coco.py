@@ -1,6 +1,7 @@
-"""Reads annotations with both masks of each object: COCOA, COCOA-cls, D2SA, KINS, MUVA.
+"""Reads annotations with both masks of each object (COCOA, COCOA-cls, D2SA, KINS, MUVA), and COCO's
+own, with the visible mask alone.
 
-All but COCOA are COCO files that differ in field names (amazon-science/c2f-seg
+All but COCOA and COCO are COCO files that differ in field names (amazon-science/c2f-seg
 data/dataloader_*.py, UARK-AICV/AISFormer tools/proc_cocoa.py and the files it prepares, aistron,
 deocclusion datasets/reader.py). Every name of these loaders is understood in every format, and a
 file without any of them is refused. D2SA's masks can be larger than their image, since objects
@@ -55,7 +56,7 @@ class Preset:
 
     help: str
     amodal: tuple[str, ...] = ("amodal_segm", "a_segm", "segmentation")
-    """Fields of the complete mask; the first that is present counts."""
+    """Fields of the complete mask; the first that is present counts. Empty: it is not known."""
     modal: tuple[str, ...] = (
         "visible_mask",
         "visible_segm",
@@ -86,6 +87,12 @@ KINS_CATEGORIES = {
 }
 # The layouts are those of the loaders named beside them, and, for COCOA, of five real files.
 PRESETS = {
+    # Any file of instance masks. A mask is what is visible.
+    "coco": Preset(
+        "COCO instances and alike: each object's visible mask. Its queries are modal.",
+        amodal=(),
+        modal=("segmentation",),
+    ),
     # XiaohangZhan/deocclusion datasets/reader.py. `order` counts from 1 at the front.
     "cocoa": Preset(
         "Original COCOA: one flat amodal polygon a region, RLE only where it is occluded.",
@@ -113,6 +120,11 @@ PRESETS = {
     # Its files are not published, so COCO's layout is a guess.
     "muva": Preset("MUVA, or any other COCO-like file: name the fields of the two masks."),
 }
+BOTH_MASKS = frozenset(
+    (*Preset("").modal, "invisible_mask", "occlude_rate", "amodal_segm", "a_segm")
+)
+"""Fields of annotations that have a complete mask."""
+PLAIN_COCO = "use data convert coco"
 
 
 @tyro.conf.configure(OmitArgPrefixes)
@@ -321,9 +333,7 @@ def _cocoa_images(
         if not entries or not all(isinstance(entry.get("regions"), list) for entry in entries):
             # A file that the user names must be COCOA's. A folder may hold others too.
             if file.path in sources:
-                raise file.error(
-                    "there is no list of 'regions'", "give an original COCOA annotation"
-                )
+                raise file.error("there is no list of 'regions'", _right_door(entries))
             yield file.note("left out, it has no COCOA regions")
             continue
         images: dict[int, Entry] = {}
@@ -422,15 +432,41 @@ def _field_names(entries: Sequence[Entry]) -> set[str]:
     return names
 
 
+def _right_door(entries: Sequence[Entry]) -> str:
+    """What to do with a file that is not of original COCOA."""
+    fields = _field_names(entries)
+    if fields & BOTH_MASKS:
+        return "its annotations have both masks; use data convert cocoa-cls, d2sa, kins or muva"
+    if "segmentation" in fields:
+        return f"its annotations are COCO's; {PLAIN_COCO}"
+    return "give an original COCOA annotation"
+
+
 def _check_fields(source: str, fields: set[str], preset: Preset) -> None:
     """Raises InputError if no field holds a complete mask, or none a visible one."""
+    if not preset.amodal:
+        both = sorted(fields & BOTH_MASKS)
+        if both:
+            raise InputError(
+                f"{source}: its annotations have {both[0]}, so that segmentation is the complete "
+                "mask; use data convert cocoa-cls, d2sa, kins or muva"
+            )
+        if not fields.intersection(preset.modal):
+            raise InputError(
+                f"{source}: no annotation has a segmentation; there are "
+                f"{', '.join(sorted(fields))}; give a file of instance masks"
+            )
+        return
     # Where nothing is hidden, the user can give the complete mask as the visible one too.
     visible_flag = f"--visible-field, {preset.amodal[-1]} if every object is fully visible"
+    door = (
+        f", or, if only visible masks are known, {PLAIN_COCO}" if "segmentation" in fields else ""
+    )
     for names, flag in ((preset.amodal, "--amodal-field"), (preset.modal, visible_flag)):
         if not fields.intersection(names):
             raise InputError(
                 f"{source}: no annotation has {' or '.join(names)}; there are "
-                f"{', '.join(sorted(fields))}; check the format, or name the field with {flag}"
+                f"{', '.join(sorted(fields))}; check the format, name the field with {flag}{door}"
             )
 
 
@@ -467,11 +503,12 @@ def _read_image(
         except RecordError as error:
             yield error.bad_record
             continue
-        comparisons.masks.add(modal, amodal, annotation.get("occlude_rate"))
+        if amodal is not None:
+            comparisons.masks.add(modal, amodal, annotation.get("occlude_rate"))
         # A box of D2SA that reaches out of the image is not that of the cropped mask.
         if options.oversize != "crop":
             fields = object_record.fields
-            rles = [fields[key] for key in MASKS if key in fields]
+            rles = [fields[key] for key in MASKS if fields.get(key) is not None]
             comparisons.boxes.add(annotation.value, rles)
         objects.append((annotation, object_record))
         yield Record(image, [object_record])
@@ -525,14 +562,22 @@ def _pad_image(image: ImageRecord, size: Size, padded_dir: Path) -> ImageRecord:
 
 def _read_masks(
     annotation: Entry, preset: Preset, image: ImageRecord, original_size: Size
-) -> tuple[Mask, Mask, list[Note]]:
-    """The modal and the amodal mask `[H W]` of an annotation, and notes about them.
+) -> tuple[Mask, Mask | None, list[Note]]:
+    """The modal and the amodal mask `[H W]` of an annotation, and notes about them; amodal is None
+    where the format has none.
 
     Both have the size of `image`, which may be padded; `original_size` is that before. Raises
     RecordError if they cannot be read or have no pixel.
     """
     amodal_key = annotation.first_present(preset.amodal)
     modal_key = annotation.first_present(preset.modal)
+    if not preset.amodal:
+        if modal_key is None:
+            raise annotation.error("it has no mask", "add one, or leave the object out")
+        modal, notes = _read_mask(annotation, modal_key, image.size, original_size)
+        if not modal.any():
+            raise annotation.error("its mask has no pixel in the image", "correct it")
+        return modal, None, notes
     if amodal_key is None:
         problem = f"it has no {' or '.join(preset.amodal)}"
         raise annotation.error(problem, "check the format or the field names")
@@ -572,7 +617,7 @@ def _read_mask(
 def _make_object(
     annotation: Entry,
     modal: Mask,
-    amodal: Mask,
+    amodal: Mask | None,
     mask_notes: Sequence[Note],
     options: _ReadOptions,
 ) -> ObjectRecord:
@@ -581,13 +626,13 @@ def _make_object(
     Raises RecordError for a flag that cannot be read.
     """
     notes = list(mask_notes)
-    num_outside = masks.area(modal & ~amodal)
+    num_outside = 0 if amodal is None else masks.area(modal & ~amodal)
     if num_outside:
         what = f"{num_outside} visible pixels outside the amodal mask were added to it"
         notes.append(annotation.note(what))
 
     fields = mask_fields(modal, amodal)
-    rate = fields["occlude_rate"]
+    rate = fields.get("occlude_rate", 0.0)
     stored_rate = annotation.get("occlude_rate")
     if isinstance(stored_rate, int | float) and abs(stored_rate - rate) > RATE_TOLERANCE:
         what = f"occlude_rate {stored_rate:.3f} is stored, but the masks give {rate:.3f} (used)"

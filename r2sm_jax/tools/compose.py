@@ -64,6 +64,11 @@ def compose(
         split: ComposeSource(file, split, count, images=images, **options) for split in splits
     }
     for split, source in sources.items():
+        num_complete = sum(cutout.complete for cutout in source.cutouts)
+        print(
+            f"{split}: {len(source.photo_indices)} photos, {len(source.cutouts)} objects to lay "
+            f"over them, {num_complete} of them complete"
+        )
         records = write_pictures(
             source, out, f"composed of {file.name}: {split}, {options}", overwrite
         )
@@ -122,8 +127,9 @@ def cutouts(
     complete_cutouts = [cutout for cutout in all_cutouts if cutout.complete]
     if len(complete_cutouts) < MIN_CUTOUTS:
         raise InputError(
-            f"{file}: {len(complete_cutouts)} complete objects can be cut out, {MIN_CUTOUTS} are "
-            "needed; add photos"
+            f"{file}: {len(complete_cutouts)} complete objects can be cut out of {len(photos)} "
+            f"photos, {MIN_CUTOUTS} are needed; add photos with "
+            f"{MIN_CUTOUTS - len(complete_cutouts)} more"
         )
     index: dict[str, dict[str, str]] = {}
     for cutout in complete_cutouts:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -85,6 +85,29 @@ def coco_command(name: str, preset: Preset) -> Callable[..., None]:
 
     command.__doc__ = preset.help
     return command
+
+
+def coco(
+    files: Files,
+    template: TemplateOptions,
+    crowds: Literal["ignore", "objects"] = "ignore",
+) -> None:
+    """COCO's own instances files, and any like them: visible masks alone, so all queries are modal.
+
+    Args:
+        crowds: Whether `iscrowd` 1 marks a region to ignore, as in COCO, or an object, as in files
+            of CVAT and Datumaro.
+    """
+    items = read_coco_like(
+        files.sources, PRESETS["coco"], MaskOptions(crowds=crowds), images_dir=files.images
+    )
+    convert(files, "coco", items, template)
+    source = files.sources[0]
+    print(
+        "only visible masks are known, so all queries are modal; for complete shapes train with "
+        f"--data.source compose:{source}, or complete the masks: data complete {source} --images "
+        "DIR --out FILE"
+    )
 
 
 def folders(files: Files, names: FolderNames, template: TemplateOptions) -> None:
@@ -159,7 +182,8 @@ def r2sm(
 
 
 FORMATS: dict[str, Callable[..., None]] = {
-    **{name: coco_command(name, preset) for name, preset in PRESETS.items()},
+    "coco": coco,
+    **{name: coco_command(name, preset) for name, preset in PRESETS.items() if preset.amodal},
     "folders": folders,
     "mmr": mmr,
     "reasonseg": reasonseg,
