@@ -78,6 +78,12 @@ class PredictConfig:
     an RLE or polygons. The sentence decides whether it is completed."""
     clean: bool = False
     """Drop specks and holes of the given mask, below a hundredth of its area."""
+    box: tuple[float, float, float, float] | None = None
+    """Box around what shows of the object that is meant: X0 Y0 X1 Y1 in pixels."""
+    point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()
+    """Point X Y on the object that is meant, in pixels; may be repeated."""
+    not_point: Annotated[tuple[tuple[float, float], ...], tyro.conf.UseAppendAction] = ()
+    """Point X Y beside the object that is meant; may be repeated."""
     abstain: float = 0.0
     """A probability nearer to 0.5 than this (0 to 0.5) is undecided: both masks may be right."""
     out: str | None = None

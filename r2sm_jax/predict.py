@@ -25,6 +25,7 @@ from r2sm_jax.inference.given_masks import clean, read_mask_file
 from r2sm_jax.inference.output_names import claim_folder, numbered, slug
 from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.inference.predictor import Predictor, TruncatedQuery, check_query
+from r2sm_jax.inference.prompts import read_prompts
 from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.inference.tasks import find_tasks, is_many
 from r2sm_jax.training.sharding import running
@@ -34,10 +35,12 @@ MAX_NAMES = 5
 """Of skipped files, in the message about them."""
 
 
-def predict_one(args: PredictConfig, query: str) -> None:
-    """Predicts one query about one image; writes a folder of masks, or prints JSON."""
+def predict_one(args: PredictConfig) -> None:
+    """Predicts one query about one image; writes a folder of masks, or prints JSON. A mask, a box
+    or points may stand in place of the sentence."""
     # Cheap checks come first, loading the model last.
-    check_query(query)
+    if args.query is not None:
+        check_query(args.query)
     if not 0 <= args.abstain <= 0.5:
         raise InputError(
             f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5"
@@ -47,12 +50,21 @@ def predict_one(args: PredictConfig, query: str) -> None:
         refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)
     image = read_image(Path(args.image))
     given = read_given_mask(args, image.shape[:2])
+    boxes = None if args.box is None else [args.box]
+    points = read_points(args)
+    # Also checked here, before the model is loaded.
+    read_prompts(boxes, points, 1, image.shape[:2])
 
     predictor = load_predictor(args)
     predictor.set_image(image)
     with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
         (prediction,) = predictor.predict(
-            [query], args.mask_type, abstain=args.abstain, masks=given
+            [args.query],
+            args.mask_type,
+            abstain=args.abstain,
+            masks=given,
+            boxes=boxes,
+            points=points,
         )
     # Python's own format of warnings would show a line of code.
     for warning in caught:
@@ -60,18 +72,19 @@ def predict_one(args: PredictConfig, query: str) -> None:
 
     print(json.dumps(prediction.to_json()) if args.json else prediction.summary())
     if args.out or not args.json:
-        folder = output_folder(args, query)
+        folder = output_folder(args)
         prediction.write(folder, image)
         print(f"wrote {folder}", file=sys.stderr if args.json else sys.stdout)
 
 
-def output_folder(args: PredictConfig, query: str) -> Path:
+def output_folder(args: PredictConfig) -> Path:
     """Where the files of one answer go: a folder of its own, unless --overwrite is given."""
-    default = DEFAULT_OUT / Path(args.image).stem / slug(query)
+    name = slug(args.query or "prompt")
+    default = DEFAULT_OUT / Path(args.image).stem / name
     first = Path(args.out) if args.out else default
     if args.overwrite:
         return first
-    further = first / slug(query) if args.out else default
+    further = first / name if args.out else default
     return claim_folder(chain([first], numbered(further)), FILES)
 
 
@@ -83,6 +96,10 @@ def predict_many(args: PredictConfig) -> None:
         raise InputError(
             "--mask and --clean are for one query about one image; complete the masks of many "
             "images with python -m r2sm_jax.data complete"
+        )
+    if has_place(args):
+        raise InputError(
+            "--box, --point and --not-point are for one query about one image; leave them out"
         )
     tasks = find_tasks(args.image, args.query, args.queries)
     name = tasks.root.name if is_many(args.image) else Path(args.image).stem
@@ -145,6 +162,20 @@ def read_given_mask(args: PredictConfig, size: tuple[int, int]) -> list[Mask] | 
     return [clean(mask) if args.clean else mask]
 
 
+def has_place(args: PredictConfig) -> bool:
+    """Whether a box or points say where the object is."""
+    return args.box is not None or bool(args.point or args.not_point)
+
+
+def read_points(args: PredictConfig) -> list[list[tuple[float, float, bool]]] | None:
+    """The points of the one query, with whether each lies on the object; None without the flags."""
+    if not (args.point or args.not_point):
+        return None
+    points = [(x, y, True) for x, y in args.point]
+    points += [(x, y, False) for x, y in args.not_point]
+    return [points]
+
+
 def load_predictor(args: PredictConfig) -> Predictor:
     """Opens the run or the export."""
     run = load(args.run, checkpoint=args.checkpoint, matmul_precision=args.matmul_precision)
@@ -158,7 +189,8 @@ def main() -> None:
         raise InputError(
             "IMAGE is empty; give an image file, a folder of images, or a pattern in quotes"
         )
-    if args.query is None and args.queries is None:
+    has_prompt = has_place(args) or bool(args.mask)
+    if args.query is None and args.queries is None and not has_prompt:
         raise InputError(
             "there is no query; say what to segment, such as 'the red mug', or give --queries FILE"
         )
@@ -172,9 +204,7 @@ def main() -> None:
         raise InputError(
             "--distributed: several processes divide a folder of images; leave it out for one image"
         )
-    # One of the two was given, and --queries has gone the other way.
-    assert args.query is not None
-    predict_one(args, args.query)
+    predict_one(args)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What a query is, which mask types there are, and the keyword rule that a learned head has to
-beat."""
+"""What a query and a prompt are, which mask types there are, and the keyword rule that a learned
+head has to beat."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal
 
 MaskType = Literal["modal", "amodal"]
@@ -39,6 +40,49 @@ class Sentence:
     family: str
     reason: str = ""
     """Why a sentence written by hand has this type; may be empty."""
+
+
+@dataclass(frozen=True)
+class Click:
+    """A point of an image, in pixels: x = 0 is the first column. On the object that is meant, or
+    not on it."""
+
+    x: float
+    y: float
+    is_positive: bool = True
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Where the object that is meant lies: a box, clicks, or both. It stands beside a sentence or
+    in its place."""
+
+    box: tuple[float, float, float, float] | None = None
+    """x0 y0 x1 y1 in pixels of the image, around what shows of the object."""
+    clicks: tuple[Click, ...] = ()
+
+
+class PointKind(IntEnum):
+    """What a point of a prompt is to the model. The first four have SAM's numbers
+    (prompt_encoder.py)."""
+
+    NEGATIVE = 0
+    """A click beside the object."""
+    POSITIVE = 1
+    """A click on the object."""
+    TOP_LEFT = 2
+    """The corner of a box."""
+    BOTTOM_RIGHT = 3
+    NO_BOX = 4
+    """Stands for the box of a prompt that has clicks alone. It has no place."""
+    PADDING = 5
+    """No point: nothing attends to it."""
+
+
+MAX_CLICKS = 6
+"""Clicks of one prompt."""
+NUM_PROMPT_TOKENS = 2 + MAX_CLICKS
+"""Places for the tokens of one prompt: the corners of a box, and clicks."""
 
 
 # "behind" is left out: it mostly names a place, and with it the rule is right as often: 0.608

@@ -15,7 +15,9 @@ from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.models.keys_sam import match_sam
 from r2sm_jax.models.mask_decoder import predict_mask_logits
 from r2sm_jax.models.pretrained import load_pretrained, read_encoder_sizes
+from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import R2SM, R2SMOutput, input_spec
+from r2sm_jax.query import PointKind
 
 CONFIG = replace(TINY, decoder=DecoderConfig("sam", dim=32, depth=2, heads=2, slots=2))
 
@@ -51,19 +53,21 @@ import published_models as published  # noqa: E402
 
 @pytest.fixture(scope="module")
 def sam(tmp_path_factory):
-    """A published SAM, ours with its weights and as many slots as it has spare masks, and the
-    report."""
+    """A published SAM, ours with its weights and as many slots as it has spare masks, which reads
+    boxes and clicks, and the report."""
     folder = tmp_path_factory.mktemp("sam")
     theirs = published.write(published.sam_config(), folder)
     return theirs, *load(folder, slots=3)
 
 
-def load(folder, slots: int):
+def load(folder, slots: int, prompts: bool = True):
     vision = VisionConfig(
         image_size=published.SAM_IMAGE, patch_size=16, encoder="sam", sam=str(folder)
     )
     config = ModelConfig(
-        vision, TextConfig(layers=(1, 2), max_tokens=6, dim=20), DecoderConfig("sam", slots=slots)
+        vision,
+        TextConfig(layers=(1, 2), max_tokens=6, dim=20),
+        DecoderConfig("sam", slots=slots, prompts=prompts),
     )
     sizes = read_encoder_sizes(config)
     graphdef, params, constants = nnx.split(R2SM(config, sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -114,6 +118,55 @@ def test_masks_and_ious_are_those_of_sam(sam, kind):
     assert published.difference(iou[..., 0], expected_iou) < 1e-4
     assert published.mask_iou(masks, expected) >= 0.999
     np.testing.assert_array_equal(iou[..., 0], iou[..., 1])  # amodal masks start as modal ones
+
+
+@pytest.mark.parametrize("kind", ["points", "boxes", "both"])
+def test_boxes_and_clicks_are_those_of_sam(sam, kind):
+    theirs, model, _ = sam
+    rng = np.random.default_rng(3)
+    image = rng.normal(size=(2, 5, 5, 16)).astype(np.float32)
+    points = rng.uniform(0, published.SAM_IMAGE, (2, 3, 2, 2)).astype(np.float32)
+    labels = rng.integers(0, 2, (2, 3, 2))
+    corners = np.sort(rng.uniform(0, published.SAM_IMAGE, (2, 3, 2, 2)), axis=2)
+    corners = corners.astype(np.float32)
+
+    boxes = torch.tensor(corners.reshape(2, 3, 4))
+    clicks = torch.tensor(points), torch.tensor(labels)
+    if kind == "points":
+        sparse, dense = theirs.prompt_encoder(*clicks, None, None)
+        places, kinds = [points], [labels]
+        # SAM's token for "no box".
+        places.append(np.zeros((2, 3, 1, 2), np.float32))
+        kinds.append(np.full((2, 3, 1), PointKind.NO_BOX))
+    elif kind == "boxes":
+        sparse, dense = theirs.prompt_encoder(None, None, boxes, None)
+        places, kinds = (
+            [corners],
+            [np.tile([PointKind.TOP_LEFT, PointKind.BOTTOM_RIGHT], (2, 3, 1))],
+        )
+    else:
+        sparse, dense = theirs.prompt_encoder(*clicks, boxes, None)
+        places = [points, corners]
+        kinds = [labels, np.tile([PointKind.TOP_LEFT, PointKind.BOTTOM_RIGHT], (2, 3, 1))]
+    # SAM adds half a pixel to every place that it is given.
+    places = (np.concatenate(places, axis=2) + 0.5) / published.SAM_IMAGE
+    kinds = np.concatenate(kinds, axis=2)
+    # Two places of padding, to which nothing may attend.
+    places = np.pad(places, [(0, 0), (0, 0), (0, 2), (0, 0)])
+    kinds = np.pad(kinds, [(0, 0), (0, 0), (0, 2)], constant_values=PointKind.PADDING)
+
+    no_text = np.zeros((2, 3, 4, 40), np.float32)
+    no_words = np.zeros((2, 3, 4), bool)
+    masks, iou = decode_prompts(model, image, no_text, no_words, Prompts(places, kinds))
+    expected, expected_iou = reference(theirs, image, sparse, dense)
+    assert published.difference(masks, expected) < 1e-4
+    assert published.difference(iou[..., 0], expected_iou) < 1e-4
+
+
+@nnx.jit
+def decode_prompts(model, image, text, text_mask, prompts):
+    out = model.decoder(image, image, text, text_mask, prompts)
+    return predict_mask_logits(out.kernels, out.pixel_features)[:, :, :, 0], out.iou
 
 
 def test_from_pixels_to_masks(sam):

@@ -14,6 +14,7 @@ from r2sm_jax.config import LEARNED_HEADS, Config
 from r2sm_jax.data.dataset import Source
 from r2sm_jax.data.sources import SourceSpec, intent_sentences
 from r2sm_jax.evaluation.completion import completion_figures
+from r2sm_jax.evaluation.prompts import prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.inference.predictor import Predictor
@@ -68,6 +69,10 @@ def evaluate(
         for name, source in sources.items():
             samples = (source[index] for index in range(len(source)))
             report["splits"][name]["completion"] = completion_figures(predictor.completer, samples)
+    if predictor.has_prompts:
+        for name, source in sources.items():
+            samples = (source[index] for index in range(len(source)))
+            report["splits"][name]["prompts"] = prompt_figures(predictor, samples)
     return report, evaluated
 
 

@@ -125,6 +125,8 @@ def report_tables(report: Mapping[str, Any], *, brief: bool = False) -> list[Tab
     tables += [_joint_table(splits), _presence_table(splits), _reference_table(splits)]
     if any("completion" in split for split in splits.values()):
         tables.append(_completion_table(splits))
+    if any("prompts" in split for split in splits.values()):
+        tables.append(_prompt_table(splits))
     if not brief:
         benchmarks = report["meta"].get("benchmark", {})
         tables += [_paper_table_2(splits, benchmarks), _paper_table_3(splits, benchmarks)]
@@ -174,6 +176,15 @@ def _completion_table(splits: Mapping[str, Any]) -> Table:
             row += [f"{others['objects']}", percent(others["amodal_iou"])]
             rows.append(row)
     return Table("Completion of true visible masks", header, rows)
+
+
+def _prompt_table(splits: Mapping[str, Any]) -> Table:
+    """The visible masks of single objects by box or click."""
+    rows = []
+    for name, split in splits.items():
+        for prompt, figures in split.get("prompts", {}).items():
+            rows.append([f"{name}, {prompt}", f"{figures['objects']}", percent(figures["iou"])])
+    return Table("Visible masks by prompt", ["", "objects", "modal IoU"], rows)
 
 
 def _joint_table(splits: Mapping[str, Any]) -> Table:

@@ -94,6 +94,13 @@ def resize_logits(
     return modal, amodal
 
 
+def decide_without_words(head: str, mask_type: str) -> Decision:
+    """The decision for a prompt without a sentence: modal, unless the caller forces a type."""
+    if head == NO_HEAD:
+        return Decision(None, None)
+    return Decision("amodal" if mask_type == "amodal" else "modal", None)
+
+
 def resize_masks(
     modal_logits: Float[ArrayLike, "h w"],
     amodal_logits: Float[ArrayLike, "h w"],

@@ -62,6 +62,7 @@ class Prediction:
     mask_type: MaskType | None
     """The decision; None where the system makes none (the mask-type head `none`)."""
     amodal_probability: float | None
+    """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
     """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask."""
     modal: Mask
@@ -213,7 +214,8 @@ class Prediction:
         count = len(self.instances)
         figures.append("1 instance" if count == 1 else f"{count} instances")
         figures.append(self.quality)
-        return f"{decision}: {self.query}\n{', '.join(figures)}"
+        name = self.query or "what the prompt points at"
+        return f"{decision}: {name}\n{', '.join(figures)}"
 
     @property
     def is_absent(self) -> bool:

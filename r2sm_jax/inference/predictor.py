@@ -11,6 +11,8 @@ Where the caller gives the visible mask of the object as well:
 
     mask       read_mask (given_masks.py) -> MaskCompleter          complete mask [H W]
     both masks with_given_mask (postprocess.py)                     in place of the found masks
+
+Boxes and clicks (prompts.py) go into `R2SM.decode` beside the token states.
 """
 
 import copy
@@ -37,9 +39,16 @@ from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import MaskCompleter, no_completer
 from r2sm_jax.inference.given_masks import read_mask
-from r2sm_jax.inference.postprocess import decide, to_prediction, with_given_mask
+from r2sm_jax.inference.postprocess import (
+    decide,
+    decide_without_words,
+    to_prediction,
+    with_given_mask,
+)
 from r2sm_jax.inference.prediction import Prediction
+from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, to_arrays
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
+from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
 from r2sm_jax.training.sharding import to_host
 
@@ -214,15 +223,25 @@ class Predictor:
         features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
         return EncodedImage(letterbox, features, array)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the model reads boxes and clicks."""
+        return self.config.decoder.prompts
+
     def predict(
         self,
-        queries: Sequence[str],
+        queries: Sequence[str | None],
         mask_type: str = "auto",
         image: EncodedImage | ImageLike | None = None,
         abstain: float = 0.0,
         masks: Iterable[Any] | None = None,
+        boxes: Iterable[Any] | None = None,
+        points: Iterable[Any] | None = None,
     ) -> list[Prediction]:
         """Returns one prediction for each query about one image.
+
+        A query is a sentence, or a mask, a box or clicks, or both. Without a sentence nothing asks
+        for the complete shape, so that the mask type is modal unless it is forced.
 
         Where a visible mask is given, the query only decides whether that mask or the complete one
         is meant. It is decoded like every query, since `R2SM.decode` gives the logit of the mask
@@ -231,34 +250,57 @@ class Predictor:
         since no IoU is predicted.
 
         Args:
-            queries: sentences; a single one may be given as a string.
+            queries: sentences; a single one may be given as a string. None, or an empty one, where
+                a mask, a box or clicks stand in its place.
             mask_type: modal or amodal forces the mask type; auto lets the query decide.
             image: default: the one of `set_image`.
             abstain: a probability that is nearer than this to 0.5 makes a prediction undecided.
             masks: for each query the visible mask of the object that it means, in a layout of
                 `given_masks.to_mask`, or None where there is none. The masks of the other queries
                 count as the object's neighbours.
+            boxes: for each query a box x0 y0 x1 y1 around what shows of its object, in pixels, or
+                None.
+            points: for each query a list of clicks (x, y) or (x, y, is_positive), in pixels, or
+                None. A click that is not positive lies beside the object.
 
         Raises InputError if there is no image, a query is empty, the mask type is unknown, or the
-        run has an oracle head and no type is forced; and if there is not one mask for each query,
-        a mask cannot be used, or the model has no completer.
+        run has an oracle head and no type is forced; if there is not one mask, box or list of
+        points for each query, one of them cannot be used, or a query has both a mask and one of the
+        others; and if the model has no completer, or reads no boxes and clicks.
         """
-        queries = [queries] if isinstance(queries, str) else list(queries)
-        self.check(queries, mask_type)
+        texts = [queries] if isinstance(queries, str) else [query or "" for query in queries]
+        given_masks = one_for_each(masks, len(texts), "masks", "mask")
         image = self._image_or(image)
         if not isinstance(image, EncodedImage):
             image = self.encode(image)
+        prompts = read_prompts(boxes, points, len(texts), image.pixels.shape[:2])
+        if any(prompts) and not self.has_prompts:
+            raise no_prompts("this model")
+        sentences = []
+        for number, text in enumerate(texts):
+            mask, prompt = given_masks[number], prompts[number]
+            if mask is not None and prompt is not None:
+                raise InputError(
+                    f"query {number + 1} has a mask, and a box or points as well; give one of them"
+                )
+            if text or (mask is None and prompt is None):
+                sentences.append(text)
+        self.check(sentences, mask_type)
         # Before decoding, so that a mask that cannot be used is refused at once.
-        mask_pairs = {}
-        if masks is not None:
-            mask_pairs = self._complete_given(queries, list(masks), image)
+        mask_pairs = self._complete_given(given_masks, image)
 
         predictions = []
-        for part in _split(queries, QUERY_BUCKETS[-1]):
-            (outputs,) = self._decode_rows(image.features, [part], self.text_encoder.for_request)
-            mask_types = [mask_type] * len(part)
+        for start in range(0, len(texts), QUERY_BUCKETS[-1]):
+            part = slice(start, start + QUERY_BUCKETS[-1])
+            (outputs,) = self._decode_rows(
+                image.features,
+                [texts[part]],
+                self.text_encoder.for_request,
+                to_arrays(prompts[part], image.letterbox) if any(prompts[part]) else None,
+            )
+            mask_types = [mask_type] * len(texts[part])
             predictions += self._to_predictions(
-                part, outputs, image.letterbox, mask_types, abstain=abstain
+                texts[part], outputs, image.letterbox, mask_types, abstain=abstain
             )
         for index, (modal, amodal) in mask_pairs.items():
             predictions[index] = with_given_mask(predictions[index], modal, amodal)
@@ -315,14 +357,9 @@ class Predictor:
         return image
 
     def _complete_given(
-        self, queries: Sequence[str], masks: Sequence[Any | None], image: EncodedImage
+        self, masks: Sequence[Any | None], image: EncodedImage
     ) -> dict[int, tuple[Mask, Mask]]:
         """The visible and the complete mask for each query that has a given mask, by its index."""
-        if len(masks) != len(queries):
-            raise InputError(
-                f"{len(masks)} masks, but {len(queries)} queries; give one mask, or None, for each "
-                "query"
-            )
         visible_masks: dict[int, Mask] = {}
         for index, mask in enumerate(masks):
             if mask is not None:
@@ -483,12 +520,14 @@ class Predictor:
         image_features: ImageFeatures,
         queries: Sequence[Sequence[str]],
         encode_text: EncodeText,
+        prompts: Prompts | None = None,
     ) -> list[list[R2SMOutput]]:
         """Decodes the queries of each row.
 
         Args:
             image_features: of at least as many images as there are rows; the rest is padding.
             queries: up to 8 for each row.
+            prompts: those of the queries of the only row, without the axis b.
         """
         # The number of queries is padded to a few sizes, each of which compiles once.
         num_rows = len(image_features.tokens)
@@ -502,8 +541,19 @@ class Predictor:
         states = states.reshape(num_rows, num_queries, *states.shape[1:])
         text_mask = text_mask.reshape(num_rows, num_queries, -1)
 
+        if prompts is not None:
+            # A query without a sentence has no token that anything attends to.
+            has_text = np.array([bool(text) for text in texts]).reshape(num_rows, num_queries, 1)
+            text_mask = text_mask & has_text
+            # Padded as the texts are, by repeating the first query.
+            rows = np.arange(num_queries)
+            rows[len(prompts.kinds) :] = 0
+            prompts = Prompts(prompts.points[None, rows], prompts.kinds[None, rows])
+
         calibration = self._calibration_arrays()
-        outputs = self._decode(self.weights, image_features, states, text_mask, calibration)
+        outputs = self._decode(
+            self.weights, image_features, states, text_mask, calibration, prompts
+        )
         outputs = jax.device_get(outputs)
         decoded = []
         for b, row in enumerate(queries):
@@ -525,9 +575,12 @@ class Predictor:
         """Makes the predictions for the queries about one image (postprocess.py)."""
         predictions = []
         for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
-            decision = decide(
-                self.config.head, query, output.amodal_logit, mask_type, abstain=abstain
-            )
+            if query:
+                decision = decide(
+                    self.config.head, query, output.amodal_logit, mask_type, abstain=abstain
+                )
+            else:
+                decision = decide_without_words(self.config.head, mask_type)
             # Known since the query was encoded for `outputs`.
             is_truncated = query in self.text_encoder.truncated
             prediction = to_prediction(

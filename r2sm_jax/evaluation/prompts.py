@@ -1,0 +1,108 @@
+"""Scores of boxes and clicks as prompts: the visible mask of one object is wanted.
+
+The prompts are made of the true visible masks: their box, and their innermost pixel, the one that
+is farthest from the outline.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from r2sm_jax.data import masks
+from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.predictor import EncodedImage, Predictor
+
+MIN_VISIBLE_PIXELS = 64
+"""Objects of which less shows are not scored."""
+PROMPTED_OBJECTS = 8
+"""Most objects that are scored in one image, evenly chosen."""
+
+
+def prompt_figures(predictor: Predictor, samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
+    """The mean IoU of the visible mask by kind of prompt, and the number of objects.
+
+    `click and sentence` are objects that a query means alone, with that query's words; beside it
+    stands the same with the sentence alone. Others have no words.
+    """
+    scores: dict[str, list[float]] = {
+        "box": [],
+        "click": [],
+        "click, of objects with a sentence": [],
+        "click and sentence": [],
+        "sentence": [],
+    }
+    for sample in samples:
+        instances = scored_objects(sample)
+        if not instances:
+            continue
+        image = predictor.encode(sample.image)
+        visible = [instance.modal for instance in instances]
+        boxes = [masks.box(mask) for mask in visible]
+        clicks = [[innermost_pixel(mask)] for mask in visible]
+        no_words = [None] * len(visible)
+        scores["box"] += _ious(predictor, image, visible, no_words, boxes=boxes)
+        scores["click"] += _ious(predictor, image, visible, no_words, points=clicks)
+
+        # The first sentence about each object alone.
+        sentences = dict(reversed(list(_sentences(sample))))
+        chosen = [i for i, instance in enumerate(instances) if instance.id in sentences]
+        if not chosen:
+            continue
+        texts = [sentences[instances[i].id] for i in chosen]
+        of_chosen = [visible[i] for i in chosen]
+        points = [clicks[i] for i in chosen]
+        only_click = _ious(predictor, image, of_chosen, [None] * len(chosen), points=points)
+        scores["click, of objects with a sentence"] += only_click
+        scores["click and sentence"] += _ious(predictor, image, of_chosen, texts, points=points)
+        scores["sentence"] += _ious(predictor, image, of_chosen, texts)
+    return {
+        name: {"objects": len(values), "iou": float(np.mean(values)) if values else None}
+        for name, values in scores.items()
+    }
+
+
+def scored_objects(sample: Sample) -> list[Instance]:
+    """The objects of a sample that are large enough, at most `PROMPTED_OBJECTS` of them."""
+    instances = [
+        instance
+        for instance in sample.instances
+        if not instance.ignore and masks.area(instance.modal) >= MIN_VISIBLE_PIXELS
+    ]
+    step = -(-len(instances) // PROMPTED_OBJECTS)
+    return instances[:: max(1, step)]
+
+
+def innermost_pixel(mask: Mask) -> tuple[float, float]:
+    """x y of the middle of the pixel of a mask that is farthest from its outline and the border of
+    the image."""
+    distance = np.asarray(ndimage.distance_transform_edt(np.pad(mask, 1)))[1:-1, 1:-1]
+    row, column = np.unravel_index(distance.argmax(), mask.shape)
+    return float(column) + 0.5, float(row) + 0.5
+
+
+def _sentences(sample: Sample) -> Iterator[tuple[int, str]]:
+    """The id of the object and the words of each query that means one object."""
+    for query in sample.queries:
+        if len(query.instance_ids) == 1:
+            yield query.instance_ids[0], query.text
+
+
+def _ious(
+    predictor: Predictor,
+    image: EncodedImage,
+    truths: Sequence[Mask],
+    queries: Sequence[str | None],
+    *,
+    boxes: Sequence[Any] | None = None,
+    points: Sequence[Any] | None = None,
+) -> list[float]:
+    """The IoU of the predicted visible mask of each query with the true one."""
+    predictions = predictor.predict(queries, "modal", image, boxes=boxes, points=points)
+    scores = []
+    for prediction, truth in zip(predictions, truths, strict=True):
+        overlap, union = prediction.modal & truth, prediction.modal | truth
+        scores.append(masks.area(overlap) / max(1, masks.area(union)))
+    return scores
