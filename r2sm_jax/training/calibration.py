@@ -51,8 +51,8 @@ def fit_iou(
         scale, shift = scale_and_shift
         return float(np.abs(expit(abs(scale) * logits + shift) - true).mean())
 
-    # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex would
-    # be 0.00025 wide along the shift, which starts at 0, and may stay there.
+    # The mean absolute error has kinks, which Nelder-Mead does not mind. Its own first simplex
+    # would be 0.00025 wide along the shift, which starts at 0, and may stay there.
     simplex = [(1.0, 0.0), (1.5, 0.0), (1.0, 0.5)]
     optimum = minimize(
         error, simplex[0], method="Nelder-Mead", options={"initial_simplex": simplex}
