@@ -261,6 +261,22 @@ def test_a_single_file_is_split_by_image(tmp_path, count, held_out):
     assert train.sha256 == whole.sha256
 
 
+def test_splits_of_a_file_are_parsed_once_and_a_new_file_again(tmp_path, monkeypatch):
+    path = write(tmp_path, 12)
+    reads = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: (reads.append(file), read_bytes(file))[1])
+    sizes = [len(load_json_split(path, split)) for split in ("train", "dev", "val", "all")]
+    assert sizes[-1] == 12 and sum(sizes[:-1]) == 12
+    assert reads == [path]
+
+    path.unlink()
+    write(tmp_path, 13)
+    reads.clear()
+    assert len(load_json_split(path, "all")) == 13
+    assert reads == [path]
+
+
 def test_adding_images_moves_none_between_the_splits(tmp_path):
     write(tmp_path)
     numbered(tmp_path / "d.json", 200)

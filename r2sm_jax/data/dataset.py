@@ -8,6 +8,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -416,13 +417,27 @@ def read_json(
     needed.
     """
     path = Path(path)
-    content = read_bytes(path)
-    records = parse_json(content, str(path), "a dataset file")
-    check_records(path, records)
-    check_contradictions(path, records)
-
-    dataset = Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
+    stamp = None
+    if path.is_file():
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_size)
+    dataset = _parse_once(path, images_dir, stamp)
     if need_images and len(dataset):
         # A wrong folder is reported now, not when training reaches the first image.
         dataset.image_path(0)
     return dataset
+
+
+@lru_cache(maxsize=1)
+def _parse_once(
+    path: Path, images_dir: str | PathLike[str] | None, stamp: tuple[int, int] | None
+) -> Dataset:
+    """The splits of one file share its records: those of COCO's size take seconds and gigabytes.
+
+    `stamp` changes when the file does.
+    """
+    content = read_bytes(path)
+    records = parse_json(content, str(path), "a dataset file")
+    check_records(path, records)
+    check_contradictions(path, records)
+    return Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())
