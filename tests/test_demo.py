@@ -29,7 +29,8 @@ from r2sm_jax.inference.prediction import FILES
 from r2sm_jax.models.completion import Completer
 
 gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install '.[demo]'")
-from r2sm_jax.inference import web_page  # noqa: E402
+from r2sm_jax.inference import page_actions, web_page  # noqa: E402
+from r2sm_jax.inference.page_actions import PageActions  # noqa: E402
 
 QUERY = "the complete shape of the red mug"
 MODAL = "only the visible part of the red mug"
@@ -45,12 +46,12 @@ def photo(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path) -> web_page.Page:
-    return web_page.Page(StubPredictor(), tmp_path)
+def page(tmp_path) -> PageActions:
+    return PageActions(StubPredictor(), tmp_path)
 
 
 @pytest.fixture
-def completing(page) -> web_page.Page:
+def completing(page) -> PageActions:
     """A page whose model has an untrained completer, with a threshold at which it adds pixels."""
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
     _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
@@ -183,7 +184,7 @@ def test_a_full_disk_is_said_on_the_page(page, opened, photo, tmp_path):
 def test_a_click_takes_the_instance_under_it_and_completes_it(completing, opened):
     # The stub finds one square in the upper left; see `StubPredictor`.
     words_alone = completing.segment(opened, QUERY, None)["session"].answer
-    clicked = completing.click(opened, QUERY, at(40, 80))["session"]
+    clicked = completing.click(opened, QUERY, None, at(40, 80))["session"]
     assert clicked.answer.visible == words_alone.visible
     (complete,) = completing.predictor.complete(
         [masks.decode(words_alone.visible)], image=completing.encode(opened.photo.path)
@@ -192,25 +193,79 @@ def test_a_click_takes_the_instance_under_it_and_completes_it(completing, opened
     assert clicked.answer.complete != words_alone.complete
 
     with pytest.raises(gr.Error, match="the click is on nothing"):
-        completing.click(opened, QUERY, at(470, 950))
+        completing.click(opened, QUERY, None, at(470, 950))
 
 
 def test_without_a_completer_a_click_takes_the_masks_that_were_found(page, opened):
-    answer = page.click(opened, QUERY, at(40, 80))["session"].answer
+    answer = page.click(opened, QUERY, None, at(40, 80))["session"].answer
     assert answer.complete == page.segment(opened, QUERY, None)["session"].answer.complete
     assert answer.num_instances == 1 and 0 < answer.score <= 1
 
 
 def test_a_click_before_the_sentence_is_kept_and_shown_until_it_is_cleared(page, opened):
-    updates = page.click(opened, " ", at(40, 80))
+    updates = page.click(opened, " ", None, at(40, 80))
     assert updates["session"].answer is None and updates["clear"]["visible"]
+    assert not updates["click_kind"]["visible"]  # this model reads no clicks
     assert not np.array_equal(updates["stage"]["value"], opened.photo.preview)
     with pytest.raises(gr.Error, match="the click is on nothing"):
-        far = page.click(opened, "", at(470, 950))["session"]
+        far = page.click(opened, "", None, at(470, 950))["session"]
         page.segment(far, QUERY, None)
     cleared = page.clear_clicks(far)
     assert np.array_equal(cleared["stage"]["value"], opened.photo.preview)
     assert page.segment(cleared["session"], QUERY, None)["session"].answer
+
+
+@pytest.fixture
+def prompted(page, monkeypatch) -> PageActions:
+    """A page whose model reads boxes and clicks, and calls of whose `predict` are in `calls`."""
+    predict = page.predictor.predict
+    monkeypatch.setattr(type(page.predictor), "has_prompts", True)
+    page.calls = []
+
+    def recorded(queries, *, boxes=None, points=None, **options):
+        page.calls.append((queries, boxes, points))
+        return predict([query or "mug" for query in queries], **options)
+
+    monkeypatch.setattr(page.predictor, "predict", recorded)
+    return page
+
+
+def test_clicks_go_to_a_model_that_reads_them_with_or_without_words(prompted, opened):
+    scale = HEIGHT / PREVIEW_SIDE
+    first = prompted.click(opened, "", "on", at(40, 80))["session"]
+    second = prompted.click(first, QUERY, "beside", at(100, 80))["session"]
+    (_, _, points), (queries, boxes, both) = prompted.calls
+    assert points == [[(40.5 * scale, 80.5 * scale, True)]]
+    assert queries == [QUERY] and boxes == [None]
+    assert both == [[*points[0], (100.5 * scale, 80.5 * scale, False)]]
+    assert second.answer.text == QUERY
+
+    # Another sentence is about the same clicks, until they are cleared.
+    prompted.segment(second, MODAL, None)
+    prompted.segment(prompted.clear_clicks(second)["session"], MODAL, None)
+    assert [call[2] for call in prompted.calls[2:]] == [both, None]
+
+
+def test_two_corners_are_a_box(prompted, opened):
+    scale = HEIGHT / PREVIEW_SIDE
+    corner = prompted.click(opened, QUERY, "corner", at(100, 80))
+    assert prompted.calls == [] and corner["session"].answer is None
+    boxed = prompted.click(corner["session"], QUERY, "corner", at(40, 200))["session"]
+    box = (40.5 * scale, 80.5 * scale, 100.5 * scale, 200.5 * scale)
+    assert prompted.calls == [([QUERY], [box], [None])]
+    # A third one begins another box.
+    third = prompted.click(boxed, QUERY, "corner", at(300, 300))["session"]
+    assert third.box is None and len(prompted.calls) == 1
+    # The picture shows the box.
+    pictures = [prompted.render(session)["stage"]["value"] for session in (boxed, third)]
+    assert not np.array_equal(*pictures)
+
+
+def test_an_answer_without_a_sentence_is_no_annotation(prompted, opened):
+    answered = prompted.click(opened, "", "on", at(40, 80))["session"]
+    session = replace(answered, answer=replace(answered.answer, text=""))
+    with pytest.raises(gr.Error, match="no sentence"):
+        prompted.add(session, "mug", None)
 
 
 # Brushes.
@@ -348,7 +403,7 @@ def test_annotations_of_an_earlier_photo_stay(page, opened, photo, tmp_path):
     with zipfile.ZipFile(page.save(both)["dataset"]["value"]) as files:
         assert {"images/photo.png", "images/other.png"} < set(files.namelist())
 
-    web_page.delete_photos(both)
+    page_actions.delete_photos(both)
     assert not both.folder.exists()
 
 
@@ -363,8 +418,8 @@ def test_requests_without_values_change_nothing(page, opened):
 def test_old_downloads_are_removed(page, opened, monkeypatch):
     answered = page.segment(opened, QUERY, None)["session"]
     first = Path(page.save_masks(answered)["masks"]["value"])
-    later = time.time() + web_page.KEEP_SECONDS + 10
-    monkeypatch.setattr(web_page.time, "time", lambda: later)
+    later = time.time() + page_actions.KEEP_SECONDS + 10
+    monkeypatch.setattr(page_actions.time, "time", lambda: later)
     assert Path(page.save_masks(answered)["masks"]["value"]).exists() and not first.exists()
 
 

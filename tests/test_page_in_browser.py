@@ -188,7 +188,8 @@ def test_a_brushed_mask_is_completed(tab, photos):
     tab.click("#brush_visible")
     expect(tab, "#canvas canvas").to_be_visible(timeout=PATIENCE)
     stroke(tab, "Brush", (0.4, 0.5), (0.6, 0.5))
-    # An empty sentence is refused, and the stroke stays.
+    # A sentence without words is refused, and the stroke stays.
+    tab.fill("#query textarea", "-")
     tab.click("#segment")
     expect(tab, "body").to_contain_text("the query is empty", timeout=PATIENCE)
     tab.fill("#query textarea", QUERY)

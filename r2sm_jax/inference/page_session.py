@@ -1,8 +1,8 @@
 """What the web page knows of one visitor: a photo, clicks, the answer, and annotations to save.
 
-The page shows a photo as a preview of at most `PREVIEW_SIDE` pixels. Clicks and brushes are in
-pixels of the preview. Masks are those of the photo itself, as RLEs, which are small; where no
-stroke of a brush went, they stay as they are to the pixel.
+The page shows a photo as a preview of at most `PREVIEW_SIDE` pixels, which is what the brush paints
+on. Clicks and masks are those of the photo itself. Masks are RLEs, which are small; where no stroke
+of a brush went, they stay as they are to the pixel.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from r2sm_jax.data.sheet import OCCLUDED, VISIBLE, overlay
 from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.prediction import InstanceMask, Prediction
-from r2sm_jax.query import MaskType
+from r2sm_jax.query import Click, MaskType
 
 PREVIEW_SIDE = 960
 """Pixels of the longer side of the preview, at most."""
@@ -46,16 +46,6 @@ class Photo:
     size: tuple[int, int]
     """Height and width in pixels, upright."""
     preview: Preview
-
-
-@dataclass(frozen=True)
-class Click:
-    """A click in pixels of the preview."""
-
-    x: int
-    y: int
-    is_positive: bool = True
-    """Whether it is on the object, and not beside it."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +117,7 @@ class Session:
     is_waiting: bool = False
     """A sentence was sent before its photo was there."""
     clicks: tuple[Click, ...] = ()
+    """In pixels of the photo."""
     corners: tuple[Click, ...] = ()
     """Of the box: none, one or two."""
     draft: RLE | None = None
@@ -177,6 +168,15 @@ class Session:
         corners = self.corners if len(self.corners) < 2 else ()
         return replace(self, corners=(*corners, click))
 
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """The box `(x0, y0, x1, y1)` in pixels of the photo; None until it has two corners."""
+        if len(self.corners) < 2:
+            return None
+        columns = sorted(corner.x for corner in self.corners)
+        rows = sorted(corner.y for corner in self.corners)
+        return columns[0], rows[0], columns[1], rows[1]
+
     def with_answer(self, prediction: Prediction) -> "Session":
         """Shows a prediction, and closes the brush.
 
@@ -205,6 +205,8 @@ class Session:
         if self.photo is None or self.answer is None:
             raise InputError("there is no answer to add yet; ask for something in the photo")
         answer = self.answer
+        if not answer.text:
+            raise InputError("the answer has no sentence; say what you want, and press Segment")
         if not masks.areas([answer.visible])[0]:
             raise InputError("the visible part is empty; brush it, or ask for something else")
         if category.strip() and not is_text(category):
@@ -224,10 +226,10 @@ class Session:
 # From the preview to the photo and back.
 
 
-def to_photo_point(photo: Photo, click: Click) -> tuple[float, float]:
-    """A click in pixels `(x, y)` of the photo."""
+def read_click(photo: Photo, x: int, y: int, *, is_positive: bool = True) -> Click:
+    """A click on a pixel of the preview, in pixels of the photo."""
     height, width = photo.preview.shape[:2]
-    return (click.x + 0.5) * photo.size[1] / width, (click.y + 0.5) * photo.size[0] / height
+    return Click((x + 0.5) * photo.size[1] / width, (y + 0.5) * photo.size[0] / height, is_positive)
 
 
 def shrink(mask: Mask, photo: Photo) -> PreviewMask:
@@ -294,14 +296,18 @@ def draw(session: Session) -> Preview | None:
 
     image = Image.fromarray(picture)
     pen = ImageDraw.Draw(image)
+    scale = picture.shape[0] / photo.size[0]
     radius = max(4, max(picture.shape) // 120)
     marks = [*session.clicks]
-    if len(session.corners) == 2:
-        pen.rectangle(box_of(session.corners), outline=MARK_COLOURS[True], width=radius // 2)
+    if session.box is not None:
+        corners = [scale * number for number in session.box]
+        pen.rectangle(corners, outline=MARK_COLOURS[True], width=radius // 2)
     else:
         marks += session.corners
     for click in marks:
-        around = (click.x - radius, click.y - radius, click.x + radius, click.y + radius)
+        x = scale * click.x
+        y = scale * click.y
+        around = (x - radius, y - radius, x + radius, y + radius)
         pen.ellipse(around, MARK_COLOURS[click.is_positive], "white", radius // 3)
     return np.array(image)
 
@@ -320,10 +326,3 @@ def draw_canvas(session: Session) -> tuple[Preview, UInt8[np.ndarray, "h w 4"]]:
     visible = shrink(masks.decode(session.answer.visible), photo)
     background = overlay(photo.preview, visible, np.zeros_like(visible), "modal")
     return background, draw_layer(shrink(session.answer.hidden(), photo), OCCLUDED)
-
-
-def box_of(corners: tuple[Click, ...]) -> tuple[int, int, int, int]:
-    """The box `(x0, y0, x1, y1)` between two corners, in pixels of the preview."""
-    columns = sorted(corner.x for corner in corners)
-    rows = sorted(corner.y for corner in corners)
-    return columns[0], rows[0], columns[1], rows[1]

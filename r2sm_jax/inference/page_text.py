@@ -10,6 +10,7 @@ from r2sm_jax.inference.page_session import Answer, Session
 
 START = "Choose an image, then say what you want."
 WAITING = "The answer comes as soon as the image is there."
+CLICK_CHOICES = [("on the object", "on"), ("beside it", "beside"), ("a corner of a box", "corner")]
 TYPE_CHOICES = [("the visible part (modal)", "modal"), ("the complete shape (amodal)", "amodal")]
 
 
