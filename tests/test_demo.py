@@ -131,6 +131,10 @@ def test_the_decision_escapes_words_and_says_what_is_not_there(page, opened):
     assert "<b>unread" not in updates["decision"]
     nothing = masks.encode(np.zeros(SIZE, bool))
     absent = replace(updates["session"].answer, visible=nothing, complete=nothing)
+    unsure = replace(updates["session"].answer, score=0.2)
+    unsure_session = replace(updates["session"], answer=unsure)
+    assert "unsure" in page.render(unsure_session)["decision"]
+    assert "unsure" not in updates["decision"]
     absent_session = replace(updates["session"], answer=absent)
     assert "nothing of the kind" in page.render(absent_session)["decision"]
 

@@ -7,6 +7,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import FILE_NAME, Annotation
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.inference.page_session import Answer, Session
+from r2sm_jax.inference.prediction import UNSURE_BELOW
 
 START = "Choose an image, then say what you want."
 WAITING = "The answer comes as soon as the image is there."
@@ -23,7 +24,8 @@ def describe(answer: Answer) -> str:
     hidden_share = 1 - visible_area / max(1, complete_area)
     quality = "masks given or corrected by you"
     if answer.score is not None:
-        quality = f"predicted IoU {answer.score:.2f}"
+        unsure = " (unsure)" if answer.score < UNSURE_BELOW else ""
+        quality = f"predicted IoU {answer.score:.2f}{unsure}"
     facts = [
         f"{area / (height * width):.1%} of the image",
         f"{hidden_share:.0%} of the complete shape hidden",
