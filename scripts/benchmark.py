@@ -1,7 +1,8 @@
-"""Speed on this machine: `python scripts/benchmark.py training|data|evaluation|serving [...]`.
+"""Speed on this machine: `python scripts/benchmark.py training|data|opening|evaluation|serving`.
 
     training    [CONFIG.py] [--flags]   drawing scenes, encoding sentences, a training step
     data        [CONFIG.py] [--flags]   decoding, preparing and batching the images of --data.source
+    opening     [--images N]            opening a dataset file of COCO's size, which is made for it
     evaluation  [--queries N]           scoring masks that are made for the purpose
     serving     RUN|EXPORT [--images N] images and queries a second
 
@@ -34,7 +35,7 @@ from r2sm_jax.data.augment import random_crop
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.prepare import PreparedSource
-from r2sm_jax.data.sources import open_source
+from r2sm_jax.data.sources import load_json_split, open_source
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
@@ -166,6 +167,74 @@ def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.nd
     """As many bytes as the states of the default language model take."""
     states = np.zeros((len(texts), tokens, 3, 384), np.float16)
     return states, np.ones((len(texts), tokens), bool)
+
+
+@dataclass(frozen=True)
+class OpeningConfig:
+    """What is opened."""
+
+    images: int = 118_000
+    """Images of the file; there are 7.3 annotations and 8.5 queries for each, as in R2SM."""
+
+
+def measure_opening(args: Sequence[str]) -> Figures:
+    """The splits of one dataset file, and the annotations of a first image. Of the images there is
+    nothing but their names."""
+    prog = "python scripts/benchmark.py opening"
+    num_images = parse_flags(OpeningConfig, args, prog=prog).images
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "large.json"
+        write_large_file(path, num_images)
+        yield "size of the file", f"{path.stat().st_size / 1e6:,.0f} MB"
+        yield "memory before", peak_memory()
+        start = time.perf_counter()
+        training = load_json_split(path, "train", need_images=False)
+        yield "training split opened", f"{time.perf_counter() - start:.3g} s"
+        start = time.perf_counter()
+        for split in ("dev", "val"):
+            load_json_split(path, split, need_images=False)
+        yield "dev and val opened", f"{time.perf_counter() - start:.3g} s"
+        start = time.perf_counter()
+        training.truth_at(0)
+        yield "first annotations", f"{1000 * (time.perf_counter() - start):.3g} ms"
+    yield "peak memory", peak_memory()
+
+
+def write_large_file(path: Path, num_images: int) -> None:
+    """A dataset file of ellipses, written image by image."""
+    rng = np.random.default_rng(0)
+    ellipses = [draw_ellipse(rng) for _ in range(200)]
+    shapes = []
+    for mask in ellipses:
+        record = {"category_id": 1, "iscrowd": 0, "bbox": masks.coco_box(mask)}
+        shapes.append(record | {"area": masks.area(mask), "segmentation": masks.encode(mask)})
+
+    width, height = PHOTO_SIZE
+    parts: dict[str, list[str]] = {"images": [], "annotations": [], "queries": []}
+    num_annotations = num_queries = 0
+    for image_id in range(1, num_images + 1):
+        image = {"id": image_id, "file_name": f"{image_id:012}.jpg"}
+        parts["images"].append(json.dumps(image | {"height": height, "width": width}))
+        ids = []
+        while num_annotations < 7.3 * image_id:
+            num_annotations += 1
+            ids.append(num_annotations)
+            shape = shapes[num_annotations % len(shapes)]
+            record = {"id": num_annotations, "image_id": image_id} | shape
+            parts["annotations"].append(json.dumps(record))
+        while num_queries < 8.5 * image_id:
+            num_queries += 1
+            query = {"id": num_queries, "image_id": image_id, "instance_ids": ids[:1]}
+            query |= {"text": f"the thing {num_queries} beside the other", "mask_type": "modal"}
+            parts["queries"].append(json.dumps(query))
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"categories": [{"id": 1, "name": "thing"}]')
+        for key, records in parts.items():
+            file.write(f', "{key}": [')
+            file.write(",\n".join(records))
+            file.write("]")
+            records.clear()
+        file.write("}")
 
 
 @dataclass(frozen=True)
@@ -309,6 +378,7 @@ def measure_serving(args: Sequence[str]) -> Figures:
 BENCHMARKS: dict[str, Callable[[Sequence[str]], Figures]] = {
     "training": measure_training,
     "data": measure_data,
+    "opening": measure_opening,
     "evaluation": measure_evaluation,
     "serving": measure_serving,
 }
