@@ -15,8 +15,8 @@ from r2sm_jax.query import MAX_CLICKS, NUM_PROMPT_TOKENS, Click, PointKind, Prom
 def no_prompts(name: str) -> InputError:
     """The error for a model that reads no boxes and clicks. `name`: what the message calls it."""
     return InputError(
-        f"{name} reads no boxes or clicks; take photos-small, or a model that was trained with "
-        "--model.decoder.prompts"
+        f"{name} reads no boxes or clicks; take one that was trained with "
+        "--model.decoder.prompts, or give the visible mask"
     )
 
 
