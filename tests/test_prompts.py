@@ -232,7 +232,7 @@ def test_a_query_needs_words_or_a_place(prompted, predictor):
     mask = np.ones(SIZE, bool)
     with pytest.raises(InputError, match="one of them"):
         prompted.predict([None], image=image(), masks=[mask], boxes=[(0, 0, 9, 9)])
-    with pytest.raises(InputError, match="decoder.prompts"):
+    with pytest.raises(InputError, match=r"decoder\.prompts"):
         predictor.predict(["the red mug"], image=image(), boxes=[(0, 0, 9, 9)])
 
 
