@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from r2sm_jax.config import CompleterConfig
-from r2sm_jax.models.layers import MLP, Attention
+from r2sm_jax.models.layers import MLP, Attention, Conv
 
 NUM_CHANNELS = 7
 """Channels of a crop: colours (3), inside of the image, visible mask, masks of the other objects,
@@ -28,7 +28,7 @@ class ResidualBlock(nnx.Module):
     def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs):
         self.norms = nnx.List([nnx.LayerNorm(dim, dtype=dtype, rngs=rngs) for _ in range(2)])
         self.convs = nnx.List(
-            [nnx.Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs) for _ in range(2)]
+            [Conv(dim, dim, (3, 3), padding=1, dtype=dtype, rngs=rngs) for _ in range(2)]
         )
 
     def __call__(self, x: Float[Array, "m h w d"]) -> Float[Array, "m h w d"]:
@@ -63,11 +63,11 @@ class Completer(nnx.Module):
     def __init__(self, config: CompleterConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.size = config.size
         dims = config.dims
-        self.stem = nnx.Conv(4 * NUM_CHANNELS, dims[0], (3, 3), padding=1, dtype=dtype, rngs=rngs)
+        self.stem = Conv(4 * NUM_CHANNELS, dims[0], (3, 3), padding=1, dtype=dtype, rngs=rngs)
         self.encoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims])
         self.down = nnx.List(
             [
-                nnx.Conv(fine, coarse, (2, 2), strides=2, dtype=dtype, rngs=rngs)
+                Conv(fine, coarse, (2, 2), strides=2, dtype=dtype, rngs=rngs)
                 for fine, coarse in pairwise(dims)
             ]
         )
@@ -80,15 +80,12 @@ class Completer(nnx.Module):
             ]
         )
         self.up = nnx.List(
-            [
-                nnx.Conv(coarse, fine, (1, 1), dtype=dtype, rngs=rngs)
-                for fine, coarse in pairwise(dims)
-            ]
+            [Conv(coarse, fine, (1, 1), dtype=dtype, rngs=rngs) for fine, coarse in pairwise(dims)]
         )
         self.decoder = nnx.List([ResidualBlock(dim, dtype=dtype, rngs=rngs) for dim in dims[:-1]])
         self.norm = nnx.LayerNorm(dims[0], dtype=dtype, rngs=rngs)
         # Most of a crop is no part of the object, so logits start below zero.
-        self.mask = nnx.Conv(
+        self.mask = Conv(
             dims[0],
             4,
             (3, 3),

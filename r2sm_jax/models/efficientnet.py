@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.models.depthwise import depthwise_conv
-from r2sm_jax.models.layers import Linear, freeze
+from r2sm_jax.models.layers import Conv, Linear, freeze
 
 STRIDES = (2, 4, 8, 16, 32)
 STAGES = ((3, 1, 1), (3, 2, 6), (5, 2, 6), (3, 2, 6), (5, 1, 6), (5, 2, 6), (3, 1, 6))
@@ -44,7 +44,7 @@ class InvertedResidual(nnx.Module):
     ):
         inner_dim = expansion * dim
         self.expand = Linear(dim, inner_dim, dtype=dtype, rngs=rngs) if expansion > 1 else None
-        self.depthwise = nnx.Conv(
+        self.depthwise = Conv(
             inner_dim,
             inner_dim,
             (kernel_size, kernel_size),
@@ -72,7 +72,7 @@ class EfficientNetLite(nnx.Module):
 
     def __init__(self, block_dims: tuple[int, ...], *, dtype: jnp.dtype, rngs: nnx.Rngs):
         """`block_dims`: channels after each block; equal ones in a row are a stage."""
-        self.first = nnx.Conv(3, FIRST_DIM, (3, 3), 2, padding="SAME", dtype=dtype, rngs=rngs)
+        self.first = Conv(3, FIRST_DIM, (3, 3), 2, padding="SAME", dtype=dtype, rngs=rngs)
         blocks = []
         ends = []
         dim = FIRST_DIM

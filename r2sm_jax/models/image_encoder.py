@@ -22,7 +22,16 @@ from jaxtyping import Array, Float
 from r2sm_jax.config import VisionConfig
 from r2sm_jax.models.efficientnet import STRIDES, EfficientNetLite, Levels
 from r2sm_jax.models.encoder_sizes import NO_SIZES, EncoderSizes
-from r2sm_jax.models.layers import MLP, ConvBlock, Linear, attend, freeze
+from r2sm_jax.models.layers import (
+    MLP,
+    Conv,
+    ConvBlock,
+    Linear,
+    attend,
+    freeze,
+    lecun_normal,
+    truncated_normal,
+)
 from r2sm_jax.models.plain_vit import PlainViT, normalise, resize
 
 Skips = tuple[Float[Array, "b _h1 _w1 _c1"] | None, Float[Array, "b _h2 _w2 _c2"] | None]
@@ -74,7 +83,7 @@ class ConvStem(nnx.Module):
         self.skip_dims = tuple(dims[-3:-1])
         pairs = list(pairwise(dims))
         self.convs = nnx.List(
-            [nnx.Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs]
+            [Conv(i, o, (3, 3), strides=2, padding=1, dtype=dtype, rngs=rngs) for i, o in pairs]
         )
         self.residuals = nnx.List(
             [
@@ -93,7 +102,7 @@ class ConvStem(nnx.Module):
         return VisionFeatures(features[-1], (features[-3], features[-2]))
 
 
-class PatchStem(nnx.Conv):
+class PatchStem(Conv):
     """SAM's patch embedding, which has no skips."""
 
     def __init__(self, config: VisionConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -227,8 +236,8 @@ class VisionEncoder(nnx.Module):
         self.efficientnet = efficientnet
         self.stem = stem
         if self.stem is not None:
-            init = nnx.initializers.truncated_normal(0.02)
-            self.positions = nnx.Param(init(rngs.params(), (config.grid, config.grid, config.dim)))
+            shape = (config.grid, config.grid, config.dim)
+            self.positions = nnx.Param(truncated_normal(rngs.params(), shape, std=0.02))
             windows = [
                 0 if i in config.global_blocks else config.window_size for i in range(config.depth)
             ]
@@ -238,7 +247,7 @@ class VisionEncoder(nnx.Module):
             self.stem.skip_dims if isinstance(self.stem, ConvStem | PyramidStem) else (0, 0)
         )
         self.neck_norm1 = nnx.LayerNorm(config.out_dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.neck2 = nnx.Conv(
+        self.neck2 = Conv(
             config.out_dim,
             config.out_dim,
             (3, 3),
@@ -255,7 +264,7 @@ class VisionEncoder(nnx.Module):
             self.vit = PlainViT(sizes.vit, grid=grid, remat=config.remat, dtype=dtype, rngs=rngs)
             # Beside SAM's weights the plain ViT starts without effect, so that they start as
             # published.
-            init = nnx.initializers.zeros_init() if config.sam else nnx.initializers.lecun_normal()
+            init = nnx.initializers.zeros_init() if config.sam else lecun_normal
             self.join = Linear(
                 sizes.vit.dim,
                 config.out_dim,

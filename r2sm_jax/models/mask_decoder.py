@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import DECODER_HEAD, NUM_COORDINATES, DecoderConfig, ModelConfig
 from r2sm_jax.models.image_encoder import VisionFeatures
-from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear
+from r2sm_jax.models.layers import MLP, Attention, Buffer, ConvBlock, Linear, truncated_normal
 from r2sm_jax.models.prompts import PromptEncoder, Prompts, box_focus
 
 MASK_BIAS_INIT = -3.0
@@ -351,8 +351,8 @@ class MaskDecoder(nnx.Module):
         self.num_masks = 1 + decoder.slots
         self.has_type_token = config.head == DECODER_HEAD
         num_tokens = self.num_masks + int(self.has_type_token)
-        init = nnx.initializers.truncated_normal(1.0)
-        self.output_tokens = nnx.Param(init(rngs.params(), (num_tokens, d)))
+        tokens = truncated_normal(rngs.params(), (num_tokens, d), std=1.0)
+        self.output_tokens = nnx.Param(tokens)
         frequencies = jax.random.normal(rngs.params(), (2, d // 2))
         self.positions = Buffer(fourier_features(grid_centres(config.vision.grid), frequencies))
         self.text = Linear(config.text.dim * len(config.text.layers), d, dtype=dtype, rngs=rngs)

@@ -4,6 +4,8 @@ Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_wi
 siglip).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from r2sm_jax.models.encoder_sizes import PlainViTSizes
-from r2sm_jax.models.layers import MLP, Attention
+from r2sm_jax.models.layers import MLP, Attention, Conv, truncated_normal
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -75,7 +77,7 @@ class PlainViT(nnx.Module):
         has_class_token = sizes.family != "siglip"
         patch = (sizes.patch_size, sizes.patch_size)
 
-        self.patches = nnx.Conv(
+        self.patches = Conv(
             3,
             dim,
             patch,
@@ -85,7 +87,7 @@ class PlainViT(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        init = nnx.initializers.truncated_normal(0.02)
+        init = partial(truncated_normal, std=0.02)
         self.positions = nnx.Param(init(rngs.params(), (grid * grid + has_class_token, dim)))
         class_token = nnx.Param(init(rngs.params(), (1, dim))) if has_class_token else None
         self.class_token = class_token

@@ -5,6 +5,8 @@ It updates the image tokens for each query, so it costs more than the decoder in
 where queries share them.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -12,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.config import DECODER_HEAD, DecoderConfig, ModelConfig
-from r2sm_jax.models.layers import MLP, Attention, Buffer, Linear
+from r2sm_jax.models.layers import MLP, Attention, Buffer, Linear, truncated_normal
 from r2sm_jax.models.mask_decoder import (
     PIXEL_SHUFFLE,
     DecoderOutput,
@@ -96,7 +98,7 @@ class SamMaskDecoder(nnx.Module):
         d = decoder.dim
         dtype = jnp.dtype(config.dtype)
         num_masks = 1 + decoder.slots
-        init = nnx.initializers.truncated_normal(1.0)
+        init = partial(truncated_normal, std=1.0)
         self.iou_token = nnx.Param(init(rngs.params(), (1, d)))
         self.mask_tokens = nnx.Param(init(rngs.params(), (num_masks, d)))
         type_token = None
