@@ -1,6 +1,6 @@
-"""The default, as a file to start from: drawn scenes, 28 minutes on two CPU cores.
+"""The default, as a file to start from: drawn scenes, some twelve minutes on two CPU cores.
 
-Task: R2SM, arXiv 2506.01795. Measured on `val`, mean of three runs: gIoU 0.735, occluded IoU 0.359.
+Task: R2SM, arXiv 2506.01795. configs/scenes_long.py is the same for longer.
 
     python -m r2sm_jax.train configs/scenes.py
 

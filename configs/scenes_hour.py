@@ -15,5 +15,11 @@ def get_config() -> Config:
     return Config(
         data=DataConfig(scenes=24576),
         optimizer=OptimizerConfig(learning_rate=7e-4, muon_learning_rate=0.02),
-        train=LoopConfig(steps=10000, evaluate_every=2500, checkpoint_every=1250),
+        train=LoopConfig(
+            steps=10000,
+            log_every=50,
+            evaluate_every=2500,
+            checkpoint_every=1250,
+            report_samples=256,
+        ),
     )

@@ -273,7 +273,7 @@ class DataConfig:
     """Folder of photos to lay cut-outs over; default: drawn backdrops."""
     cutouts: str | None = None
     """Folder of RGBA images whose objects are laid over composed photos as well, in training."""
-    scenes: int = 8192
+    scenes: int = 4096
     """Number of procedural or composed training scenes."""
     fresh: bool = False
     """A new picture at every visit, of scenes, compose and cutouts. compose then uses every photo,
@@ -337,7 +337,7 @@ class LoopConfig:
     part: Literal["segmenter", "completer"] = "segmenter"
     """segmenter: what decides and finds; completer: what completes a visible mask, anyone's
     (docs/complete.md)."""
-    steps: int = 2000
+    steps: int = 800
     batch_size: int = 16
     """Images per step, over all devices."""
     devices: int = 0
@@ -355,11 +355,11 @@ class LoopConfig:
     0 = none. In the first steps it is smaller, so that the random start is forgotten."""
     seed: int = 0
     """Seed of the initial weights, the order of examples and augmentation."""
-    log_every: int = 50
+    log_every: int = 25
     """Steps between lines in the log."""
-    evaluate_every: int = 1000
+    evaluate_every: int = 400
     """Steps between quick evaluations with sample sheets."""
-    checkpoint_every: int = 500
+    checkpoint_every: int = 400
     """Steps between checkpoints."""
     select_on: str = "auto"
     """Split of the quick evaluations, whose highest gIoU makes a checkpoint the run's best. auto =
@@ -367,7 +367,7 @@ class LoopConfig:
     says; files train on dev then."""
     evaluate_samples: int = 64
     """Images in a quick evaluation, evenly spread over a file."""
-    report_samples: int = 256
+    report_samples: int = 100
     """Images of each split in the final report; procedural and composed scenes only, files are
     evaluated whole."""
 
