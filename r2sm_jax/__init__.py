@@ -1,8 +1,15 @@
 """Text-guided segmentation that knows which mask you mean: modal (visible) or amodal (complete)."""
 
+import logging
 from typing import Literal
 
 __version__ = "0.1.0"
+
+# transformers says when it is imported that models need PyTorch. This package uses its tokenizers
+# and configurations alone.
+logging.getLogger("transformers").addFilter(
+    lambda record: "PyTorch was not found" not in record.getMessage()
+)
 
 
 def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):

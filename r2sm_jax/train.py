@@ -6,6 +6,7 @@ for bit those of a run that never stopped, on the same machine and devices.
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -29,12 +30,20 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from jaxtyping import Float
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from r2sm_jax.config import LEARNED_HEADS, Config
-from r2sm_jax.data.batches import Batch, ExampleBuilder, TokenIds, training_batches
+from r2sm_jax.data.batches import (
+    Batch,
+    ExampleBuilder,
+    TokenIds,
+    VisitBuilder,
+    training_batches,
+)
 from r2sm_jax.data.dataset import Dataset, Source
+from r2sm_jax.data.encoded_batches import TEXT_FIELDS, BatchEncoder, encode_ahead
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sheet import save_sheet
 from r2sm_jax.data.sources import (
@@ -51,20 +60,19 @@ from r2sm_jax.data.split_summary import check_teaches
 from r2sm_jax.data.splits import WHOLE_TRAIN
 from r2sm_jax.data.text_states import TextStates, quantile
 from r2sm_jax.data.validation import find_pictures_in_both
-from r2sm_jax.errors import InputError
-from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
+from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.evaluation.evaluator import evaluate
 from r2sm_jax.evaluation.gallery import example_rows, sample_queries
 from r2sm_jax.evaluation.iou import lisa_iou
 from r2sm_jax.evaluation.page import write_report
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.evaluation.scorer import EvalResults, QueryResult, evaluate_source
-from r2sm_jax.evaluation.tables import report_markdown
+from r2sm_jax.evaluation.tables import describe_result
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.run import enable_compilation_cache, restore_weights
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
-from r2sm_jax.query import Sentence
 from r2sm_jax.train_completer import train_completer
 from r2sm_jax.training.calibration import (
     MASK_SHIFTS,
@@ -82,31 +90,31 @@ from r2sm_jax.training.run_folder import (
     check_unchanged,
     find_encoder_sizes,
     lock_run,
-    make_folder,
+    new_run,
+    point_latest,
     read_config,
     resolve_auto,
     resumed_folder,
-    write_config,
 )
 from r2sm_jax.training.sharding import (
     AnyProcess,
     allgather,
     barrier,
+    batch_shapes,
     check_same_config,
     is_main_process,
     make_mesh,
     place,
+    row_sharding,
     run_on_main,
     running,
     shard_batch,
     shard_locally,
     shardings,
 )
-from r2sm_jax.training.step import init_state, jit_train_step, split_model
+from r2sm_jax.training.step import compile_step, init_state, jit_train_step, split_model
 
 SHEET_ROWS = 6
-NUM_READ_SAMPLES = 64
-"""Samples whose sentences tell how long those of all samples are, where sentences are not kept."""
 FITTING_QUANTILE = 0.99
 """The longest 1 % of the sentences are not trained on. The rest is padded to its longest sentence,
 and attention takes time for padding too."""
@@ -184,43 +192,40 @@ def warn_of_shared_pictures(training: Source, reported: Mapping[str, Source]) ->
 
 
 def prepare_data(config: Config, log: Log) -> TrainingData:
-    """Opens the training split, prepares its images and encodes its sentences, all of it once.
+    """Opens the training split and the language model. Images are prepared and sentences encoded
+    later, as batches need them.
+
     Raises InputError if the data or the language model cannot be read or do not fit the
-    configuration."""
+    configuration.
+    """
     prepared = prepare_images(config, log)
     source = prepared.source
-    indices = range(len(prepared))
-    if config.data.keeps_nothing:
-        # Sentences that come later are like those of a few samples.
-        step = -(-len(prepared) // NUM_READ_SAMPLES)
-        indices = range(0, len(prepared), step)
-    sentences = [text for index in indices for text in prepared.texts(index)]
-    # Only a head that reads words learns from sentences without an image.
-    has_text_head = config.model.head in LEARNED_HEADS
-    num_text_only = config.data.text_only_queries if has_text_head else 0
-    text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
-
-    texts = open_language_model(config)
-    if not config.data.keeps_nothing:
-        encode_sentences(config, texts, sentences + [query.text for query in text_only], log)
+    samples = prepared.read_some()
     if source.is_procedural:
+        # The others are not made yet. Their sentences are like those of these.
+        sentences = [query.text for sample in samples for query in sample.queries]
         has_absent_targets = asks_for_absent_things(config.data.source, config.data.images)
     else:
-        queries = (query for i in range(len(source)) for query in source.queries_at(i))
+        queries = [query for index in range(len(source)) for query in source.queries_at(index)]
+        sentences = [query.text for query in queries]
         has_absent_targets = any(not query.instance_ids for query in queries)
+
+    texts = open_language_model(config)
     return TrainingData(
         prepared=prepared,
-        build_example=make_example_builder(config, texts, sentences, text_only, log),
+        build_example=make_example_builder(config, texts, sentences, log),
         texts=texts,
         names={group: texts.embeddings(words) for group, words in source.vocabulary.items()},
-        sha256=prepared.sha256(sentences),
+        sha256=prepared.sha256(sentences, samples),
         has_absent_targets=has_absent_targets,
     )
 
 
 def prepare_images(config: Config, log: Log) -> PreparedSource:
-    """Opens the training split and prepares its images. Raises InputError if it cannot be read, or
-    teaches nothing."""
+    """Opens the training split, and prepares its images now if they are stored.
+
+    Raises InputError if it cannot be read, or teaches nothing.
+    """
     data = config.data
     source = open_data(config, "train", data.scenes)
     if not len(source):
@@ -245,16 +250,12 @@ def prepare_images(config: Config, log: Log) -> PreparedSource:
         scale_jitter=data.scale_jitter,
         fresh=data.fresh,
     )
-    if config.data.keeps_nothing:
-        log(f"{len(prepared)} training images, prepared anew at each visit")
-        return prepared
-    process = (jax.process_index(), jax.process_count())
-    is_cached = prepared.cache(data.cache_dir, process=process, wait=barrier)
-    log(
-        f"{len(prepared)} training images prepared"
-        if is_cached
-        else f"{len(prepared)} training images, prepared anew at each visit"
-    )
+    is_kept = False
+    if not data.keeps_nothing:
+        process = (jax.process_index(), jax.process_count())
+        is_kept = prepared.cache(data.cache_dir, process=process, wait=barrier)
+    how = "" if is_kept else ", prepared anew at each visit"
+    log(f"{len(prepared):,} training images{how}")
     return prepared
 
 
@@ -277,38 +278,29 @@ def open_language_model(config: Config) -> TextStates:
     return texts
 
 
-def encode_sentences(config: Config, texts: TextStates, sentences: Sequence[str], log: Log) -> None:
-    """Computes the token states of all sentences, which stay in `texts`."""
-    # States on disk are shared by runs of any precision.
-    precision = "float32" if config.data.cache_dir else config.train.matmul_precision
-    texts.encode(sentences, precision=precision)
-    trim_memory()
-    log(f"{texts.truncation_summary()}, encoded")
-
-
 def make_example_builder(
-    config: Config,
-    texts: TextStates,
-    sentences: Sequence[str],
-    text_only: Sequence[Sentence],
-    log: Log,
+    config: Config, texts: TextStates, sentences: Sequence[str], log: Log
 ) -> ExampleBuilder:
     """What makes the rows of a batch, with the number of tokens that sentences are padded to.
 
-    `sentences` are those of the images, `text_only` those without an image.
+    `sentences` are those of the images, or of some.
     """
-    is_kept = not config.data.keeps_nothing
-    count_tokens = texts.count_tokens if is_kept else texts.tokenizer.count
-    lengths = {sentence: count_tokens(sentence) for sentence in sentences}
-    text_only_lengths = [count_tokens(query.text) for query in text_only]
-    tokens = quantile([lengths[sentence] for sentence in sentences], FITTING_QUANTILE)
-    num_too_long = sum(length > tokens for length in lengths.values())
-    log(f"{num_too_long} queries of more than {tokens} tokens are left out of training")
+    # Only a head that reads words learns from sentences without an image.
+    has_text_head = config.model.head in LEARNED_HEADS
+    num_text_only = config.data.text_only_queries if has_text_head else 0
+    text_only = write_text_only_queries(num_text_only, seed=config.data.seed)
+
+    token_ids = TokenIds(texts.tokenizer, None if config.data.keeps_nothing else {})
+    lengths = token_ids.count(sentences)
+    text_only_lengths = token_ids.count([query.text for query in text_only])
+    tokens = quantile(lengths, FITTING_QUANTILE)
     type_tokens = max(tokens, quantile(text_only_lengths, FITTING_QUANTILE))
+    share = np.mean([length > tokens for length in lengths])
+    log(f"queries of more than {tokens} tokens are left out of training ({share:.1%})")
 
     data = config.data
     return ExampleBuilder(
-        text_states=texts if is_kept else TokenIds(texts.tokenizer),
+        text_states=token_ids,
         tokens=tokens,
         queries=data.queries,
         instances=data.instances,
@@ -316,7 +308,7 @@ def make_example_builder(
         mirror=data.mirror,
         token_drop=data.token_drop,
         colour_jitter=data.colour_jitter,
-        has_text_head=config.model.head in LEARNED_HEADS,
+        has_text_head=has_text_head,
         prompts=config.model.decoder.prompts,
         text_only=[
             query
@@ -324,17 +316,20 @@ def make_example_builder(
             if length <= type_tokens
         ],
         type_tokens=type_tokens,
-        count_tokens=count_tokens,
+        count_tokens=token_ids.count,
     )
 
 
 def make_batches(
     data: TrainingData, config: Config, features: Lookup | None = None
 ) -> grain.DatasetIterator:
-    """This process's rows of every batch. `features`: those of images by frozen encoders, where
-    they are kept. They need the model, which is built after `TrainingData`, so that its builder of
-    examples gets them only here."""
-    return training_batches(
+    """This process's rows of every batch, with token ids where nothing is kept, else with the
+    states of the language model.
+
+    `features`: those of images by frozen encoders, where they are kept. They need the model, which
+    is built after `TrainingData`, so that its builder of examples gets them only here.
+    """
+    batches = training_batches(
         data.prepared,
         replace(data.build_example, cached_features=features),
         batch_size=config.train.batch_size,
@@ -342,6 +337,14 @@ def make_batches(
         shard=(jax.process_index(), jax.process_count()),
         workers=config.data.workers,
     )
+    if config.data.keeps_nothing:
+        return batches
+    # States on disk are shared by runs of any precision.
+    precision = "float32" if config.data.cache_dir else config.train.matmul_precision
+    encoder = BatchEncoder(data.texts, precision)
+    # Devices that share the weights of the language model wait for each other in each of its
+    # programs, and would do so for ever if two threads gave them programs in different orders.
+    return encode_ahead(batches, encoder, in_thread=config.distributed.fsdp == 1)
 
 
 def make_text_encoder(data: TrainingData, config: Config, mesh: Mesh) -> Callable[[Batch], Batch]:
@@ -352,12 +355,27 @@ def make_text_encoder(data: TrainingData, config: Config, mesh: Mesh) -> Callabl
     encoder = data.texts.encoder
     weights = place(mesh, encoder.weights)
 
+    @partial(jax.jit, out_shardings=row_sharding(mesh))
+    def states_of_ids(weights: nnx.State, ids: jax.Array) -> jax.Array:
+        return encoder.states_of_ids(weights, ids, config.train.matmul_precision)
+
     def encode(batch: Batch) -> Batch:
-        ids = {name: batch[name] for name in ("text", "type_text") if name in batch}
-        precision = config.train.matmul_precision
-        return batch | {name: encoder.states_of_ids(weights, ids[name], precision) for name in ids}
+        ids = {name: batch[name] for name in TEXT_FIELDS if name in batch}
+        return batch | {name: states_of_ids(weights, ids[name]) for name in ids}
 
     return encode
+
+
+def make_example(data: TrainingData, features: Lookup | None) -> Batch:
+    """An example as a step reads it, with blank states, whose shapes are those of all."""
+    build_example = replace(data.build_example, cached_features=features)
+    example = VisitBuilder(data.prepared, build_example)(0, np.random.default_rng(0))
+    encoder = data.texts.encoder
+    for name in TEXT_FIELDS:
+        if name in example:
+            shape = (*example[name].shape, len(encoder.layers), encoder.sizes.dim)
+            example[name] = np.zeros(shape, np.float16)
+    return example
 
 
 def print_parameters(params: nnx.State, constants: nnx.State, texts: TextStates) -> None:
@@ -453,19 +471,15 @@ def train(config: Config) -> Path:
 
     with ExitStack() as stack:
         # Run folder, which no other command may train in until this one ends.
-        if config.resume:
+        if resumed is None:
+            folder = run_on_main(lambda: stack.enter_context(new_run(config)))
+        else:
             folder = resumed_folder(config)
-        else:
-            folder = run_on_main(lambda: make_folder(config.run))
-        run_on_main(lambda: stack.enter_context(lock_run(folder)))
-        if resumed is not None:
+            run_on_main(lambda: stack.enter_context(lock_run(folder)))
             check_unchanged(folder, resumed, config)
-        else:
-            run_on_main(lambda: write_config(folder, config))
         print(f"run folder {folder}", flush=True)
 
-        # Data: images are prepared and sentences encoded once. What is wrong with a split is found
-        # now.
+        # Data. What is wrong with a split is found now.
         data = prepare_data(config, log)
         run_on_main(lambda: check_inputs(folder, config, sizes, data.texts, data.sha256))
         dev = open_data(config, config.train.select_on, config.train.evaluate_samples)
@@ -512,13 +526,21 @@ def train(config: Config) -> Path:
         if position is not None:
             batches.set_state(position)
 
+        # The step is compiled while the first batches are made.
+        first_step = int(state.step) + 1
+        if first_step <= config.train.steps:
+            batches.start_prefetch()
+            example = make_example(data, features)
+            shapes = batch_shapes(mesh, example, config.train.batch_size)
+            train_step = compile_step(train_step, state, constants, shapes, names)
+            log("the first step is compiled")
+
         # Loop.
         logs = Logs(folder, config, start=int(state.step))
         stop = StopOnSignal(mesh)
         predictor = Predictor(
             config.model, graphdef, nnx.merge_state(state.weights, constants), data.texts
         )
-        first_step = int(state.step) + 1
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
             batch = next(batches)
@@ -560,6 +582,8 @@ def train(config: Config) -> Path:
                     if evaluates:
                         giou = log_evaluation(results, dev, step, folder, logs)
                 checkpoints.save(state, constants, batches, giou, calibration)
+                if config.run is None and not config.resume and is_main_process():
+                    point_latest(folder)
             if is_last:
                 break
 
@@ -570,7 +594,8 @@ def train(config: Config) -> Path:
         # Report on the best checkpoint.
         if stopped:
             print(
-                f"stopped at step {int(state.step)}; continue with --resume --run {folder}",
+                f"stopped at step {int(state.step)}; continue with "
+                f"python -m r2sm_jax.train --resume --run {folder}",
                 flush=True,
             )
         else:
@@ -607,7 +632,8 @@ def calibrate_masks(
     that have no target, the presence.
     """
     uncalibrated = Calibration(type_temperature=calibration.type_temperature)
-    results = evaluate_source(predictor.updated(calibration=uncalibrated), dev, MASK_SHIFTS)
+    uncalibrated_predictor = predictor.updated(calibration=uncalibrated)
+    results = evaluate_source(uncalibrated_predictor, dev, MASK_SHIFTS, name="dev")
 
     iou = iou_at_shifts(results.results)
     index = best_shift(iou)
@@ -665,8 +691,23 @@ def report_on_best(
     report["meta"]["minutes"] = round((time.monotonic() - started) / 60, 2)
     if is_main_process():
         write_report(report, evaluated, folder)
-    print_markdown(report_markdown(report, brief=True))
-    print(f"finished in {report['meta']['minutes']} minutes: {folder / 'report.html'}", flush=True)
+        lines = describe_result(report)
+        lines.append(f"report: {folder / 'report.html'}")
+        lines.append(f"next: {write_question(folder, next(iter(sources.values())))}")
+        print("\n".join(lines), flush=True)
+
+
+def write_question(folder: Path, source: Source) -> str:
+    """Saves a picture of a split in the run folder; returns the command that asks about it."""
+    index = next(index for index in range(len(source)) if source.queries_at(index))
+    sample = source[index]
+    # The amodal ones come first.
+    query = min(sample.queries, key=lambda query: query.mask_type)
+    picture = folder / "question.png"
+    with atomic_write(picture) as part:
+        Image.fromarray(sample.image).save(part, "PNG")
+    arguments = [str(folder), str(picture), query.text]
+    return shlex.join(["python", "-m", "r2sm_jax.predict", *arguments])
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from r2sm_jax.evaluation.completion import completer_figures, reference_figures
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_step
-from r2sm_jax.training.run_folder import lock_run, make_folder, write_config
+from r2sm_jax.training.run_folder import new_run, point_latest
 
 EXAMPLES_PER_IMAGE = 4
 """Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
@@ -127,9 +127,7 @@ def train_completer(config: Config) -> Path:
     state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
 
     with ExitStack() as stack:
-        folder = make_folder(config.run)
-        stack.enter_context(lock_run(folder))
-        write_config(folder, config)
+        folder = stack.enter_context(new_run(config))
         log = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
         print(f"run folder {folder}", flush=True)
         write_line(log, {"step": 0, "references": references})
@@ -150,6 +148,8 @@ def train_completer(config: Config) -> Path:
                 figures = references | figures
                 write_line(log, {"step": step, "threshold": completer.threshold, "dev": figures})
                 save_completer(folder, completer.config, completer.weights, completer.threshold)
+                if config.run is None:
+                    point_latest(folder)
                 print_figures(figures)
     return folder
 

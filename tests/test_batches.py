@@ -194,14 +194,18 @@ def test_the_head_learns_from_queries_and_from_sentences_about_anything():
 
 def test_queries_that_are_too_long_are_left_out():
     p = prepared()
+
+    def count_tokens(texts):
+        return [9 * (text in p["texts"][1:3]) for text in texts]
+
     for seed in range(20):
-        e = assemble(p, seed, has_text_head=True, count_tokens=lambda t: 9 * (t in p["texts"][1:3]))
+        e = assemble(p, seed, has_text_head=True, count_tokens=count_tokens)
         assert e["query_mask"].tolist() == [True] * 2 + [False] * 2
         assert {len(p["texts"][1]), len(p["texts"][2])}.isdisjoint(
             {*e["text"][:, 0, 0, 0], *e["type_text"][:, 0, 0, 0]}
         )
         assert e["type_valid"].sum() == 2 and not e["query_instances"][2:].any()
-    assert not assemble(p, count_tokens=lambda _: 9)["query_mask"].any()
+    assert not assemble(p, count_tokens=lambda texts: [9] * len(texts))["query_mask"].any()
 
 
 def test_everything_beyond_the_sample_is_padding():
@@ -297,7 +301,7 @@ def source():
     return source
 
 
-def test_worker_processes_get_the_source_once(monkeypatch):
+def test_worker_processes_get_the_source_once(monkeypatch, tmp_path):
     """A copy of it in every piece of work would read and keep its photos anew."""
 
     class Pool:
@@ -319,15 +323,15 @@ def test_worker_processes_get_the_source_once(monkeypatch):
     monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
     source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
     one = source[3]
-    assert source.cache()
-    assert np.array_equal(source[3]["image"], one["image"]) and source.texts(3) == one["texts"]
+    assert source.cache(str(tmp_path))
+    assert np.array_equal(source[3]["image"], one["image"]) and source[3]["texts"] == one["texts"]
 
 
-def test_worker_processes_prepare_what_this_process_does(monkeypatch):
+def test_worker_processes_prepare_what_this_process_does(monkeypatch, tmp_path):
     monkeypatch.setattr(prepare_module, "MIN_SAMPLES_FOR_POOL", 4)
     source = PreparedSource(open_source("scenes", "train", count=5, size=16), 16, 8)
     here = [source[index] for index in range(5)]
-    assert source.cache()
+    assert source.cache(str(tmp_path))
     assert all(same(source[index], one) for index, one in enumerate(here))
 
 

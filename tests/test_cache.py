@@ -29,7 +29,7 @@ from r2sm_jax.models.encoder_sizes import EncoderSizes, PlainViTSizes
 from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
-from r2sm_jax.train import main, prepare_data
+from r2sm_jax.train import main, make_batches, prepare_data
 from r2sm_jax.training.frozen_features import can_precompute
 
 SENTENCES = [
@@ -176,12 +176,8 @@ def test_states_beyond_the_memory_that_they_may_take_are_in_files(
     in_files = texts()
     for part in (SENTENCES[:1], SENTENCES[1:]):
         in_files.encode(part)
-    assert [isinstance(in_files.cache._states[s], np.ndarray) for s in SENTENCES] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    kept = [s for s in SENTENCES if isinstance(in_files.cache._states[s], np.ndarray)]
+    assert len(kept) < len(SENTENCES) / 2
     assert not list(tmp_path.iterdir())  # a process that is killed leaves nothing behind
     for sentence in SENTENCES:
         assert in_files.count_tokens(sentence) == in_memory.count_tokens(sentence)
@@ -311,12 +307,15 @@ def test_samples_are_prepared_once_for_all_runs(kind, tmp_path, monkeypatch, req
         assert source.cache(folder and str(folder))
         return source
 
-    fresh, first = prepared(5, None), prepared(4)
+    first = prepared(4)
     assert drawn == [0, 0, 1, 2, 3]  # the first one tells how large they are
     again = prepared(5)
     assert drawn == [0, 4]
-    for index in range(5):
-        assert same(fresh[index], again[index]) and again.texts(index) == fresh.texts(index)
+    fresh = prepared(5, None)
+    assert drawn == [0]  # the rest at its first visit
+    for index in (3, 0, 4, 3, 2, 1, 0):
+        assert same(fresh[index], again[index])
+    assert drawn == [0, 3, 0, 4, 2, 1]
     assert same(first[3], again[3]) and not same(again[3], again[4])
     monkeypatch.setattr(prepare, "MAX_DISK_BYTES", 1)
     assert not PreparedSource(open_source(spec, count=3), 48, 12).cache(str(tmp_path / "cache"))
@@ -396,7 +395,9 @@ def test_why_features_are_not_cached(tmp_path, capsys):
 def test_sentences_and_prepared_scenes_are_kept_for_other_runs(tiny_config, tmp_path, capsys):
     data = replace(tiny_config.data, cache_dir=str(tmp_path / "cache"))
     config = replace(tiny_config, data=data)
-    prepare_data(config, print)
+    batches = make_batches(prepare_data(config, print), config)
+    next(batches)
+    batches.close()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     assert not can_precompute(config)
     assert "not cached, since no image encoder is frozen" in capsys.readouterr().out

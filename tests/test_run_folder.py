@@ -2,9 +2,11 @@
 goes on and answers with what it was trained with, or not at all."""
 
 import json
+import os
 import re
 import resource
 import shutil
+import signal
 import sys
 from collections import namedtuple
 from dataclasses import replace
@@ -19,6 +21,7 @@ import pytest
 from flax import nnx
 from tiny_models import write_bert
 
+from r2sm_jax.config import Config
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
@@ -31,8 +34,8 @@ from r2sm_jax.training.run_folder import (
     check_language_model,
     check_unchanged,
     make_folder,
+    new_run,
     read_config,
-    write_config,
 )
 from r2sm_jax.training.step import TrainState
 
@@ -199,14 +202,85 @@ def test_folders_that_are_no_run_are_told_apart(tiny_run, tmp_path):
         load(tmp_path)
 
 
-def test_runs_latest_points_at_the_newest(tiny_config, tmp_path, monkeypatch):
+# A start that fails.
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def interrupt(config: Config, save: str = "") -> Path:
+    """Begins a run, writes as it does, perhaps saves something, and interrupts it with SIGTERM."""
+    with pytest.raises(KeyboardInterrupt), new_run(config) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        (folder / "checkpoints" / "1.tmp").mkdir(parents=True)
+        if save:
+            (folder / save).mkdir(parents=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return folder
+
+
+def test_a_start_that_fails_leaves_nothing(tiny_flags, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_config(make_folder("elsewhere"), replace(tiny_config, run="elsewhere"))
-    assert not LATEST.exists()
-    config = replace(tiny_config, run=None)
-    first = make_folder(None)
-    write_config(first, config)
-    assert LATEST.resolve() == first.resolve() and read_config(LATEST) == config
+    assert "--model.text.dim 48" in refused(main, *tiny_flags, "--model.text.dim", 48)
+    assert files(tmp_path) == set()
+
+
+def test_an_interrupted_run_stays_only_if_it_has_saved_weights(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    interrupt(replace(tiny_config, run="a/b"))
+    interrupt(replace(tiny_config, run=None))
+    assert files(tmp_path) == set()
+
+    # What was in the folder before is not the run's.
+    mine = tmp_path / "mine" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("")
+    interrupt(replace(tiny_config, run="mine"))
+    assert files(tmp_path) == {"mine", "mine/notes.txt"}
+
+    for save in ("checkpoints/2", "not_finite/checkpoints/3", "completer.json"):
+        folder = interrupt(replace(tiny_config, run=f"run of {save[:9]}"), save)
+        assert (folder / save).exists() and read_config(folder).run == str(folder)
+
+
+def test_a_folder_that_another_process_trains_in_is_left_alone(tiny_config, tmp_path):
+    config = replace(tiny_config, run=str(tmp_path / "run"))
+    with new_run(config):
+        before = files(tmp_path)
+        with pytest.raises(InputError, match="another process"), new_run(config):
+            pass
+        assert files(tmp_path) == before
+
+
+@pytest.mark.usefixtures("steps_alone")
+def test_runs_latest_points_at_the_newest_with_a_checkpoint(
+    tiny_config, tmp_path, monkeypatch, command, tiny_flags
+):
+    monkeypatch.chdir(tmp_path)
+    flags = [*tiny_flags, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
+    assert command(main, *flags, "--train.steps", 2, "--run", "elsewhere").code == 0
+    assert not LATEST.is_symlink()
+
+    def exit_code(step: int) -> int:
+        def add(self, number, values, **options):
+            if number == step:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Logs, "add", add)
+            return command(main, *flags).code
+
+    assert exit_code(3) == 130
+    (first,) = [path for path in Path("runs").iterdir() if not path.is_symlink()]
+    assert LATEST.resolve() == first.resolve() and (first / "checkpoints" / "2").is_dir()
+    assert exit_code(2) == 130
+    assert set(Path("runs").iterdir()) == {first, LATEST} and LATEST.resolve() == first.resolve()
+
+
+def test_more_steps_are_answered_with_init(tiny_run, refused):
+    sentence = refused(main, "--resume", "--run", tiny_run, "--train.steps", 9)
+    assert "train.steps (4 in the run, 9 now)" in sentence and f"--init {tiny_run}" in sentence
 
 
 # What a run was trained with.

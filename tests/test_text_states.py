@@ -151,14 +151,31 @@ def test_products_are_part_of_what_is_compiled(folders):
     """States that training encodes in bfloat16 differ, and do not change what is encoded after
     them."""
     texts = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
-    exact = TextStates(str(folders["bert"]), layers=(LAYERS,), max_tokens=20)
-    texts.encode(SENTENCES[:1], precision="bfloat16")
-    exact.encode(SENTENCES[:1])
-    assert 0 < np.abs(texts.states_of(SENTENCES[0]) - exact.states_of(SENTENCES[0])).max() < 0.1
-    same_shape = SENTENCES[0].replace("red", "blue")
-    texts.encode([same_shape])
-    exact.encode([same_shape])
-    np.testing.assert_array_equal(texts.states_of(same_shape), exact.states_of(same_shape))
+    ids = {0: tokens_of(texts, SENTENCES[0])}
+
+    def states(precision: str) -> np.ndarray:
+        return dict(texts.encoder.encode_by_length(ids, precision=precision))[0]
+
+    exact = states("float32")
+    assert 0 < np.abs(states("bfloat16") - exact).max() < 0.1
+    np.testing.assert_array_equal(states("float32"), exact)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_states_do_not_depend_on_what_is_encoded_with_them(kind, precision, folders):
+    """To the bit: a run that goes on encodes other sentences together than the one before."""
+    texts = TextStates(str(folders[kind]), layers=(0, 1, LAYERS), max_tokens=20)
+    words = "the red mug behind a book and what holds coffee".split()
+    rng = np.random.default_rng(0)
+    sentences = {" ".join(rng.choice(words, size)) for size in range(1, 12) for _ in range(60)}
+    token_ids = {sentence: tokens_of(texts, sentence) for sentence in sentences}
+    together = dict(texts.encoder.encode_by_length(token_ids, precision=precision))
+    assert together.keys() == sentences
+    for part in np.array_split(rng.permutation(sorted(sentences)), 7):
+        ids = {str(sentence): token_ids[sentence] for sentence in part}
+        for sentence, states in texts.encoder.encode_by_length(ids, precision=precision):
+            assert states.tobytes() == together[sentence].tobytes(), sentence
 
 
 # Bad input.

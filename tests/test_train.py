@@ -3,6 +3,7 @@ one."""
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from listed_source import ListedSource
 
-from r2sm_jax import train as train_module
+from r2sm_jax import predict, train as train_module
 from r2sm_jax.config import Config, LoopConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference import run as runs
@@ -160,10 +161,21 @@ def test_sigterm_saves_exits_with_0_and_the_run_goes_on_exactly(
 
 
 def test_a_finished_run_can_be_resumed_and_only_reports(tiny_run, command, tmp_path):
-    run = Path(shutil.copytree(tiny_run, tmp_path / "copy"))
+    run = Path(shutil.copytree(tiny_run, tmp_path / "a copy"))
     (run / "report.json").unlink()
     end = command(main, "--resume", "--run", run)
     assert end.code == 0 and "resumed at step 4" in end.out and (run / "report.json").exists()
+
+    # It ends with what it reached, on what, where the report is, and a command that works.
+    reached, on, report, following = end.out.splitlines()[-4:]
+    figures = json.loads((run / "report.json").read_text())["splits"]["val"]["all"]
+    assert f"{100 * figures['giou']:.2f}" in reached
+    assert f"{figures['queries']:,} queries" in on
+    assert Path(report.partition(": ")[2]) == run / "report.html"
+    arguments = shlex.split(following.partition(": ")[2])
+    assert arguments[:3] == ["python", "-m", "r2sm_jax.predict"]
+    answer = command(predict.main, *arguments[3:], "--out", tmp_path / "answer")
+    assert answer.code == 0, answer
 
 
 def test_resuming_with_another_configuration_is_refused_by_field(tiny_run, tiny_flags, refused):
@@ -224,10 +236,10 @@ def test_crops_and_colours_are_drawn_at_each_visit(tiny_config, capsys):
 def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(
     tiny_flags, tmp_path, refused, monkeypatch
 ):
-    make, indices = train_module.jit_train_step, []
+    compile_step, indices = train_module.compile_step, []
 
-    def broken(*arguments, **options):
-        step = make(*arguments, **options)
+    def broken(*arguments):
+        step = compile_step(*arguments)
 
         def train_step(state, constants, batch, names):
             indices.append(np.asarray(batch["index"]).tolist())
@@ -236,7 +248,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_images_and_state(
 
         return train_step
 
-    monkeypatch.setattr(train_module, "jit_train_step", broken)
+    monkeypatch.setattr(train_module, "compile_step", broken)
     flags = ["--train.log-every", 100, "--train.checkpoint-every", 2, "--train.evaluate-every", 100]
     message = refused(main, *tiny_flags, "--run", tmp_path / "run", *flags)
     assert "step 3: " in message and f"images {', '.join(map(str, indices[2]))};" in message

@@ -15,9 +15,9 @@ k = queries, q = slots, t = tokens, l = layers of the language model, e = their 
     slot_targets     int   [b k q]       the first q of them; -1 = none
     is_amodal        bool  [b k]         the query asks for the complete shape
     query_mask       bool  [b k]         a query, not padding
-    text             f16   [b k t l e]   frozen token states; or int32 [b k t], token ids, which the
-                                         training loop replaces by states before each step
-                                         (`DataConfig.keeps_nothing`)
+    text             f16   [b k t l e]   frozen token states, which replace token ids, int32
+                                         [b k t]: some batches ahead (encoded_batches.py), or just
+                                         before the step (`DataConfig.keeps_nothing`)
     text_mask        bool  [b k t]       a token, not padding
     prompt_points    f32   [b k p 2]     x y of the points of prompts, in units of the padded side,
                                          where the model reads prompts
@@ -28,7 +28,7 @@ and, for a mask-type head that reads words alone, the f = `NUM_TYPE_SENTENCES` s
 that it learns from:
 
     type_text        f16   [b f t l e]   states of some queries and of sentences without an image;
-                                         token ids int32 [b f t] where `text` has ids
+                                         token ids int32 [b f t] before, as `text`
     type_text_mask   bool  [b f t]       their tokens, some hidden
     type_is_amodal   bool  [b f]
     type_valid       bool  [b f]         a sentence, not padding
@@ -97,8 +97,8 @@ class ExampleBuilder:
     """Tokens that the sentences of the mask-type head are padded to; 0 = `tokens`."""
     has_text_head: bool = False
     """Whether a mask-type head learns from words alone."""
-    count_tokens: Callable[[str], int] | None = None
-    """The number of tokens of a query; those of more than `tokens` are left out."""
+    count_tokens: Callable[[Sequence[str]], list[int]] | None = None
+    """The numbers of tokens of queries; those of more than `tokens` are left out."""
     prompts: bool = False
     """Whether some queries get boxes and clicks."""
     cached_features: Callable[[int], Batch] | None = None
@@ -106,7 +106,7 @@ class ExampleBuilder:
 
     def __call__(self, index: int, prepared: Prepared, rng: np.random.Generator) -> Batch:
         """One example of sample `index`."""
-        usable = [i for i, text in enumerate(prepared["texts"]) if self._fits(text)]
+        usable = self._find_usable(prepared["texts"])
         # Without a usable query the permutation is an empty array of floats, which is no index.
         rows = np.sort(rng.permutation(usable)[: self.queries].astype(int))
         is_mirrored = self.mirror and rng.random() < 0.5
@@ -133,8 +133,11 @@ class ExampleBuilder:
             example |= self.cached_features(index)
         return example
 
-    def _fits(self, text: str) -> bool:
-        return self.count_tokens is None or self.count_tokens(text) <= self.tokens
+    def _find_usable(self, texts: Sequence[str]) -> list[int]:
+        """The positions of the sentences that are not too long."""
+        if self.count_tokens is None:
+            return list(range(len(texts)))
+        return [i for i, count in enumerate(self.count_tokens(texts)) if count <= self.tokens]
 
     def _instance_arrays(self, prepared: Prepared, columns: np.ndarray) -> Batch:
         """The masks and names of the instances `columns`, padded to `instances`."""
@@ -222,18 +225,34 @@ def pad(values: np.ndarray, *sizes: int, fill: float = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The `text_states` of an `ExampleBuilder` where the language model runs in the training loop
-    (`make_text_encoder` in train.py)."""
+    """The `text_states` of an `ExampleBuilder` in training: token ids, which are replaced by states
+    before a step reads them (encoded_batches.py; `make_text_encoder` in train.py)."""
 
     tokenizer: QueryTokenizer
+    memory: dict[str, list[int]] | None = None
+    """The ids of all sentences so far; None where sentences do not come again."""
 
     def __call__(self, texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids with `NO_TOKEN` in place of padding, and which of them are real, `[k t]`."""
-        ids = self.tokenizer.padded(texts, tokens)
+        ids = np.full((len(texts), tokens), NO_TOKEN, np.int32)
+        for row, of_text in enumerate(self._ids(texts)):
+            ids[row, : len(of_text)] = of_text[:tokens]
         mask = ids != NO_TOKEN
         # A sentence without tokens keeps its first place, as in `pad_ids`: attention needs one.
         mask[:, 0] = True
         return ids, mask
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of tokens of sentences, up to the limit of the tokenizer."""
+        return [len(of_text) for of_text in self._ids(texts)]
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.memory is None:
+            return self.tokenizer(texts) if texts else []
+        new = [text for text in dict.fromkeys(texts) if text not in self.memory]
+        if new:
+            self.memory.update(zip(new, self.tokenizer(new), strict=True))
+        return [self.memory[text] for text in texts]
 
 
 @dataclass(frozen=True)

@@ -158,11 +158,15 @@ class FeatureCache:
     def make_room(self, what: str, count: int, num_bytes: int) -> None:
         """Says how much will be written, unless that is little, before anything is.
 
-        Raises InputError if the disk does not have that much to spare.
+        Raises InputError as `check_room`.
         """
-        free = shutil.disk_usage(self.folder).free
         if num_bytes >= MIN_REPORTED_BYTES:
             print(f"keeping {count:,} {what}, {decimal(num_bytes)}, in {self.folder}", flush=True)
+        self.check_room(what, count, num_bytes)
+
+    def check_room(self, what: str, count: int, num_bytes: int) -> None:
+        """Raises InputError if the disk does not have that much to spare."""
+        free = shutil.disk_usage(self.folder).free
         if count and num_bytes + SPARE_BYTES > free:
             raise InputError(
                 f"{self._flag}: {count:,} {what} take {decimal(num_bytes)} and the disk has "

@@ -13,14 +13,16 @@ import numpy as np
 from jaxtyping import UInt8
 
 from r2sm_jax.data import masks
-from r2sm_jax.data.cache import FeatureCache, digest
+from r2sm_jax.data.cache import Arrays, FeatureCache, digest
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.letterbox import Letterbox
+from r2sm_jax.progress import show_progress
 
 Prepared = dict[str, Any]
 """One sample: arrays as in a batch (batches.py) without its axis, of all instances and all queries,
 and `texts`, the sentences of the queries."""
-NUM_HASHED_SAMPLES = 64
+NUM_READ_SAMPLES = 64
+"""So many tell how long the sentences of all are, and whether the data are the same as before."""
 MIN_SAMPLES_FOR_POOL = 256
 """Fewer samples are prepared before other processes have started."""
 MAX_MEMORY_BYTES = 4 << 30
@@ -149,16 +151,24 @@ class PreparedSource:
         self.prepare = partial(
             prepare, image_size=image_size, mask_size=mask_size, vocabulary=source.vocabulary
         )
-        self._cached: list[Prepared] | CachedSamples | None = None
+        # Samples that the method `cache` has stored; or those that it keeps from their first visit
+        # on.
+        self._stored: CachedSamples | None = None
+        self._kept: dict[int, Prepared] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Prepared:
         """Sample `index`, not cropped."""
-        if self._cached is not None:
-            return self._cached[index]
-        return self.prepare(self.source[index])
+        if self._stored is not None:
+            return self._stored[index]
+        if self._kept is None:
+            return self.prepare(self.source[index])
+        # Two threads may prepare one sample, and then keep the same.
+        if index not in self._kept:
+            self._kept[index] = self.prepare(self.source[index])
+        return self._kept[index]
 
     @property
     def is_augmented(self) -> bool:
@@ -175,22 +185,16 @@ class PreparedSource:
             return self.source.at_visit(index, visit)
         return self.source[index]
 
-    def texts(self, index: int) -> tuple[str, ...]:
-        """The sentences of all queries of sample `index`."""
-        if self._cached is not None:
-            return self._cached[index]["texts"]
-        return tuple(query.text for query in self.source.queries_at(index))
+    def read_some(self) -> list[Sample]:
+        """`NUM_READ_SAMPLES` samples at equal distances; all would take minutes."""
+        indices = np.unique(np.linspace(0, len(self) - 1, NUM_READ_SAMPLES).astype(int))
+        return [self.source[index] for index in indices.tolist()]
 
-    def sha256(self, sentences: Sequence[str]) -> str:
-        """Hash of the data: their file, if there is one, all `sentences`, and some samples.
-
-        `NUM_HASHED_SAMPLES` samples at equal distances are hashed whole; all would take minutes.
-        """
+    def sha256(self, sentences: Sequence[str], samples: Sequence[Sample]) -> str:
+        """Hash of the data: their file, if there is one, `sentences`, and some `samples`."""
         total = sha256(self.source.sha256.encode())
         total.update("\0".join([str(len(self)), *sentences]).encode())
-        indices = np.unique(np.linspace(0, len(self) - 1, NUM_HASHED_SAMPLES).astype(int))
-        for index in indices.tolist():
-            sample = self.source[index]
+        for sample in samples:
             total.update(sample.image.tobytes())
             for instance in sample.instances:
                 facts = (
@@ -213,14 +217,15 @@ class PreparedSource:
         process: tuple[int, int] = (0, 1),
         wait: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Prepares every sample now, on all cores. Returns whether it did so.
+        """Keeps prepared samples for later visits. Returns whether it does so.
 
         It does not if samples differ from visit to visit, or if they are too large together, judged
         by the first one.
 
         Args:
             folder: Where the samples of a source that has a fingerprint are stored, also for later
-                runs. Without it they stay in memory.
+                runs; all are prepared now, on all cores. Without it each is prepared at its first
+                visit and stays in memory.
             process: The number of this process, and how many there are. Each prepares its share.
             wait: Returns when all processes have called it, so that all shares are written.
         """
@@ -233,7 +238,7 @@ class PreparedSource:
         if folder is None or fingerprint is None:
             if len(self) * num_bytes > MAX_MEMORY_BYTES:
                 return False
-            self._cached = list(self._prepare_all(range(len(self))))
+            self._kept = {}
             return True
 
         if len(self) * num_bytes > MAX_DISK_BYTES:
@@ -245,12 +250,19 @@ class PreparedSource:
         own_indices = range(number, len(self), num_processes)
         missing = [index for index in own_indices if str(index) not in cache]
         cache.make_room("prepared images", len(missing), len(missing) * num_bytes)
-        samples = zip(missing, self._prepare_all(missing), strict=True)
-        cache.add((str(index), tuple(to_arrays(sample).values())) for index, sample in samples)
+        with show_progress("preparing images, once", len(missing)) as advance:
+            cache.add(self._prepare_for_cache(missing, advance))
         wait()
         cache.refresh()
-        self._cached = CachedSamples(cache, tuple(first))
+        self._stored = CachedSamples(cache, tuple(first))
         return True
+
+    def _prepare_for_cache(
+        self, indices: Sequence[int], advance: Callable[[int], None]
+    ) -> Iterator[tuple[str, Arrays]]:
+        for index, sample in zip(indices, self._prepare_all(indices), strict=True):
+            yield str(index), tuple(to_arrays(sample).values())
+            advance(1)
 
     def _prepare_all(self, indices: Sequence[int]) -> Iterator[Prepared]:
         if len(indices) < MIN_SAMPLES_FOR_POOL:

@@ -7,24 +7,32 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from jaxtyping import Float16
 
-from r2sm_jax.data.cache import FeatureCache, StoredArray, digest, to_float16
+from r2sm_jax.data.cache import FILE_BYTES, FeatureCache, StoredArray, digest, to_float16
 
 MAX_MEMORY_BYTES = 128 << 20
-"""How many states stay in memory. The 93,000 sentences of a default run have 3 GB of states."""
+"""How many states stay in memory. The sentences of the hour's run have 5 GB of states."""
 
 
 class TextStateCache:
     """Token states by sentence: in memory as long as they are few, else in files.
 
-    With a folder all states are in its files, where later runs find them by their token ids.
+    With a folder all states get into its files, where later runs find them by their token ids.
     Without one, the files are temporary.
+
+    Attributes:
+        folder: The folder; None without one.
+        model: A hash of what the states depend on beside the token ids.
     """
 
     def __init__(self, folder: Path | None, model: str):
         """Opens the states that the folder holds for `model`, a hash of model and layers."""
+        self.folder = folder
+        self.model = model
         self._files = None if folder is None else FeatureCache(folder, model)
         self._states: dict[str, np.ndarray | StoredArray] = {}
-        self._memory_left = MAX_MEMORY_BYTES
+        # The sentences whose states are in no file yet, with their token ids.
+        self._unwritten: dict[str, list[int]] = {}
+        self._num_unwritten_bytes = 0
 
     def __contains__(self, sentence: str) -> bool:
         return sentence in self._states
@@ -55,27 +63,43 @@ class TextStateCache:
         return loaded
 
     def add(
-        self,
-        states: Iterable[tuple[str, np.ndarray]],
-        token_ids: Mapping[str, list[int]],
-        num_bytes: int,
+        self, states: Iterable[tuple[str, np.ndarray]], token_ids: Mapping[str, list[int]]
     ) -> None:
-        """Adds the states of new sentences as they are computed, `num_bytes` in all.
+        """Adds the states of new sentences as they are computed. Those that are too many for the
+        memory are written to files.
 
-        `token_ids` are those of all new sentences. Raises InputError if the folder of the cache has
-        no room for the states.
+        `token_ids` are those of the new sentences. Raises InputError as `write`.
         """
+        max_bytes = MAX_MEMORY_BYTES if self._files is None else FILE_BYTES
+        for sentence, array in states:
+            self._states[sentence] = array
+            self._unwritten[sentence] = token_ids[sentence]
+            self._num_unwritten_bytes += array.nbytes
+            if self._num_unwritten_bytes > max_bytes:
+                self.write()
+
+    def write(self) -> None:
+        """Writes all states to files, and refers to them there.
+
+        Raises InputError if the folder of the cache has no room for them.
+        """
+        if not self._unwritten:
+            return
         if self._files is not None:
-            self._files.make_room("sentences", len(token_ids), num_bytes)
-            self._write(self._files, states, token_ids)
-        elif num_bytes <= self._memory_left:
-            self._states |= dict(states)
-            self._memory_left -= num_bytes
+            self._files.check_room("sentences", len(self._unwritten), self._num_unwritten_bytes)
+            self._write(self._files)
         else:
             # Open files stay readable when their folder is gone, so that a process that is killed
             # leaves nothing behind. Windows keeps the folder.
             with TemporaryDirectory(prefix="r2sm_jax_", ignore_cleanup_errors=True) as folder:
-                self._write(FeatureCache(Path(folder), "states"), states, token_ids)
+                self._write(FeatureCache(Path(folder), "states"))
+        self._unwritten = {}
+        self._num_unwritten_bytes = 0
+
+    def save(self) -> None:
+        """Writes what is not in the folder yet, if there is one."""
+        if self._files is not None:
+            self.write()
 
     def add_request(self, states: Mapping[str, np.ndarray]) -> None:
         """Adds the states of a request. They stay in memory until `forget`."""
@@ -85,18 +109,11 @@ class TextStateCache:
         """Drops a sentence from memory."""
         self._states.pop(sentence, None)
 
-    def _write(
-        self,
-        files: FeatureCache,
-        states: Iterable[tuple[str, np.ndarray]],
-        token_ids: Mapping[str, list[int]],
-    ) -> None:
-        """Writes states to files, and refers to them there."""
-        files.add(
-            (key_of_ids(token_ids[sentence]), (to_float16(array),)) for sentence, array in states
-        )
-        for sentence, ids in token_ids.items():
-            self._states[sentence] = files.stored(key_of_ids(ids))
+    def _write(self, files: FeatureCache) -> None:
+        keys = {sentence: key_of_ids(ids) for sentence, ids in self._unwritten.items()}
+        files.add((key, (to_float16(self[sentence]),)) for sentence, key in keys.items())
+        for sentence, key in keys.items():
+            self._states[sentence] = files.stored(key)
 
 
 def key_of_ids(ids: list[int]) -> str:

@@ -8,10 +8,11 @@ TextStateCache      sentence -> token states, in memory or in files (text_cache.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -26,9 +27,13 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.models.hub import find_model, weights_sha256
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.text_encoder import load_text_encoder
+from r2sm_jax.progress import show_progress
 
-BATCH_TOKENS = 2048
-"""How many tokens are encoded at once in training, padding included."""
+T = TypeVar("T", bound=Hashable)
+
+BATCH_TOKENS = 512
+"""How many tokens are encoded at once, padding included. A few training batches have some hundred
+new sentences of each length; with more at once, more rows would be empty."""
 LENGTH_STEP = 4
 """In training, sentences of similar length are encoded together, padded to a multiple of this: few
 shapes are compiled and little padding is computed."""
@@ -111,6 +116,38 @@ class FrozenTextEncoder:
         # A sentence without tokens has the state of one padding token, see `pad_ids`.
         counts = [max(len(tokens), 1) for tokens in token_ids]
         return [states[row, :count].copy() for row, count in enumerate(counts)]
+
+    def encode_by_length(
+        self,
+        token_ids: Mapping[T, list[int]],
+        *,
+        precision: MatmulPrecision = "float32",
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Iterator[tuple[T, Float16[np.ndarray, "_t l e"]]]:
+        """Yields the states of sentences, those of equal padded length after one another.
+
+        The states of a sentence do not depend on those that it is encoded with, to the bit: its
+        padded length alone says which program computes them, and a program computes all of its rows
+        alike. So a run that goes on has the states of the run that it continues.
+
+        Args:
+            token_ids: Of the sentences, by a name for each.
+            precision: How dense layers multiply.
+            advance: Is told how many are done.
+        """
+
+        def padded_length(name: T) -> int:
+            return round_up(max(len(token_ids[name]), 1), LENGTH_STEP)
+
+        for length, group in groupby(sorted(token_ids, key=padded_length), key=padded_length):
+            names = list(group)
+            rows = max(1, BATCH_TOKENS // length)
+            for start in range(0, len(names), rows):
+                batch = names[start : start + rows]
+                ids = [token_ids[name] for name in batch]
+                states = self(ids, rows=rows, length=length, precision=precision)
+                yield from zip(batch, states, strict=True)
+                advance(len(batch))
 
 
 class TextStates:
@@ -220,17 +257,16 @@ class TextStates:
         """The number of tokens of a sentence that was encoded."""
         return self.cache.num_tokens(sentence)
 
-    def encode(self, sentences: Iterable[str], *, precision: MatmulPrecision = "float32") -> int:
-        """Encodes the sentences that are new; returns how many these were.
-
-        `precision` says how dense layers multiply.
-        """
+    def encode(self, sentences: Iterable[str]) -> int:
+        """Encodes the sentences that are new; returns how many these were."""
         with self._lock:
             token_ids = self._find_unencoded(sentences)
-            num_tokens = sum(max(len(ids), 1) for ids in token_ids.values())
-            num_bytes = 2 * num_tokens * len(self.layers) * self.dim  # float16
-            states = self._encode_by_length(token_ids, precision)
-            self.cache.add(states, token_ids, num_bytes)
+            if not token_ids:
+                return 0
+            with show_progress("encoding sentences", len(token_ids)) as advance:
+                states = self.encoder.encode_by_length(token_ids, advance=advance)
+                self.cache.add(states, token_ids)
+            self.cache.save()
             return len(token_ids)
 
     def for_request(
@@ -319,23 +355,6 @@ class TextStates:
         token_ids = dict(zip(new, self.tokenizer(new), strict=True))
         loaded = self.cache.load(token_ids)
         return {sentence: ids for sentence, ids in token_ids.items() if sentence not in loaded}
-
-    def _encode_by_length(
-        self, token_ids: Mapping[str, list[int]], precision: MatmulPrecision
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the states of all sentences, those of equal padded length after one another."""
-
-        def padded_length(sentence: str) -> int:
-            return round_up(max(len(token_ids[sentence]), 1), LENGTH_STEP)
-
-        for length, group in groupby(sorted(token_ids, key=padded_length), key=padded_length):
-            names = list(group)
-            rows = max(1, BATCH_TOKENS // length)
-            for start in range(0, len(names), rows):
-                batch = names[start : start + rows]
-                ids = [token_ids[sentence] for sentence in batch]
-                states = self.encoder(ids, rows=rows, length=length, precision=precision)
-                yield from zip(batch, states, strict=True)
 
 
 def quantile(counts: Sequence[int], share: float) -> int:

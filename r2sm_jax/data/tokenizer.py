@@ -70,17 +70,6 @@ class QueryTokenizer:
                 self.truncated.add(sentence)
         return [encoding.ids for encoding in encodings]
 
-    def count(self, sentence: str) -> int:
-        """The number of tokens of a sentence, up to the limit."""
-        return len(self._encode([sentence])[0].ids)
-
-    def padded(self, sentences: Sequence[str], length: int) -> Int[np.ndarray, "k t"]:
-        """Token ids, cut or filled up to `length`; `NO_TOKEN` is in place of padding."""
-        ids = np.full((len(sentences), length), NO_TOKEN, np.int32)
-        for row, tokens in enumerate(self(sentences)):
-            ids[row, : len(tokens)] = tokens[:length]
-        return ids
-
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the lock: a copy in another process has a lock of its own."""
         return self.__dict__ | {"_lock": None}

@@ -44,7 +44,7 @@ def evaluate(
     """
     evaluated = {}
     for name, source in sources.items():
-        evaluated[name] = (source, evaluate_source(predictor, source))
+        evaluated[name] = (source, evaluate_source(predictor, source, name=name))
     sentences = {}
     if spec == "scenes":
         sentences["val_r2sm"] = evaluate_sentences(predictor, intent_sentences("val_r2sm"))

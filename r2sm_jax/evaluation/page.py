@@ -35,6 +35,14 @@ from r2sm_jax.evaluation.tables import (
 
 PICTURE_SIZE = 288
 """Pixels of a picture's longer side."""
+TRAINING_LOG = "metrics.jsonl"
+"""What a run logs, in its folder."""
+SVG_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",
+    "font.size": 9,
+}
+"""Text stays text, and ids come from a fixed salt."""
 
 Gallery = Mapping[str, Sequence[Sequence[Panel]]]
 """Title -> rows of panels; a row is one query."""
@@ -42,11 +50,11 @@ Curve = list[dict[str, float]]
 
 
 class Chart(NamedTuple):
-    """A drawing of calibration curves, with its title and axes."""
+    """A drawing of curves."""
 
     title: str
-    x: str
-    y: str
+    text: str
+    """What the drawing shows."""
     svg: str
 
 
@@ -66,13 +74,41 @@ def write_report(report: dict[str, Any], evaluated: Evaluated, folder: Path) -> 
     with atomic_write(folder / "report.json") as part:
         part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         (folder / "report.md").write_text(report_markdown(report), "utf-8")
-        (folder / "report.html").write_text(report_page(report, galleries), "utf-8")
+        page = report_page(report, galleries, read_training_log(folder))
+        (folder / "report.html").write_text(page, "utf-8")
         results_by_split = {name: results.results for name, (_, results) in evaluated.items()}
         write_queries(folder / QUERIES_FILE, results_by_split)
 
 
-def report_page(report: dict[str, Any], galleries: Mapping[str, Gallery]) -> str:
-    """Draws the HTML page of a report. Splits without a gallery are said to have no images."""
+def read_training_log(folder: Path) -> list[dict[str, float]]:
+    """Reads what a run has logged, in the order of its steps; [] where a folder is not a run."""
+    path = folder / TRAINING_LOG
+    if not path.is_file():
+        return []
+    by_step: dict[int, dict[str, float]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            # A run that was resumed has logged some steps twice, and a step may have two rows.
+            by_step[row["step"]] = by_step.get(row["step"], {}) | row
+        except (ValueError, KeyError, TypeError):
+            # The line that a run was writing when it was killed.
+            continue
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def report_page(
+    report: dict[str, Any],
+    galleries: Mapping[str, Gallery],
+    training_log: Sequence[Mapping[str, float]] = (),
+) -> str:
+    """Draws the HTML page of a report.
+
+    Args:
+        report: the figures.
+        galleries: examples by split; splits without are said to have no images.
+        training_log: what the run has logged (`read_training_log`), for its curves.
+    """
     tiles = {}
     for name, split in report["splits"].items():
         tiles[f"{name}, {split['all']['queries']:,} queries"] = split_tiles(split)
@@ -83,7 +119,7 @@ def report_page(report: dict[str, Any], galleries: Mapping[str, Gallery]) -> str
         tiles=tiles,
         galleries=galleries,
         without_images=[name for name in report["splits"] if name not in galleries],
-        charts=calibration_charts(report),
+        charts=training_charts(training_log) + calibration_charts(report),
     )
 
 
@@ -135,7 +171,8 @@ def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
             mask_type_curves[f"{name}, ECE {percent(figures['ece'])}"] = figures["reliability"]
     if mask_type_curves:
         title, x, y = "Calibration of the mask-type probability", "confidence", "share right"
-        charts.append(Chart(title, x, y, draw_curves(mask_type_curves, 0.5, x, y)))
+        svg = draw_curves(mask_type_curves, 0.5, x, y)
+        charts.append(Chart(title, describe_calibration(x, y), svg))
 
     iou_curves = {}
     for name, split in report["splits"].items():
@@ -144,8 +181,59 @@ def calibration_charts(report: Mapping[str, Any]) -> list[Chart]:
             iou_curves[f"{name}, mean error {percent(figures['error'])}"] = figures["curve"]
     if iou_curves:
         title, x, y = "Honesty of the predicted IoU", "predicted IoU", "true IoU"
-        charts.append(Chart(title, x, y, draw_curves(iou_curves, 0.0, x, y)))
+        svg = draw_curves(iou_curves, 0.0, x, y)
+        charts.append(Chart(title, describe_calibration(x, y), svg))
     return charts
+
+
+def describe_calibration(x: str, y: str) -> str:
+    """Says how a calibration curve is read."""
+    return f"On the dashed line, {y} equals {x}. Larger dots hold more queries."
+
+
+def training_charts(training_log: Sequence[Mapping[str, float]]) -> list[Chart]:
+    """Draws the loss and the figures of the quick evaluations over the steps of a run.
+
+    There is no chart where nothing was logged.
+    """
+    panels = {
+        "loss": {"loss": "train/loss"},
+        "dev": {"gIoU": "dev/giou", "mask type right": "dev/type_accuracy"},
+    }
+    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for panel, names in panels.items():
+        for label, name in names.items():
+            points = [(row["step"], row[name]) for row in training_log if name in row]
+            if points:
+                curves.setdefault(panel, {})[label] = points
+    if not curves:
+        return []
+    text = "The loss is a mean over the steps between two points. dev is held out of training."
+    return [Chart("Training", text, draw_training(curves))]
+
+
+def draw_training(curves: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> str:
+    """Draws curves over steps as SVG: a panel for each title, in it points by label."""
+    with matplotlib.rc_context(SVG_SETTINGS):
+        figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
+        all_axes = figure.subplots(1, len(curves), squeeze=False)[0]
+        for axes, (title, of_panel) in zip(all_axes, curves.items(), strict=True):
+            for label, points in of_panel.items():
+                steps, values = zip(*points, strict=True)
+                axes.plot(steps, values, linewidth=1.2, marker=".", markersize=3, label=label)
+            axes.set(xlabel="step", ylim=(0, None))
+            axes.set_title(title, fontsize=9)
+            if len(of_panel) > 1:
+                axes.legend(fontsize=8, frameon=False)
+        return to_svg(figure)
+
+
+def to_svg(figure: Figure) -> str:
+    """Writes a figure as an SVG element; the same figure gives the same bytes."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    # An HTML page holds the element without the XML header before it.
+    return "<svg" + content.getvalue().partition("<svg")[2]
 
 
 def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> str:
@@ -155,9 +243,7 @@ def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> st
         min_x: both axes begin here; confidences of two choices begin at 0.5.
     """
     blue = "#1f6fd6"
-    content = io.StringIO()
-    # The same report gives the same bytes: text stays text, ids come from a fixed salt, no date.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}):
+    with matplotlib.rc_context(SVG_SETTINGS):
         figure = Figure(figsize=(3.2 * len(curves), 3.2), layout="constrained")
         all_axes = figure.subplots(1, len(curves), squeeze=False)[0]
         for axes, (title, curve) in zip(all_axes, curves.items(), strict=True):
@@ -170,6 +256,4 @@ def draw_curves(curves: Mapping[str, Curve], min_x: float, x: str, y: str) -> st
             axes.scatter(confidence, accuracy, sizes, color=blue, alpha=0.7)
             axes.set(xlim=(min_x - 0.02, 1.02), ylim=(-0.02, 1.05), xlabel=x, ylabel=y)
             axes.set_title(title, fontsize=9)
-        figure.savefig(content, format="svg", metadata={"Date": None})
-    # An HTML page holds the element without the XML header before it.
-    return "<svg" + content.getvalue().partition("<svg")[2]
+        return to_svg(figure)

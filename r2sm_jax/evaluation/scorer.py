@@ -27,6 +27,7 @@ from r2sm_jax.evaluation.iou import (
 )
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
+from r2sm_jax.progress import show_progress
 from r2sm_jax.query import MaskType, Query, keyword_mask_type
 from r2sm_jax.training.sharding import allgather
 
@@ -373,7 +374,11 @@ class EvalResults:
 
 
 def evaluate_source(
-    predictor: Predictor, source: Source, shifts: Float[np.ndarray, " s"] | None = None
+    predictor: Predictor,
+    source: Source,
+    shifts: Float[np.ndarray, " s"] | None = None,
+    *,
+    name: str = "a split",
 ) -> EvalResults:
     """Predicts and scores every query of a source whose requested mask is annotated.
 
@@ -382,7 +387,10 @@ def evaluate_source(
     would compute.
 
     Args:
+        predictor: the segmenter.
+        source: the images and their queries.
         shifts: ascending shifts of the mask threshold, for `QueryResult.overlaps_at_shifts`.
+        name: of the split, for the progress that is shown.
     """
     # Parts of one batch each, so that batches are the same whatever the number of processes.
     images = [index for index in range(len(source)) if source.queries_at(index)]
@@ -393,7 +401,11 @@ def evaluate_source(
     sentences = [query.text for part in own_parts for i in part for query in source.queries_at(i)]
     # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(sentences)
-    own_results = [_evaluate_images(predictor, source, part, shifts) for part in own_parts]
+    own_results = []
+    with show_progress(f"evaluating images of {name}", sum(map(len, own_parts))) as advance:
+        for part in own_parts:
+            own_results.append(_evaluate_images(predictor, source, part, shifts))
+            advance(len(part))
 
     results_of_processes = allgather(own_results)
     merged = EvalResults()

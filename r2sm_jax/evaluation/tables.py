@@ -418,6 +418,21 @@ def report_markdown(report: Mapping[str, Any], *, brief: bool = False) -> str:
     return to_markdown("R2SM evaluation", report_intro(report), report_tables(report, brief=brief))
 
 
+def describe_result(report: Mapping[str, Any]) -> list[str]:
+    """Says in two lines what a run reached on the first split, and what that is."""
+    meta = report["meta"]
+    name, split = next(iter(report["splits"].items()))
+    masks = [f"{kind} {percent(split[kind]['giou'])}" for kind in QUERY_TYPES[1:]]
+    reached = f"gIoU {percent(split['all']['giou'])} % ({', '.join(masks)})"
+    reached += f", occluded IoU {percent(split['all']['occluded_iou'])} %"
+    for where, figures in decision_figures_by_name(report).items():
+        if where == name or where in report["sentences"]:
+            reached += f", mask type right in {percent(figures['accuracy'])} % of {where}"
+    counts = f"{meta['images'][name]:,} images and {split['all']['queries']:,} queries"
+    where = f"{name} of {meta['source']}, {counts}; step {meta['step']}, {meta['minutes']} minutes"
+    return [f"reached: {reached}", f"on: {where}"]
+
+
 def to_markdown(title: str, paragraphs: Sequence[str], tables: Sequence[Table]) -> str:
     """Writes paragraphs and tables as Markdown."""
     lines = [f"# {title}", ""]

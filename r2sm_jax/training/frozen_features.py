@@ -15,6 +15,7 @@ from r2sm_jax.config import Config
 from r2sm_jax.data.cache import FeatureCache, digest, to_float16
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.models.r2sm import R2SM
+from r2sm_jax.progress import show_progress
 from r2sm_jax.training.sharding import allgather, barrier, to_host
 
 Lookup = Callable[[int], dict[str, np.ndarray]]
@@ -85,7 +86,9 @@ def precompute(
         model: R2SM = nnx.merge(graphdef, weights)
         return model.frozen_features(image, image_mask)
 
-    def encode_missing() -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+    def encode_missing(
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
         mine = list(missing)[process::processes]
         for start in range(0, len(mine), rows):
             batch_keys = mine[start : start + rows]
@@ -98,6 +101,7 @@ def precompute(
             arrays = [np.asarray(x, np.float32) for x in features if x is not None]
             for row, key in enumerate(batch_keys):
                 yield key, tuple(to_float16(x[row]) for x in arrays)
+            advance(len(batch_keys))
 
     one = prepared[0]
     spec = jax.eval_shape(encode, weights, one["image"][None], one["image_mask"][None])
@@ -105,7 +109,9 @@ def precompute(
     if missing:
         bytes_of_image = sum(2 * x.size for x in shapes.values())
         cache.make_room("images", len(missing), len(missing) * bytes_of_image)
-        cache.add(encode_missing())
+        own_share = -(-len(missing) // processes)
+        with show_progress("encoding images, once", own_share) as advance:
+            cache.add(encode_missing(advance))
     barrier()
     cache.refresh()
     print(f"features of {len(missing):,} images computed", flush=True)

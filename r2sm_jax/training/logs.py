@@ -82,22 +82,25 @@ class Logs:
         means = {}
         for name in self._interval[0]:
             means[name] = sum(float(v[name]) for v in self._interval) / len(self._interval)
-        num_steps = max(1, step - self._clock_step)
-        seconds_per_step = (time.monotonic() - self._clock) / num_steps
+        recorded = {f"train/{name}": value for name, value in means.items()}
+        losses = "  ".join(f"{name} {means[name]:.3f}" for name in PRINTED_LOSSES if name in means)
+        line = f"step {step}/{self._loop.steps}  {losses}"
+        # The first step has no speed.
+        num_steps = step - self._clock_step
+        if num_steps:
+            seconds_per_step = (time.monotonic() - self._clock) / num_steps
+            recorded["train/seconds_per_step"] = seconds_per_step
+            line += f"  {self._describe_speed(seconds_per_step, self._loop.steps - step)}"
         self._interval = []
         self._restart_clock(step)
+        print(line, flush=True)
+        self._record(step, recorded)
 
-        losses = "  ".join(f"{name} {means[name]:.3f}" for name in PRINTED_LOSSES if name in means)
+    def _describe_speed(self, seconds_per_step: float, num_steps_left: int) -> str:
         images = self._loop.batch_size / seconds_per_step
         queries = images * self._queries_per_image
-        num_steps_left = self._loop.steps - step
         minutes, seconds = divmod(int(seconds_per_step * num_steps_left), 60)
-        speed = f"{images:.1f} images/s  {queries:.0f} queries/s  {minutes}:{seconds:02d} left"
-        print(f"step {step}/{self._loop.steps}  {losses}  {speed}", flush=True)
-
-        recorded = {f"train/{name}": value for name, value in means.items()}
-        recorded["train/seconds_per_step"] = seconds_per_step
-        self._record(step, recorded)
+        return f"{images:.1f} images/s  {queries:.0f} queries/s  {minutes}:{seconds:02d} left"
 
     def evaluation(self, step: int, figures: dict[str, Any]) -> None:
         """Writes the figures of a quick evaluation."""

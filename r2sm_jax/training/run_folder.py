@@ -1,14 +1,17 @@
 """Run folders: how training makes, locks, checks and resumes them.
 
 runs/20260102-030405/   config.json  inputs.json  checkpoints/  metrics.jsonl  events.*  samples/
-report.* runs/latest             points at the newest
+                        report.*
+runs/latest             points at the newest run that has a checkpoint
 """
 
 import json
 import os
+import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -34,6 +37,8 @@ LATEST = RUNS / "latest"
 CONFIG = "config.json"
 INPUTS = "inputs.json"
 LOCK = ".lock"
+COMPLETER_CONFIG = "completer.json"
+"""What the run of a completer has in place of checkpoints."""
 MAY_CHANGE = {
     "run",
     "resume",
@@ -124,16 +129,20 @@ def check_unchanged(folder: Path, resumed: Config, config: Config) -> None:
     # By dotted names, which are also the flags: "train.batch_size" is --train.batch-size.
     before = flatten_dict(to_json(resumed), sep=".")
     now = flatten_dict(to_json(config), sep=".")
-    changes = [
-        f"{name} ({value} in the run, {now[name]} now)"
-        for name, value in before.items()
-        if name not in may_change and value != now[name]
-    ]
-    if changes:
-        raise InputError(
-            f"{folder} was trained with another configuration: {'; '.join(changes)}; use these or "
-            "another --run"
+    changed = [name for name in before if name not in may_change and before[name] != now[name]]
+    if not changed:
+        return
+    changes = [f"{name} ({before[name]} in the run, {now[name]} now)" for name in changed]
+    remedy = "use these or another --run"
+    if "train.steps" in changed:
+        # The rates of a run fall to zero at its last step, so more steps would be another training.
+        remedy = (
+            "its learning rates follow from its number of steps; to train on from its weights, "
+            f"start a new run with --init {folder} in place of --resume"
         )
+    raise InputError(
+        f"{folder} was trained with another configuration: {'; '.join(changes)}; {remedy}"
+    )
 
 
 # The folder.
@@ -164,23 +173,87 @@ def make_folder(run: str | None) -> Path:
         ) from error
 
 
-def write_config(folder: Path, config: Config) -> None:
-    """Begins a new run in a folder.
+@contextmanager
+def new_run(config: Config) -> Iterator[Path]:
+    """Begins a new run: makes its folder, locks it and writes the configuration into it.
 
-    Raises InputError if there is one already, or the folder cannot be written.
+    If the block fails or is interrupted before the run has saved weights, what it wrote is removed,
+    so that a failed start leaves nothing behind.
+
+    Raises InputError as `make_folder` and `lock_run`, or if the folder holds a run already.
     """
-    if (folder / CONFIG).exists():
-        raise InputError(
-            f"{folder} holds a run already; continue it with --resume or give another --run"
-        )
+    target = Path(config.run) if config.run else RUNS / "new"
+    missing = [path for path in (target, *target.parents) if not path.exists()]
+    folder = make_folder(config.run)
+    with lock_run(folder):
+        if (folder / CONFIG).exists():
+            raise InputError(
+                f"{folder} holds a run already; continue it with --resume or give another --run"
+            )
+        # Read under the lock: another run writes no file here from now on.
+        other_files = set(folder.iterdir()) - {folder / LOCK}
+        try:
+            with termination_as_interrupt():
+                write_config(folder, config)
+                yield folder
+        except BaseException:
+            if not has_weights(folder):
+                remove_files(folder, other_files)
+                if missing:
+                    remove_empty([folder, *missing[1:]])
+            raise
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Writes the configuration of a run. Raises InputError if the folder cannot be written."""
     with atomic_write(folder / CONFIG) as part:
         part.write_text(json.dumps(to_json(config), indent=1) + "\n", "utf-8")
         (folder / "samples").mkdir(exist_ok=True)
-        if config.run is None:
-            # Replaced in one step, so that there is a link at any time.
-            link = LATEST.with_name(f".latest-{os.getpid()}")
-            link.symlink_to(folder.name, target_is_directory=True)
-            link.replace(LATEST)
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Lets SIGTERM, which schedulers send, raise KeyboardInterrupt as Ctrl-C does."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a run has saved weights: a checkpoint, a state that is not finite, or a completer."""
+    saved = [*folder.glob("checkpoints/*"), *folder.glob("not_finite/checkpoints/*")]
+    return (folder / COMPLETER_CONFIG).exists() or any(path.name.isdecimal() for path in saved)
+
+
+def remove_files(folder: Path, others: Set[Path]) -> None:
+    """Removes what a folder holds, except `others`. What cannot be removed stays."""
+    for path in set(folder.iterdir()) - others:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, the innermost first, up to the first that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def point_latest(folder: Path) -> None:
+    """Lets `runs/latest` point at a run. A run does so once it has a checkpoint."""
+    # Replaced in one step, so that there is a link at any time.
+    link = LATEST.with_name(f".latest-{os.getpid()}")
+    link.symlink_to(folder.name, target_is_directory=True)
+    link.replace(LATEST)
 
 
 @contextmanager

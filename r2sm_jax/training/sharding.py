@@ -269,7 +269,7 @@ class AnyProcess:
     """
 
     def __init__(self, mesh: Mesh):
-        self._rows = NamedSharding(mesh, PartitionSpec(AXES))
+        self._rows = row_sharding(mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._any = jax.jit(lambda flags: flags.any(), out_shardings=everywhere)
         self._pending: jax.Array | None = None
@@ -371,10 +371,26 @@ def shard_locally(parts: int, tree: Any) -> Any:
     return jax.device_put(tree, shardings(mesh, tree))
 
 
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Where the rows of a batch lie: an equal share on each device."""
+    return NamedSharding(mesh, PartitionSpec(AXES))
+
+
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
     """Makes the global batch of the rows that each process has."""
-    rows = NamedSharding(mesh, PartitionSpec(AXES))
-    return jax.tree.map(partial(jax.make_array_from_process_local_data, rows), batch)
+    make = partial(jax.make_array_from_process_local_data, row_sharding(mesh))
+    return jax.tree.map(make, batch)
+
+
+def batch_shapes(mesh: Mesh, example: Any, batch_size: int) -> Any:
+    """Returns the shapes of the global batch whose rows are like `example`."""
+
+    def shape_of(array: Any) -> jax.ShapeDtypeStruct:
+        shape = (batch_size, *np.shape(array))
+        dtype = jax.dtypes.canonicalize_dtype(np.asarray(array).dtype)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=row_sharding(mesh))
+
+    return jax.tree.map(shape_of, example)
 
 
 def to_host(array: Any) -> Any:

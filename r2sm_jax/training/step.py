@@ -1,6 +1,7 @@
 """The training step: the state that it changes, and the function that is compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from r2sm_jax.models.image_encoder import FrozenFeatures
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import R2SM, abstract_model, build_model
+from r2sm_jax.progress import show_progress
 from r2sm_jax.training.losses import TrainingOutput, compute_losses, total_loss
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.supervision import Batch, Targets, make_targets
@@ -181,6 +183,29 @@ def jit_train_step(
         return jax.jit(step, donate_argnums=0)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
+
+
+def compile_step(train_step: Any, *arguments: Any) -> Callable[..., tuple[TrainState, Values]]:
+    """Compiles what `jit_train_step` returns for these arguments: arrays, or their shapes."""
+    usual = "about a minute where it was not compiled before"
+    with show_progress("compiling the training step", usual=usual), without_compiler_alarm():
+        return train_step.lower(*arguments).compile()
+
+
+@contextmanager
+def without_compiler_alarm() -> Iterator[None]:
+    """Keeps the compiler from asking for a bug report after two minutes.
+
+    On a slow or busy machine the step takes longer than that. XLA logs it as an error, so all that
+    it logs is hidden; what goes wrong is raised.
+    """
+    jax.config.update("jax_logging_level", "CRITICAL")
+    try:
+        yield
+    finally:
+        # None alone would leave XLA's level as it is.
+        jax.config.update("jax_logging_level", "WARNING")
+        jax.config.update("jax_logging_level", None)
 
 
 def abstract_state(
