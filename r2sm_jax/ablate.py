@@ -18,10 +18,11 @@ if __name__ == "__main__":
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import AblationSizes, print_table, run_ablation, write_ablation
+from r2sm_jax.inference.run import enable_compilation_cache
 from r2sm_jax.models.mask_type_heads import LEARNED
 
 FULL = AblationSizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_test_scenes=160)
-QUICK = AblationSizes(num_steps=120, num_scenes=80, num_text_only=2000, num_test_scenes=40)
+QUICK = AblationSizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=30)
 
 
 def main() -> None:
@@ -38,6 +39,7 @@ def main() -> None:
     if num_seeds < 1 or num_steps < 1:
         raise InputError("--seeds and --steps must be at least 1")
 
+    enable_compilation_cache()
     text = args.text
     texts = TextStates(
         text.name, layers=text.layers, max_tokens=text.max_tokens, cache_dir=args.cache_dir

@@ -144,7 +144,7 @@ class AblateConfig:
     seeds: int | None = None
     """Trainings of each head; default: 3, or 2 with --quick."""
     steps: int | None = None
-    """Training steps of 128 sentences; default: 2,000, or 120 with --quick."""
+    """Training steps of 128 sentences; default: 2,000, or 60 with --quick."""
     out: str = "ablation"
     """Folder for heads.md, heads.png and heads.json; earlier ones are replaced."""
     cache_dir: str | None = None

@@ -157,6 +157,11 @@ def test_the_command_writes_table_figure_and_scores(run_ablate, tmp_path):
     end = run_ablate("--heads", "linear", "mlp")
     assert end.code == 0, end.err
     assert "attention" not in end.out and "…" not in end.out
+    # A row of the table is a line of a terminal.
+    table = end.out[end.out.index("mask type") : end.out.index("wrote ")]
+    assert max(map(len, table.splitlines())) <= 80
+    (line,) = [line for line in table.splitlines() if line.startswith(" keyword rule ")]
+    assert len(line.split()) == 2 + len(TEST_SETS)
 
     out = tmp_path / "out"
     results = {row["head"]: row for row in json.loads((out / "heads.json").read_text())}

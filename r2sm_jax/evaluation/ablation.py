@@ -245,15 +245,20 @@ def table_rows(results: Sequence[HeadScores]) -> list[list[str]]:
 
 
 def print_table(results: Sequence[HeadScores]) -> None:
-    """Prints the table, in at most 100 columns."""
+    """Prints the table in the 80 columns of a terminal, without the seconds."""
     header, *rows = table_rows(results)
-    table = Table(title="mask type right, percent", title_justify="left", box=box.SIMPLE)
-    table.add_column(header[0])
-    for name in header[1:]:
-        table.add_column(name, justify="right")
+    table = Table(
+        title="mask type right, percent, mean±deviation over seeds",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column(header[0], no_wrap=True)
+    for name in header[1:-1]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    Console(width=100).print(table)
+        table.add_row(*row[:-1])
+    Console(width=80).print(table)
 
 
 def make_figure(results: Sequence[HeadScores]) -> Figure:
@@ -270,7 +275,7 @@ def make_figure(results: Sequence[HeadScores]) -> Figure:
         axes.bar(positions + offset, means, 0.92 * width, yerr=deviations, label=result.head)
     axes.set(xticks=positions, ylim=(0, 1.02), ylabel="mask type right")
     axes.set_xticklabels([name.removeprefix("val_") for name in TEST_SETS])
-    axes.legend(ncols=3, fontsize=8, loc="lower right")
+    figure.legend(ncols=len(results), fontsize=8, loc="outside upper center")
     return figure
 
 
