@@ -1,0 +1,87 @@
+"""The README and the notebook: what they tell users to run is there, and their figures are
+measured ones."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from r2sm_jax.__main__ import COMMANDS
+from r2sm_jax.cli import parse_config, parse_flags
+from r2sm_jax.flags import COMMANDS as FLAGS
+from r2sm_jax.tools.data import main as data
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def written_commands(text: str) -> list[list[str]]:
+    """The arguments of each `python -m r2sm_jax.COMMAND ...` of a page, the command first."""
+    found = re.findall(r"python -m r2sm_jax\.([^\n`|#]*)", text)
+    return [shlex.split(line) for line in found if not line.rstrip().endswith("\\")]
+
+
+@pytest.mark.parametrize("words", written_commands(README), ids=" ".join)
+def test_commands_of_the_readme_are_understood(words, monkeypatch, command):
+    monkeypatch.chdir(ROOT)
+    name, *args = words
+    if name == "train":
+        parse_config(args)
+    elif name == "data":
+        # The command and its flags are known where only its files are missing.
+        end = command(data, *args)
+        assert end.code == 2 and "Unrecognized" not in end.err and "invalid choice" not in end.err
+    else:
+        (cls,) = [cls for cls, command_name in FLAGS.items() if command_name == name]
+        parse_flags(cls, args, prog=name)
+
+
+def test_the_readme_names_every_command():
+    assert {words[0] for words in written_commands(README)} >= set(COMMANDS) - {"export", "decide"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_links_to_exist(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        path = target.partition("#")[0]
+        if path and not target.startswith("http"):
+            assert (page.parent / path).exists(), target
+
+
+def test_figures_of_the_readme_are_among_the_results():
+    """As they stand in docs/results.md, or rounded; percents as shares."""
+    numbers = re.findall(r"\d+\.\d+", (ROOT / "docs" / "results.md").read_text("utf-8"))
+    measured = {float(number) for number in numbers}
+    told = README[: README.index("## How it works")]
+    figures = re.findall(r"(\d+\.\d+)( %)?", told.replace("2506.01795", "").replace("3.11", ""))
+    assert len(figures) > 10
+    for figure, percent in figures:
+        scale, digits = (100, len(figure.split(".")[1]))
+        values = {round(scale * value, digits) for value in measured} if percent else set()
+        values |= {round(value, digits) for value in measured}
+        assert float(figure) in values, figure
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    """In a copy of the clone, as in a notebook that is opened in docs/."""
+    (tmp_path / "docs").mkdir()
+    for name in ("coffee.jpg", "saucer.png"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path / "docs")
+    # The run is a process of its own, which finds the package where this one does.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    namespace: dict[str, object] = {}
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), namespace)
+    out = capsys.readouterr().out
+    assert out.startswith("modal: the saucer\n") and "\namodal: the saucer as if" in out
+    assert (tmp_path / "runs" / "latest" / "report.html").exists()
