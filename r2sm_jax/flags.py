@@ -138,7 +138,7 @@ class AblateConfig:
     """Compares mask-type heads."""
 
     quick: bool = False
-    """Fewer sentences and steps, and two seeds: about two minutes instead of about an hour."""
+    """Fewer sentences and steps, and two seeds: minutes instead of half an hour."""
     heads: tuple[str, ...] = LEARNED_HEADS
     """Heads that decide from the words alone."""
     seeds: int | None = None
