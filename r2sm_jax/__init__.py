@@ -33,3 +33,23 @@ def load(path, matmul_precision: Literal["float32", "bfloat16"] = "float32"):
             f'load: matmul_precision is {matmul_precision!r}; give "float32" or "bfloat16"'
         )
     return runs.load(path, matmul_precision=matmul_precision).predictor
+
+
+def decide(sentences, model="photos-small", *, abstain: float = 0.0):
+    """Decides which mask sentences ask for, without an image; returns one `Decision` for each.
+
+    A `Decision` has `mask_type` ("modal" or "amodal"), `amodal_probability`, and `undecided`. The
+    model is loaded at its first call, which takes two to three seconds. Only its mask-type head,
+    the language model and the calibration are loaded.
+
+    Args:
+        sentences: a list; a single one may be given as a string.
+        model: as `path` of `load`.
+        abstain: a probability that is nearer than this to 0.5 makes a decision undecided.
+
+    Raises InputError if there is no such model, its head needs the image or decides nothing, or a
+    sentence has no words.
+    """
+    from r2sm_jax.inference.decider import cached_decider
+
+    return cached_decider(str(model))(sentences, abstain=abstain)

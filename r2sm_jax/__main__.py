@@ -11,6 +11,7 @@ from r2sm_jax.errors import InputError
 
 COMMANDS = {
     "predict": "ask about a photo, or a folder of them: masks and overlays",
+    "decide": "which mask a sentence asks for, without an image",
     "train": "train a segmenter on drawn scenes, photos or your annotations, and report on it",
     "evaluate": "score a run, or the masks of any other system",
     "ablate": "compare the heads that decide from the sentence: one table and one figure",

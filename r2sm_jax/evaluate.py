@@ -27,6 +27,7 @@ from r2sm_jax.data.sources import REPORTED, SourceSpec, open_dataset, split_name
 from r2sm_jax.errors import InputError, atomic_write
 from r2sm_jax.evaluation.compare import compare
 from r2sm_jax.evaluation.evaluator import evaluate, print_markdown
+from r2sm_jax.evaluation.labelled import decision_table, score_decisions
 from r2sm_jax.evaluation.page import render_page, write_report
 from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import Evaluated, make_report
@@ -36,6 +37,7 @@ from r2sm_jax.evaluation.tables import (
     comparison_markdown,
     comparison_tables,
     report_markdown,
+    to_markdown,
 )
 from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.training.sharding import is_main_process, running
@@ -45,16 +47,21 @@ def main() -> None:
     """Command line."""
     enable_compilation_cache()
     args = read_flags(EvaluateConfig)
-    num_tasks = sum(bool(task) for task in (args.run, args.predictions, args.compare))
-    if num_tasks != 1:
+    tasks = (args.run, args.predictions, args.decisions, args.compare)
+    if sum(bool(task) for task in tasks) != 1:
         raise InputError(
-            "give one of them: a run folder, --predictions FILE --data SPEC, or "
+            "give one of them: a run folder, --predictions FILE --data SPEC, --decisions FILE, or "
             "--compare REPORT REPORT"
         )
+    if args.sentences is not None and args.decisions is None:
+        raise InputError("--sentences: they are for --decisions FILE; leave the flag out")
     if args.samples is not None and args.samples < 1:
         raise InputError(f"--samples {args.samples}: give 1 or more, or leave the flag out")
     if args.compare:
         compare_reports(args)
+        return
+    if args.decisions:
+        evaluate_decisions(args)
         return
     if args.data and args.out:
         data = SourceSpec.parse(args.data)
@@ -137,6 +144,21 @@ def evaluate_predictions(args: EvaluateConfig) -> tuple[dict[str, Any], Evaluate
         missing=results.missing,
     )
     return report, evaluated, Path(args.out) if args.out else None
+
+
+def evaluate_decisions(args: EvaluateConfig) -> None:
+    """Prints the scores of decisions about sentences, and writes them where --out says."""
+    assert args.decisions is not None
+    figures = score_decisions(Path(args.decisions), args.sentences or "val_r2sm")
+    if figures["ignored"]:
+        print(f"{figures['ignored']} decisions about other sentences do not count")
+    print_markdown(to_markdown("Decisions about sentences", [], [decision_table(figures)]))
+    if args.out is None:
+        return
+    file = Path(args.out) / "decisions.json"
+    with atomic_write(file) as part:
+        part.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    print(f"wrote {file}")
 
 
 def check_results(source: str, evaluated: Evaluated) -> None:

@@ -23,12 +23,18 @@ class EvaluateConfig:
     """Scores a run, or the masks of any other system, on a data set."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with
-    --predictions."""
+    """Run folder, export, or hf:owner/name of one on the Hugging Face hub; none with --predictions
+    or --decisions."""
     predictions: str | None = None
     """File or folder of masks to score, see docs/metrics.md."""
     format: str = "auto"
     """Format of the predictions: coco or png; auto: by file or folder."""
+    decisions: str | None = None
+    """File of decisions about sentences alone, as `decide --json` prints them: scores those of any
+    system, see docs/intent.md."""
+    sentences: str | None = None
+    """The labelled sentences of --decisions: a list of docs/intent.md or a file like them; default:
+    val_r2sm."""
     data: str | None = None
     """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained
     on."""
@@ -107,6 +113,25 @@ class PredictConfig:
 
 
 @dataclass(frozen=True)
+class DecideConfig:
+    """Decides which mask sentences ask for, modal or amodal, without an image."""
+
+    sentences: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Such as "the red mug" "the whole red mug, hidden parts included"."""
+    file: str | None = None
+    """Text file with one sentence a line."""
+    model: str = "photos-small"
+    """Released model, run folder, such as runs/latest, export, or hf:owner/name of an export on the
+    hub. Its head must read the words alone (docs/heads.md)."""
+    abstain: float = 0.0
+    """A probability nearer to 0.5 than this (0 to 0.5) is undecided."""
+    json: bool = False
+    """Print one JSON object for each sentence, and nothing else, on stdout."""
+    checkpoint: str = "best"
+    """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+
+
+@dataclass(frozen=True)
 class ExportConfig:
     """Writes a run as a folder in Hugging Face's layout: safetensors, tokenizer, model card,
     StableHLO."""
@@ -173,6 +198,7 @@ class DemoConfig:
 COMMANDS = {
     EvaluateConfig: "evaluate",
     PredictConfig: "predict",
+    DecideConfig: "decide",
     ExportConfig: "export",
     AblateConfig: "ablate",
     DemoConfig: "demo",

@@ -21,10 +21,11 @@ from r2sm_jax.config import ProcessConfig
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.errors import InputError, refuse_overwrite
 from r2sm_jax.inference.batch import PREDICTIONS, predict_images, read_image
+from r2sm_jax.inference.decision import TruncatedQuery, check_abstain, check_query
 from r2sm_jax.inference.given_masks import clean, read_mask_file
 from r2sm_jax.inference.output_names import claim_folder, numbered, slug
 from r2sm_jax.inference.prediction import FILES
-from r2sm_jax.inference.predictor import Predictor, TruncatedQuery, check_query
+from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.prompts import read_prompts
 from r2sm_jax.inference.run import enable_compilation_cache, load
 from r2sm_jax.inference.tasks import find_tasks, is_many
@@ -41,10 +42,7 @@ def predict_one(args: PredictConfig) -> None:
     # Cheap checks come first, loading the model last.
     if args.query is not None:
         check_query(args.query)
-    if not 0 <= args.abstain <= 0.5:
-        raise InputError(
-            f"--abstain {args.abstain}: a margin of probability lies between 0 and 0.5"
-        )
+    check_abstain(args.abstain)
     if args.out:
         # Raises if a file is there.
         refuse_overwrite(Path(args.out) / FILES[0], overwrite=True)

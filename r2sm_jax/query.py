@@ -2,7 +2,7 @@
 head has to beat."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
@@ -98,3 +98,16 @@ KEYWORDS = re.compile(
 def keyword_mask_type(text: str) -> MaskType:
     """The mask type by a keyword rule, the reference that a learned head has to beat."""
     return "amodal" if KEYWORDS.search(text) else "modal"
+
+
+REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
+    "keyword": lambda text, known: keyword_mask_type(text),
+    "always_modal": lambda text, known: "modal",
+    "always_amodal": lambda text, known: "amodal",
+    "oracle": lambda text, known: known or "modal",
+}
+"""Rules that learn nothing, by name: (text, known type) -> type.
+
+The known type is the truth in an evaluation, and the type that the caller forces in a prediction;
+None where there is none. Only the oracle reads it.
+"""

@@ -19,7 +19,7 @@ import r2sm_jax
 from r2sm_jax.cli import cli_main
 from r2sm_jax.config import LEARNED_HEADS
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.predictor import check_query
+from r2sm_jax.inference.decision import check_query
 
 NUM_SENTENCES = 192
 """Sentences for one query, roughly. Long queries get fewer orders, but at least one and its

@@ -22,6 +22,7 @@ from r2sm_jax.evaluation.ablation import (
 )
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.mask_type_heads import LEARNED
+from r2sm_jax.query import REFERENCES
 from r2sm_jax.synthetic.queries.sentences import (
     intent_sentences,
     write_text_only_queries,
@@ -115,7 +116,7 @@ def test_the_documented_head_works(texts, monkeypatch):
     is_amodal = np.array([True, False, False])
     head = train_head("max", groups, is_amodal, make_steps(40), num_steps=40)
     assert head.amodal_logits(groups).shape == (3,)
-    for name in [*heads.REFERENCES, *heads.LEARNED]:
+    for name in [*REFERENCES, *heads.LEARNED]:
         assert f"`{name}`" in page or name == "max", name
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from r2sm_jax import evaluate
 from r2sm_jax.config import VisionConfig
-from r2sm_jax.inference.export_folder import flat_weights
+from r2sm_jax.inference.export_weights import flat_weights
 from r2sm_jax.inference.exporter import export
 from r2sm_jax.inference.run import Run, load
 from r2sm_jax.models import hub

@@ -29,10 +29,9 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference import export_folder, exporter, run as runs, stablehlo
 from r2sm_jax.inference.export_folder import (
     find_folder,
-    flat_weights,
-    model_with_weights,
     write_checksums,
 )
+from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
 from r2sm_jax.inference.model_card import model_card
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.inference.verification import verify

@@ -23,7 +23,11 @@ LAYERS = {
     "evaluation": ["evaluation"],
     "tools": ["tools"],
     "completer": ["train_completer"],  # what `train --train.part completer` runs
-    "commands": [*"train evaluate predict export demo ablate".split(), "data.__main__", "__main__"],
+    "commands": [
+        *"train evaluate predict decide export demo ablate".split(),
+        "data.__main__",
+        "__main__",
+    ],
 }
 ORDER = list(LAYERS)
 

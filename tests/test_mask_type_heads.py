@@ -21,11 +21,12 @@ from r2sm_jax.config import (
 from r2sm_jax.errors import InputError
 from r2sm_jax.models import mask_type_heads as heads
 from r2sm_jax.models.r2sm import R2SM, input_spec
+from r2sm_jax.query import REFERENCES
 from r2sm_jax.training.losses import type_loss
 
 
 def test_the_configuration_names_all_heads():
-    assert tuple(heads.LEARNED) == LEARNED_HEADS and tuple(heads.REFERENCES) == REFERENCE_HEADS
+    assert tuple(heads.LEARNED) == LEARNED_HEADS and tuple(REFERENCES) == REFERENCE_HEADS
 
 
 @pytest.mark.parametrize("name", heads.LEARNED)
@@ -85,7 +86,7 @@ def test_the_decoder_head_reads_the_words_and_looks_at_the_image():
         assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[module])), module
 
 
-@pytest.mark.parametrize("name", [*heads.REFERENCES, NO_HEAD])
+@pytest.mark.parametrize("name", [*REFERENCES, NO_HEAD])
 def test_heads_that_learn_nothing_have_no_parameters(name):
     model = nnx.eval_shape(lambda: R2SM(replace(TINY, head=name), rngs=nnx.Rngs(0)))
     assert model.head is None
@@ -95,7 +96,7 @@ def test_heads_that_learn_nothing_have_no_parameters(name):
 
 def test_references_read_the_sentence_or_the_truth():
     text = "the mug, including the hidden parts"
-    answers = {name: rule(text, "modal") for name, rule in heads.REFERENCES.items()}
+    answers = {name: rule(text, "modal") for name, rule in REFERENCES.items()}
     assert answers == {
         "keyword": "amodal",
         "always_modal": "modal",

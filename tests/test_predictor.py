@@ -17,9 +17,8 @@ import r2sm_jax
 from r2sm_jax.data import masks, text_states
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.postprocess import decide
 from r2sm_jax.inference.prediction import MASKS, Prediction
-from r2sm_jax.inference.predictor import Request, TruncatedQuery
+from r2sm_jax.inference.predictor import Request
 
 QUERIES = [
     "the red mug",

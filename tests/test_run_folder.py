@@ -22,6 +22,7 @@ from flax import nnx
 from tiny_models import write_bert
 
 from r2sm_jax.config import Config
+from r2sm_jax.data.language_model import check_language_model
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.run import load
@@ -31,7 +32,6 @@ from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.run_folder import (
     LATEST,
-    check_language_model,
     check_unchanged,
     make_folder,
     new_run,
@@ -333,7 +333,9 @@ def test_a_revision_of_the_hub_is_stored_and_asked_for(tiny_run, bert_folder, tm
     }
     assert texts.identity | {"name": stored["name"]} == stored
     with pytest.raises(InputError, match="get the a/b that it was trained with, revision 12ab"):
-        check_language_model(texts, stored | {"name": "a/b", "sha256": "0" * 64}, "this run")
+        check_language_model(
+            texts.folder, texts.identity, stored | {"name": "a/b", "sha256": "0" * 64}, "this run"
+        )
 
 
 def test_other_training_data_are_refused(changed, refused):

@@ -31,7 +31,7 @@ def folders(bert_folder, llama_folder) -> dict[str, Path]:
 
 
 def tokens_of(texts: TextStates, sentence: str) -> list[int]:
-    return texts.tokenizer.tokenizer(sentence)["input_ids"]
+    return texts.tokenizer([sentence])[0]
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float16, Float32, Int
 
-from r2sm_jax.config import MatmulPrecision
+from r2sm_jax.config import MatmulPrecision, TextConfig
 from r2sm_jax.data.cache import digest
+from r2sm_jax.data.language_model import check_language_model, identify
 from r2sm_jax.data.text_cache import TextStateCache
 from r2sm_jax.data.tokenizer import NO_TOKEN, QueryTokenizer, pad_ids
 from r2sm_jax.errors import InputError
@@ -165,11 +166,18 @@ class TextStates:
     """
 
     def __init__(
-        self, name: str, *, layers: tuple[int, ...], max_tokens: int, cache_dir: str | None = None
+        self,
+        name: str,
+        *,
+        layers: tuple[int, ...],
+        max_tokens: int,
+        cache_dir: str | None = None,
+        tokenizer_sha256: str | None = None,
     ):
         """Opens a language model by its name on the hub, or its folder.
 
-        `cache_dir` is a folder of states that earlier runs computed; new ones are added. Raises
+        `cache_dir` is a folder of states that earlier runs computed; new ones are added.
+        `tokenizer_sha256` is that of a run, which makes opening its tokenizer faster. Raises
         InputError if the model cannot be had or read, or does not have these layers or so many
         tokens.
         """
@@ -182,7 +190,10 @@ class TextStates:
                 "tokens"
             )
         self.tokenizer = QueryTokenizer(
-            self.folder, vocab_size=sizes.vocab_size, max_tokens=max_tokens
+            self.folder,
+            vocab_size=sizes.vocab_size,
+            max_tokens=max_tokens,
+            expected_sha256=tokenizer_sha256,
         )
         # What the states of given token ids depend on. The tokenizer is not part of it.
         model = digest("text", self.encoder.sha256, layers)
@@ -219,12 +230,7 @@ class TextStates:
     @property
     def identity(self) -> dict[str, str | None]:
         """Hashes of weights and tokenizer, and the revision of a model of the Hugging Face hub."""
-        is_snapshot = self.folder.parent.name == "snapshots"
-        return {
-            "revision": self.folder.name if is_snapshot else None,
-            "sha256": self.sha256,
-            "tokenizer_sha256": self.tokenizer.sha256,
-        }
+        return identify(self.folder, self.sha256, self.tokenizer.sha256)
 
     def __call__(
         self, sentences: Sequence[str], tokens: int | None = None
@@ -355,6 +361,27 @@ class TextStates:
         token_ids = dict(zip(new, self.tokenizer(new), strict=True))
         loaded = self.cache.load(token_ids)
         return {sentence: ids for sentence, ids in token_ids.items() if sentence not in loaded}
+
+
+def open_language_model(
+    text: TextConfig, name: str, trained: Mapping[str, Any], user: str
+) -> TextStates:
+    """Opens the language model of a run or an export.
+
+    Args:
+        name: that of the model, or its folder.
+        trained, user: as in `check_language_model`.
+
+    Raises InputError if it cannot be had, or is another one than in training.
+    """
+    texts = TextStates(
+        name,
+        layers=text.layers,
+        max_tokens=text.max_tokens,
+        tokenizer_sha256=trained.get("tokenizer_sha256"),
+    )
+    check_language_model(texts.folder, texts.identity, trained, user)
+    return texts
 
 
 def quantile(counts: Sequence[int], share: float) -> int:

@@ -2,19 +2,16 @@
 
 import json
 import re
-import threading
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
-from tokenizers import Encoding
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Encoding, Tokenizer
 
 from r2sm_jax.errors import InputError
-from r2sm_jax.models.hub import VOCABULARIES
+from r2sm_jax.models.hub import TOKENIZER, VOCABULARIES
 
 POLITE_WORDS = re.compile(r"(?:(?:please|kindly)\b[,:]?\s+)*", re.IGNORECASE)
 """Polite words at the start of a sentence. They do not change what it asks for."""
@@ -42,25 +39,31 @@ class QueryTokenizer:
     """Turns sentences into token ids, up to a limit.
 
     Attributes:
-        tokenizer: The tokenizer of the language model.
         max_tokens: The limit; what is longer is cut at its end.
+        sha256: Hash of what the tokenizer does, see `hash_tokenizer`.
         truncated: The sentences that were cut.
     """
 
-    def __init__(self, folder: Path, *, vocab_size: int, max_tokens: int):
-        """Raises InputError if the tokenizer is missing or does not belong to the model."""
-        self.tokenizer = load_tokenizer(folder, vocab_size)
+    def __init__(
+        self, folder: Path, *, vocab_size: int, max_tokens: int, expected_sha256: str | None = None
+    ):
+        """Opens the tokenizer of a model folder.
+
+        Args:
+            expected_sha256: of the tokenizer that a run was trained with. If the file
+                tokenizer.json alone gives that one, `transformers` is not imported, which takes two
+                seconds.
+
+        Raises InputError if the tokenizer is missing or does not belong to the model.
+        """
+        tokenizer = read_tokenizer_file(folder, expected_sha256)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(folder, vocab_size)
+        self.sha256 = hash_tokenizer(tokenizer)
+        tokenizer.enable_truncation(max_tokens)
+        self._tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.truncated: set[str] = set()
-        # The library's tokenizers keep the settings of a call, so threads take turns.
-        self._lock = threading.Lock()
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what the tokenizer does: its vocabulary, and the ids of one hard sentence."""
-        vocabulary = sorted(self.tokenizer.get_vocab().items())
-        ids = self.tokenizer(PROBE)["input_ids"]
-        return sha256(json.dumps((vocabulary, ids)).encode()).hexdigest()
 
     def __call__(self, sentences: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each sentence, and remembers which sentences were cut."""
@@ -69,13 +72,6 @@ class QueryTokenizer:
             if encoding.overflowing:
                 self.truncated.add(sentence)
         return [encoding.ids for encoding in encodings]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the lock: a copy in another process has a lock of its own."""
-        return self.__dict__ | {"_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_lock": threading.Lock()}
 
     def cut_off(self, sentence: str) -> str:
         """The words at the end of a sentence that are beyond the limit; the first may be a part."""
@@ -97,41 +93,65 @@ class QueryTokenizer:
 
     def _encode(self, sentences: Sequence[str]) -> Sequence[Encoding]:
         """Encodings up to the limit; the rest of a longer sentence is in `overflowing`."""
-        texts = [read_part(sentence) for sentence in sentences]
-        with self._lock:
-            encoded = self.tokenizer(texts, truncation=True, max_length=self.max_tokens)
-        return encoded.encodings or []
+        return self._tokenizer.encode_batch([read_part(sentence) for sentence in sentences])
 
 
-def load_tokenizer(folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder.
+def hash_tokenizer(tokenizer: Tokenizer) -> str:
+    """Hash of what a tokenizer does: its vocabulary, and the ids of one hard sentence."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return sha256(json.dumps((vocabulary, tokenizer.encode(PROBE).ids)).encode()).hexdigest()
+
+
+def read_tokenizer_file(folder: Path, expected_sha256: str | None) -> Tokenizer | None:
+    """The tokenizer of a folder's tokenizer.json, if it has this hash; else None."""
+    if expected_sha256 is None or not (folder / TOKENIZER).is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    except Exception:  # `load_tokenizer` says what is wrong with the file
+        return None
+    _remove_limits(tokenizer)
+    return tokenizer if hash_tokenizer(tokenizer) == expected_sha256 else None
+
+
+def _remove_limits(tokenizer: Tokenizer) -> None:
+    """Removes the limit and the padding that a file may ask for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a model folder, as `transformers` reads it.
 
     Raises InputError if it is missing or unreadable, or has ids that the model has no embedding
     for.
     """
+    from transformers import AutoTokenizer
+
     if not any((folder / name).exists() for name in VOCABULARIES):
         raise InputError(f"{folder}: tokenizer.json is missing; a language-model folder needs it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        loaded = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the many tokenizers raise all kinds of errors on a damaged file
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"{folder}: its tokenizer cannot be read ({lines[0]})") from None
 
-    if not tokenizer.is_fast:
+    if not loaded.is_fast:
         raise InputError(
             f"{folder}: its tokenizer has no tokenizer.json and cannot be converted to one; add "
             "the "
             "file"
         )
+    tokenizer = loaded.backend_tokenizer
+    _remove_limits(tokenizer)
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         raise InputError(
             f"{folder}: its tokenizer has ids up to {largest}, the model {vocab_size} embeddings; "
             "take the tokenizer that belongs to it"
         )
-    tokenizer.truncation_side = "right"
     return tokenizer
 
 

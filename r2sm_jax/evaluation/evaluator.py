@@ -18,8 +18,7 @@ from r2sm_jax.evaluation.prompts import prompt_figures
 from r2sm_jax.evaluation.report import Evaluated, make_report, sentence_figures
 from r2sm_jax.evaluation.scorer import evaluate_source
 from r2sm_jax.inference.predictor import Predictor
-from r2sm_jax.models.mask_type_heads import REFERENCES
-from r2sm_jax.query import Sentence
+from r2sm_jax.query import REFERENCES, Sentence
 
 
 def evaluate(

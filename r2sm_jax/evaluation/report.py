@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 import r2sm_jax
 from r2sm_jax.data.dataset import Source
@@ -285,18 +285,24 @@ def decision_figures(results: Sequence[QueryResult]) -> dict[str, Any]:
 
 
 def sentence_figures(
-    sentences: Sequence[Sentence], probability: Float[np.ndarray, " n"], *, calibrated: bool
+    sentences: Sequence[Sentence],
+    probability: Float[np.ndarray, " n"],
+    predicted: Bool[np.ndarray, " n"] | None = None,
+    *,
+    calibrated: bool,
 ) -> dict[str, Any]:
     """Computes the figures of decisions about sentences without an image.
 
-    The interval is over sentences.
+    The interval is over sentences. Arguments are those of `mask_type_scores`.
     """
     is_amodal = np.array([sentence.mask_type == "amodal" for sentence in sentences], bool)
-    is_right = ((probability > 0.5) == is_amodal).astype(float)
+    if predicted is None:
+        predicted = probability > 0.5
+    is_right = (predicted == is_amodal).astype(float)
     keyword_right = [keyword_mask_type(s.text) == s.mask_type for s in sentences]
     numbers = np.arange(len(sentences))
     return {
-        **mask_type_scores(probability, is_amodal, calibrated=calibrated),
+        **mask_type_scores(probability, is_amodal, predicted, calibrated=calibrated),
         "keyword": float(np.mean(keyword_right)) if sentences else None,
         "interval": {"accuracy": interval(numbers, (is_right, np.ones(len(sentences))))},
         "queries": len(sentences),

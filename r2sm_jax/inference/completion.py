@@ -33,10 +33,10 @@ from r2sm_jax.inference.export_folder import (
     WEIGHTS,
     check_export,
     find_folder,
-    flat_weights,
     is_export,
     read_export_config,
 )
+from r2sm_jax.inference.export_weights import flat_weights
 from r2sm_jax.models.completion import Completer, make_inputs
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.training.run_folder import COMPLETER_CONFIG

@@ -1,21 +1,13 @@
-"""The folder of an export (docs/export.md): how to find one, check it and read its weights."""
+"""The folder of an export (docs/export.md): how to find one and check it, without JAX."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-from flax import nnx
 from huggingface_hub.errors import HTTPError
 
-from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError, refuse_dangling
-from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import HUB, MODEL_FILES, download, file_sha256
-from r2sm_jax.models.matching import Tensor
-from r2sm_jax.models.pretrained import match_pretrained
-from r2sm_jax.models.r2sm import R2SM, abstract_model
 
 FORMAT_VERSION = 1
 MODEL_TYPE = "r2sm"
@@ -109,11 +101,8 @@ def read_checksums(folder: Path) -> dict[str, str]:
     return digests
 
 
-def check_export(folder: Path) -> None:
-    """Checks the files of an export against their checksums.
-
-    Raises InputError if a later version of this package wrote it, or a file is missing or differs.
-    """
+def check_version(folder: Path) -> None:
+    """Raises InputError if a later version of this package wrote an export."""
     version = read_export_config(folder).get("format_version", FORMAT_VERSION)
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise InputError(
@@ -121,6 +110,13 @@ def check_export(folder: Path) -> None:
             f"{FORMAT_VERSION}; upgrade it with pip install --upgrade r2sm_jax"
         )
 
+
+def check_export(folder: Path) -> None:
+    """Checks the files of an export against their checksums.
+
+    Raises InputError if a later version of this package wrote it, or a file is missing or differs.
+    """
+    check_version(folder)
     digests = read_checksums(folder)
     if not {CONFIG, WEIGHTS} <= digests.keys():
         raise InputError(f"{folder / CHECKSUMS}: missing or not readable; {REMEDY}")
@@ -131,62 +127,3 @@ def check_export(folder: Path) -> None:
             raise InputError(f"{path}: missing; its sha256 must be {digest}; {REMEDY}")
         if file_sha256(path) != digest:
             raise InputError(f"{path}: changed or damaged; its sha256 must be {digest}; {REMEDY}")
-
-
-def published_weights(config: ModelConfig, sizes: EncoderSizes) -> dict[str, Tensor]:
-    """Returns the published weights that training does not change, by dotted path.
-
-    Raises InputError if they cannot be had.
-    """
-    state = nnx.state(abstract_model(config, sizes))
-    # Training does not change what is no nnx.Param: building the model has turned frozen weights
-    # into constants (`layers.freeze`).
-    constants = nnx.filter_state(state, nnx.Not(nnx.Param))
-    frozen_names = {_dotted(path) for path, _ in nnx.to_flat_state(constants)}
-    weights = {}
-    reports = match_pretrained(config, sizes, state)
-    for report in reports.values():
-        for name, value in report.values.items():
-            if name in frozen_names:
-                weights[name] = value
-    return weights
-
-
-def model_with_weights(
-    config: ModelConfig, sizes: EncoderSizes, weights: Mapping[str, Tensor], path: Path
-) -> R2SM:
-    """Returns a segmenter with weights by dotted path.
-
-    Args:
-        path: the file of the weights, for messages.
-
-    Raises InputError if a weight is missing, unknown or of another shape.
-    """
-    graphdef, state = nnx.split(abstract_model(config, sizes))
-    leaves = nnx.to_flat_state(state)
-    shapes = {_dotted(name): leaf.shape for name, leaf in leaves}
-    problems = [f"missing {name}" for name in sorted(shapes.keys() - weights.keys())]
-    problems += [f"unknown {name}" for name in sorted(weights.keys() - shapes.keys())]
-    for name in shapes.keys() & weights.keys():
-        if weights[name].shape != shapes[name]:
-            problems.append(f"{name} is {weights[name].shape}, not {shapes[name]}")
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise InputError(
-            f"{path} does not fit its {CONFIG}: {'; '.join(problems[:3])}{more}; {REMEDY}"
-        )
-
-    filled = []
-    for name, leaf in leaves:
-        value = jnp.asarray(weights[_dotted(name)], leaf.dtype)
-        filled.append((name, leaf.replace(value)))
-    return nnx.merge(graphdef, nnx.from_flat_state(filled))
-
-
-def flat_weights(state: nnx.State) -> dict[str, Any]:
-    """Returns the values of a state by dotted path, such as "decoder.image.kernel"."""
-    return {_dotted(path): variable[...] for path, variable in nnx.to_flat_state(state)}
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(map(str, path))

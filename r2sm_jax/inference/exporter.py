@@ -34,13 +34,11 @@ from r2sm_jax.inference.export_folder import (
     PREPROCESSOR,
     WEIGHTS,
     check_export,
-    flat_weights,
-    model_with_weights,
-    published_weights,
     read_checksums,
     read_export_config,
     write_checksums,
 )
+from r2sm_jax.inference.export_weights import flat_weights, model_with_weights, published_weights
 from r2sm_jax.inference.model_card import COMPLETER_TEXT, model_card
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run

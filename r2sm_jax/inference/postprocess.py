@@ -1,6 +1,6 @@
 """From the model's output for one query to a `Prediction`.
 
-    decide          mask-type head, rule or caller        Decision
+    decide          mask-type head, rule or caller        Decision (decision.py)
     resize_logits   mask logits in the letterbox frame    mask logits of the image's size
     to_prediction   decision, masks, scores, instances    Prediction
     with_given_mask the caller's mask in place of ours    Prediction
@@ -13,71 +13,20 @@ The presence of a target gates them so:
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import ArrayLike, Float
 from scipy.special import expit
 
-from r2sm_jax.config import NO_HEAD
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
-from r2sm_jax.models.mask_type_heads import REFERENCES
 from r2sm_jax.models.r2sm import R2SMOutput
-from r2sm_jax.query import MaskType
 
 MIN_INSTANCE_PRESENCE = 0.5
 """A `Prediction` leaves out instances with a lower presence probability."""
-
-
-class Decision(NamedTuple):
-    """Which mask a query asks for."""
-
-    mask_type: MaskType | None
-    """None for the head `none`, which decides nothing."""
-    amodal_probability: float | None
-    """Probability of amodal by the head, also where the caller forces a type."""
-    undecided: bool = False
-    """The probability is too near to 0.5 to decide."""
-
-
-def decide(
-    head: str,
-    query: str,
-    amodal_logit: Float[ArrayLike, ""],
-    mask_type: str = "auto",
-    *,
-    abstain: float = 0.0,
-) -> Decision:
-    """Decides which mask a query asks for.
-
-    Args:
-        head: name of the mask-type head (`ModelConfig.head`).
-        amodal_logit: calibrated logit of a learned head; other heads do not use it.
-        mask_type: modal or amodal forces the type; auto lets the head decide.
-        abstain: a probability that is nearer than this to 0.5 is undecided.
-    """
-    if head == NO_HEAD:
-        # Its modal and amodal masks are equal, so a forced type changes nothing either.
-        return Decision(None, None)
-
-    forced: MaskType | None = None
-    if mask_type != "auto":
-        forced = "amodal" if mask_type == "amodal" else "modal"
-
-    if head in REFERENCES:
-        # The oracle repeats the type that it is told; the other rules ignore it.
-        rule_type = REFERENCES[head](query, forced)
-        probability = float(rule_type == "amodal")
-    else:
-        probability = float(expit(amodal_logit))
-
-    if forced is not None:
-        return Decision(forced, probability)
-    decided: MaskType = "amodal" if probability > 0.5 else "modal"
-    return Decision(decided, probability, undecided=abs(probability - 0.5) < abstain)
 
 
 def resize_logits(
@@ -92,13 +41,6 @@ def resize_logits(
     # the maximum makes sure that the amodal mask contains the modal one.
     amodal = np.maximum(letterbox.undo(np.asarray(amodal_logits)), modal)
     return modal, amodal
-
-
-def decide_without_words(head: str, mask_type: str) -> Decision:
-    """The decision for a prompt without a sentence: modal, unless the caller forces a type."""
-    if head == NO_HEAD:
-        return Decision(None, None)
-    return Decision("amodal" if mask_type == "amodal" else "modal", None)
 
 
 def resize_masks(

@@ -5,7 +5,7 @@ How a sentence about a photo becomes a mask:
     photo      open_image -> Letterbox.image -> R2SM.encode_image   ImageFeatures
     sentence   TextStates: the frozen language model                token states [t l e]
     both       R2SM.decode                                          R2SMOutput: logits in the frame
-    logits     decide, to_prediction (postprocess.py)               Prediction
+    logits     decide (decision.py), to_prediction (postprocess.py) Prediction
 
 Where the caller gives the visible mask of the object as well:
 
@@ -18,7 +18,6 @@ Boxes and clicks (prompts.py) go into `R2SM.decode` beside the token states.
 import copy
 import hashlib
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -35,16 +34,11 @@ from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.data.validation import is_text
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import MaskCompleter, no_completer
+from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
 from r2sm_jax.inference.given_masks import read_mask
-from r2sm_jax.inference.postprocess import (
-    decide,
-    decide_without_words,
-    to_prediction,
-    with_given_mask,
-)
+from r2sm_jax.inference.postprocess import to_prediction, with_given_mask
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, to_arrays
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
@@ -91,24 +85,6 @@ class _Row(NamedTuple):
     valid: Bool[np.ndarray, "S S"]
     """False on letterbox padding."""
     queries: Sequence[str]
-
-
-class TruncatedQuery(UserWarning):
-    """A query is longer than the language model's limit; its end was not read.
-
-    `TextStates.truncated` collects such queries while they are encoded, `Prediction.unread` holds
-    the end of one, and `predict` and `predict_batch` give this warning. The command prints it.
-    """
-
-
-def check_query(query: str) -> None:
-    """Raises InputError for a query without words, or with characters that UTF-8 cannot encode."""
-    if not isinstance(query, str) or not re.search(r"\w", query):
-        raise InputError(
-            "the query is empty or has no words; say what to segment, such as 'the red mug'"
-        )
-    if not is_text(query):
-        raise InputError("the query holds half of a character; write it in UTF-8")
 
 
 class Predictor:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config, MatmulPrecision
-from r2sm_jax.data.text_states import TextStates
+from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import completer_of_export, split_tensors
 from r2sm_jax.inference.export_folder import (
@@ -22,17 +22,15 @@ from r2sm_jax.inference.export_folder import (
     check_export,
     find_folder,
     is_export,
-    model_with_weights,
-    published_weights,
     read_export_config,
 )
+from r2sm_jax.inference.export_weights import model_with_weights, published_weights
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import cache_dir, read_tensors
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.training.checkpoints import Checkpoints
 from r2sm_jax.training.run_folder import (
-    check_language_model,
     read_config,
     read_inputs,
     read_sizes,
@@ -190,9 +188,8 @@ def load_run(
     restored = restore_weights(folder, checkpoint=checkpoint)
     config = restored.config
     text = config.model.text
-    text_encoder = TextStates(text.name, layers=text.layers, max_tokens=text.max_tokens)
     language_model = read_inputs(folder).get("language_model", {})
-    check_language_model(text_encoder, language_model, f"the run {folder}")
+    text_encoder = open_language_model(text, text.name, language_model, f"the run {folder}")
 
     weights = nnx.merge_state(restored.params, restored.constants)
     predictor = Predictor(
@@ -229,8 +226,7 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     text = config.model.text
     language_model = export_config["language_model"]
     name = str(folder / LANGUAGE_MODEL) if language_model["embedded"] else text.name
-    text_encoder = TextStates(name, layers=text.layers, max_tokens=text.max_tokens)
-    check_language_model(text_encoder, language_model, "this export")
+    text_encoder = open_language_model(text, name, language_model, "this export")
 
     graphdef, state = nnx.split(model)
     calibration = Calibration(**export_config["calibration"])

@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from r2sm_jax.inference.export_folder import WEIGHTS, flat_weights, model_with_weights
+from r2sm_jax.inference.export_folder import (
+    WEIGHTS,
+)
+from r2sm_jax.inference.export_weights import flat_weights, model_with_weights
 from r2sm_jax.inference.run import Run
 from r2sm_jax.models.hub import read_tensors
 from r2sm_jax.models.matching import Tensor

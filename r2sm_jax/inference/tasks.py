@@ -3,7 +3,6 @@
 import difflib
 import glob
 import hashlib
-import re
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import NamedTuple
 
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.images import IMAGE_SUFFIXES, find_image, find_images, leads_outside
-from r2sm_jax.errors import GIT_LFS, InputError, describe_content, read_bytes
-from r2sm_jax.inference.predictor import check_query
-
-NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
-"""Control characters that are no white space. UTF-16 that is read as UTF-8 has many of them."""
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.decision import check_query
+from r2sm_jax.inference.query_lines import read_query_lines, read_sentence
 
 
 class TaskQuery(NamedTuple):
@@ -198,24 +195,7 @@ def _read_lines(path: Path) -> list[QueryLine]:
     """
     if path.suffix.lower() == ".csv":
         raise InputError(f"{path}: give lines QUERY, or IMAGE, a tab, QUERY; not commas")
-    try:
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        described = describe_content(read_bytes(path))
-        if described:
-            raise InputError(f"{path}: this is no text, it is {described}") from None
-        raise InputError(
-            f"{path}: cannot read the query file ({error}); give UTF-8 text, or a .json"
-        ) from None
-    if text.startswith(GIT_LFS):
-        raise InputError(f"{path}: this is no query, it is {describe_content(text.encode())}")
-
-    queries = []
-    # Not splitlines(): editors put U+2028 and vertical tabs inside a sentence.
-    for number, line in enumerate(text.split("\n"), start=1):
-        line = line.replace("\ufeff", "")  # the mark of a file that was appended
-        if line.strip():
-            queries.append(_parse_line(f"{path}: line {number}", line))
+    queries = [_parse_line(where, line) for where, line in read_query_lines(path)]
     if not queries:
         raise InputError(
             f"{path}: the query file is empty; write one query a line, or IMAGE, a tab and a query"
@@ -224,19 +204,11 @@ def _read_lines(path: Path) -> list[QueryLine]:
 
 
 def _parse_line(where: str, line: str) -> QueryLine:
-    if NOT_TEXT.search(line):
-        raise InputError(f"{where} holds control characters; save the file as text in UTF-8")
-    if line.lstrip().startswith(("{", "[")):
-        raise InputError(f"{where} looks like JSON; write the query alone, or give a data set")
     *images, text = line.split("\t")
     if len(images) > 1:
         raise InputError(f"{where} has {len(images)} tabs; write QUERY, or IMAGE, a tab, QUERY")
     if images and not (images[0].strip() and text.strip()):
         raise InputError(f"{where} lacks the image before its tab or the query after; mend it")
 
-    text = " ".join(text.split())
-    try:
-        check_query(text)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+    text = read_sentence(where, text)
     return QueryLine(images[0].strip() if images else None, text)

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from r2sm_jax.data.sheet import VISIBLE
+from r2sm_jax.inference.decision import TruncatedQuery
 from r2sm_jax.inference.page_actions import (
     KEEP_SECONDS,
     PageActions,
@@ -22,7 +23,7 @@ from r2sm_jax.inference.page_actions import (
 )
 from r2sm_jax.inference.page_session import Session
 from r2sm_jax.inference.page_text import CLICK_CHOICES, START, TYPE_CHOICES
-from r2sm_jax.inference.predictor import Predictor, TruncatedQuery
+from r2sm_jax.inference.predictor import Predictor
 
 TITLE = "Which mask do you mean?"
 INTRODUCTION = f"# {TITLE}\nThe words decide: the visible part of a thing, or its complete shape."

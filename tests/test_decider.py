@@ -1,0 +1,342 @@
+"""Decisions about sentences without an image: in NumPy as in JAX, the command, and its file
+scored."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import r2sm_jax
+from r2sm_jax import __main__ as package
+from r2sm_jax.config import TextConfig
+from r2sm_jax.data.text_states import TextStates, open_language_model
+from r2sm_jax.data.tokenizer import QueryTokenizer, pad_ids, read_tokenizer_file
+from r2sm_jax.errors import InputError
+from r2sm_jax.evaluate import main as evaluate
+from r2sm_jax.inference.decider import BertStates, Decider, check_head, load_decider, open_states
+from r2sm_jax.inference.decision import TruncatedQuery
+from r2sm_jax.inference.export_weights import flat_weights
+from r2sm_jax.inference.exporter import export
+from r2sm_jax.inference.run import load_run
+from r2sm_jax.models.mask_type_heads import LEARNED
+from r2sm_jax.models.numpy_text import HEADS, NumpyBert, gelu, gelu_tanh
+from r2sm_jax.models.text_encoder import load_text_encoder
+from r2sm_jax.synthetic.queries.sentences import intent_sentences
+
+SENTENCES = [
+    "the red mug",
+    "the whole red mug, hidden parts included, as if the book were not there",
+    "mug",
+    "what holds coffee?",
+]
+TEXT = TextConfig(layers=(1, 2), max_tokens=24, dim=32)
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_run, tmp_path_factory) -> Path:
+    """An export of the tiny run, without StableHLO."""
+    folder = tmp_path_factory.mktemp("exports") / "tiny"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("r2sm_jax.inference.stablehlo.export_functions", lambda run: {})
+        export(load_run(tiny_run), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def main():
+    """The command. Importing it must leave the function `r2sm_jax.decide` callable."""
+    import r2sm_jax.decide as module
+
+    return module.main
+
+
+# NumPy computes what JAX does.
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_heads_in_numpy_give_the_logits_of_those_in_jax(name):
+    assert HEADS.keys() == LEARNED.keys()
+    rng = np.random.default_rng(0)
+    head = LEARNED[name](32, 3, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(head)
+    # New heads have biases of 0 and scales of 1, with which a mistake would not show.
+    state = jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), state)
+    states = rng.normal(0, 1, (5, 9, 3, 32)).astype(np.float32)
+    mask = np.arange(9) < np.array([[9], [1], [4], [9], [6]])
+
+    expected = nnx.merge(graphdef, state)(jnp.asarray(states)[None], jnp.asarray(mask)[None])[0]
+    weights = {path: np.asarray(value) for path, value in flat_weights(state).items()}
+    np.testing.assert_allclose(HEADS[name](weights, states, mask), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_activations_are_those_of_jax():
+    x = np.linspace(-9, 9, 40_000, dtype=np.float32).reshape(2, 4, 5000)
+    np.testing.assert_allclose(gelu(x), nnx.gelu(jnp.asarray(x), approximate=False), atol=2e-6)
+    np.testing.assert_allclose(gelu_tanh(x), nnx.gelu(jnp.asarray(x)), atol=2e-6)
+
+
+def test_bert_in_numpy_gives_the_states_of_that_in_jax(bert_folder):
+    ids, mask = pad_ids([[5, 9, 3, 7], [8], [2, 2, 4, 4, 1, 6]], 3, 6)
+    layers = (0, 1, 2)
+    states = NumpyBert(bert_folder)(ids, mask, layers)
+    expected = load_text_encoder(bert_folder).float16_states(
+        jnp.asarray(ids), jnp.asarray(mask), layers
+    )
+    assert states.dtype == np.float16
+    np.testing.assert_allclose(states[mask], np.asarray(expected)[mask], rtol=2e-3, atol=2e-3)
+
+
+# Loading.
+
+
+@pytest.mark.parametrize("source", ["run", "export"])
+def test_the_decider_decides_as_the_predictor(source, tiny_run, exported, predictor):
+    decider = load_decider(tiny_run if source == "run" else exported)
+    # More than a batch, not in the order of their lengths.
+    sentences = [s.text for s in intent_sentences("development")][:30] + SENTENCES
+    expected = predictor.amodal_logits(sentences)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncatedQuery)
+        decisions = decider(sentences)
+        alone = [decider(sentence)[0] for sentence in sentences]
+    np.testing.assert_allclose(decider.logits(sentences), expected, atol=2e-3)
+    for decision, one, logit in zip(decisions, alone, expected, strict=True):
+        probability = 1 / (1 + np.exp(-logit))
+        assert decision.amodal_probability == pytest.approx(probability, abs=1e-3)
+        assert one.amodal_probability == pytest.approx(decision.amodal_probability, abs=1e-5)
+        assert decision.mask_type == ("amodal" if decision.amodal_probability > 0.5 else "modal")
+    assert all(d.undecided for d in decider(sentences, abstain=0.5) if d.amodal_probability != 0)
+
+
+def test_an_export_is_loaded_without_jax_and_only_its_head_is_read(exported):
+    program = (
+        "import sys, r2sm_jax\n"
+        "from r2sm_jax.inference import decider\n"
+        "read = []\n"
+        "tensors = decider.read_tensors\n"
+        "decider.read_tensors = lambda *args: read.append(args[1:]) or tensors(*args)\n"
+        f"print(*r2sm_jax.decide(['the red mug', 'mug'], model={str(exported)!r}))\n"
+        "print([name for name in ('jax', 'transformers', 'PIL') if name in sys.modules], read)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    decisions, loaded = ended.stdout.splitlines()
+    assert decisions.count("amodal_probability") == 2 and loaded == "[] [('head.',)]"
+
+
+def test_other_language_models_decide_with_jax(llama_folder):
+    texts = open_states(TEXT, str(llama_folder), {}, "this run")
+    assert isinstance(texts, TextStates)
+    head = LEARNED["mlp"](32, 2, rngs=nnx.Rngs(0))
+    weights = {path: np.asarray(value) for path, value in flat_weights(nnx.state(head)).items()}
+    states, mask = texts.for_request(SENTENCES)
+    expected = head(jnp.asarray(states, jnp.float32)[None], jnp.asarray(mask)[None])[0]
+    decider = Decider("mlp", weights, texts, temperature=2.0)
+    np.testing.assert_allclose(decider.logits(SENTENCES), expected / 2, rtol=1e-3, atol=1e-4)
+
+
+def test_a_tokenizer_is_read_from_its_file_where_that_is_known_to_be_right(bert_folder):
+    slow = QueryTokenizer(bert_folder, vocab_size=10**6, max_tokens=6)
+    assert read_tokenizer_file(bert_folder, None) is None
+    assert read_tokenizer_file(bert_folder, "0" * 64) is None
+    assert read_tokenizer_file(bert_folder, slow.sha256) is not None
+    fast = QueryTokenizer(bert_folder, vocab_size=10**6, max_tokens=6, expected_sha256=slow.sha256)
+    assert fast(SENTENCES) == slow(SENTENCES)
+    assert fast.truncated == slow.truncated and SENTENCES[1] in fast.truncated
+    assert fast.cut_off(SENTENCES[1]) == slow.cut_off(SENTENCES[1])
+
+
+def test_a_language_model_of_other_weights_is_refused(bert_folder):
+    texts = open_language_model(TEXT, str(bert_folder), {}, "this export")
+    for opened in (texts.identity, {"tokenizer_sha256": texts.identity["tokenizer_sha256"]}):
+        assert isinstance(open_states(TEXT, str(bert_folder), opened, "this export"), BertStates)
+    for key in ("sha256", "tokenizer_sha256"):
+        trained = texts.identity | {"name": "a/b", key: "0" * 64}
+        with pytest.raises(InputError, match="get the a/b"):
+            open_states(TEXT, str(bert_folder), trained, "this export")
+
+
+@pytest.mark.parametrize("head", ["decoder", "none", "oracle"])
+def test_heads_that_do_not_decide_by_words_are_refused(head, exported, tmp_path):
+    with pytest.raises(InputError, match=f"mask-type head, {head}, .*linear, mlp"):
+        check_head(head, "runs/x")
+    folder = with_head(exported, tmp_path, head)
+    with pytest.raises(InputError, match=head):
+        load_decider(folder)
+
+
+def with_head(exported: Path, tmp_path: Path, head: str) -> Path:
+    """A folder with the configuration of an export whose head is another one, and no weights."""
+    config = json.loads((exported / "config.json").read_text())
+    config["config"]["model"]["head"] = head
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_the_keyword_rule_needs_no_language_model(exported, tmp_path):
+    decider = load_decider(with_head(exported, tmp_path, "keyword"))
+    decisions = decider(["the red mug", "the whole mug"])
+    assert [(d.mask_type, d.amodal_probability) for d in decisions] == [("modal", 0), ("amodal", 1)]
+
+
+def test_long_sentences_are_named_and_forgotten(exported):
+    decider = load_decider(exported)
+    long = "the red mug " * 20 + "hidden parts included"
+    for _ in range(2):
+        with pytest.warns(TruncatedQuery, match="not read: .*hidden parts included") as caught:
+            decider(["mug", long, long])
+        assert len(caught) == 1 and not decider.texts.truncated
+
+
+@pytest.mark.parametrize("sentence", ["", " ?!", "half \ud800 of one"])
+def test_no_sentence_is_refused(sentence, exported):
+    with pytest.raises(InputError):
+        r2sm_jax.decide(["mug", sentence], model=exported)
+
+
+# The command, and scores of its file.
+
+
+def test_the_command_prints_lines_or_json(main, exported, command, tmp_path):
+    assert callable(r2sm_jax.decide) and "decide" in package.COMMANDS
+    (tmp_path / "s.txt").write_text("\ufeffmug\n\n  what holds\u2028coffee? \n")
+    flags = ["--model", exported, "--file", tmp_path / "s.txt"]
+    end = command(main, "the red mug", *flags)
+    assert end.code == 0 and end.err == ""
+    lines = end.out.splitlines()
+    assert [line.split()[0] in ("modal", "amodal") for line in lines] == [True] * 3
+    assert lines[2].endswith("what holds coffee?")
+
+    end = command(main, "the red mug", *flags, "--json")
+    rows = [json.loads(line) for line in end.out.splitlines()]
+    (first, *_) = r2sm_jax.decide("the red mug", exported)
+    probability = rows[0].pop("amodal_probability")
+    assert probability == pytest.approx(first.amodal_probability, abs=1e-5)
+    assert rows[0] == {
+        "query": "the red mug",
+        "mask_type": first.mask_type,
+        "undecided": first.undecided,
+    }
+    assert [row["query"] for row in rows] == ["the red mug", "mug", "what holds coffee?"]
+    end = command(main, "the red mug", "--model", exported, "--abstain", 0.5)
+    assert "undecided" in end.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        ([], "--file"),
+        (["?"], "no words"),
+        (["mug", "--abstain", "0.6"], "--abstain 0.6"),
+        (["--file", "empty.txt"], "empty.txt"),
+        (["--file", "gone.txt"], "gone.txt"),
+        (["--file", "bad.txt"], "bad.txt: line 2"),
+        (["mug", "--model", "nowhere"], "nowhere"),
+        (["mug", "--checkpoint", "3", "--model", "EXPORT"], "--checkpoint 3"),
+    ],
+)
+def test_refusals_of_the_command(flags, word, main, exported, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "bad.txt").write_text("mug\n...\n")
+    flags = [exported if flag == "EXPORT" else flag for flag in flags]
+    assert word in refused(main, *flags)
+
+
+LABELLED = "# made for a test\nmask_type\ttext\nmodal\tthe mug\namodal\tthe whole mug\nmodal\tcup\n"
+
+
+def write_decisions(folder: Path, *rows: dict) -> Path:
+    (folder / "labelled.tsv").write_text(LABELLED)
+    path = folder / "decisions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_decisions_of_any_system_are_scored(command, tmp_path):
+    path = write_decisions(
+        tmp_path,
+        {"query": "the whole mug", "mask_type": "amodal", "amodal_probability": 0.8},
+        {"query": "the mug", "amodal_probability": 0.3},
+        {"query": "cup", "mask_type": "amodal", "amodal_probability": 0.9},
+        {"query": "another", "mask_type": "modal", "amodal_probability": 0.1},
+    )
+    flags = ["--decisions", path, "--sentences", tmp_path / "labelled.tsv"]
+    end = command(evaluate, *flags, "--out", tmp_path)
+    assert end.code == 0 and "1 decisions about other sentences" in end.out
+    figures = json.loads((tmp_path / "decisions.json").read_text())
+    assert figures["accuracy"] == pytest.approx(2 / 3) and figures["f1"] == pytest.approx(2 / 3)
+    assert figures["mcc"] == pytest.approx(0.5) and figures["keyword"] == 1
+    # Confidences .7, .8 and .9 lie in bins of their own; the first two are right.
+    assert figures["ece"] == pytest.approx((0.3 + 0.2 + 0.9) / 3)
+    assert figures["queries"] == 3 and figures["ignored"] == 1
+
+    # A JSON list without probabilities: no calibration.
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    listed = [{"query": row["query"], "mask_type": "modal"} for row in rows]
+    path.write_text(json.dumps(listed))
+    assert command(evaluate, *flags, "--out", tmp_path).code == 0
+    figures = json.loads((tmp_path / "decisions.json").read_text())
+    assert figures["ece"] is None and figures["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_the_sentences_of_a_report_are_the_default(command, tmp_path):
+    rows = [{"query": s.text, "mask_type": s.mask_type} for s in intent_sentences("val_r2sm")]
+    path = write_decisions(tmp_path, *rows)
+    end = command(evaluate, "--decisions", path, "--out", tmp_path)
+    assert end.code == 0 and "val_r2sm" in end.out
+    figures = json.loads((tmp_path / "decisions.json").read_text())
+    assert figures["accuracy"] == 1 and figures["queries"] == len(rows)
+
+
+MUG = {"query": "the mug", "mask_type": "modal"}
+REST = [{"query": "the whole mug", "mask_type": "amodal"}, {"query": "cup", "mask_type": "modal"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([MUG], "2 of 3 sentences"),
+        ([MUG, MUG | {"mask_type": "amodal"}, *REST], "entry 2: there is another decision"),
+        ([{"mask_type": "modal"}], "entry 1 has no query"),
+        ([MUG | {"mask_type": "whole"}], "'whole' is unknown"),
+        ([{"query": "the mug"}], "mask_type None"),
+        ([MUG | {"amodal_probability": 1.5}], "1.5 is no number between"),
+        ([MUG | {"amodal_probability": True}], "true is no number"),
+        ([MUG | {"amodal_probability": 0.5}, *REST], "2 of 3 decisions have no"),
+        ([], "there is no decision"),
+    ],
+)
+def test_bad_decisions_are_refused(rows, words, refused, tmp_path):
+    path = write_decisions(tmp_path, *rows)
+    labelled = tmp_path / "labelled.tsv"
+    message = refused(
+        evaluate, "--decisions", path, "--sentences", labelled, "--out", tmp_path / "new"
+    )
+    assert words in message and str(path) in message and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("the mug\n", "columns mask_type and text"),
+        ("mask_type\ttext\n", "there is no sentence"),
+        ("mask_type\ttext\nwhole\tthe mug\n", "'whole'"),
+        ("mask_type\ttext\nmodal\t\n", "needs a text"),
+        ("mask_type\ttext\nmodal\ta\nmodal\ta\n", "twice"),
+    ],
+)
+def test_bad_labelled_sentences_are_refused(content, words, refused, tmp_path):
+    path = write_decisions(tmp_path, MUG)
+    labelled = tmp_path / "labelled.tsv"
+    labelled.write_text(content)
+    assert words in refused(evaluate, "--decisions", path, "--sentences", labelled)
+    assert "val_r2sm" in refused(evaluate, "--decisions", path, "--sentences", "val_rsm")
+    assert "--sentences" in refused(evaluate, "runs/x", "--sentences", "test")
