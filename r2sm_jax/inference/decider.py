@@ -142,7 +142,7 @@ class Decider:
             self._warn_of_truncated(sentences)
         decisions = []
         for sentence, logit in zip(sentences, logits, strict=True):
-            decisions.append(decide(self.head, sentence, logit, abstain=abstain))
+            decisions.append(decide(self.head, sentence, float(logit), abstain=abstain))
         return decisions
 
     def logits(self, sentences: Sequence[str]) -> Float[np.ndarray, " k"]:

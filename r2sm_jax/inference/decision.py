@@ -49,7 +49,7 @@ class Decision(NamedTuple):
 def decide(
     head: str,
     query: str,
-    amodal_logit: float | np.floating,
+    amodal_logit: float,
     mask_type: str = "auto",
     *,
     abstain: float = 0.0,

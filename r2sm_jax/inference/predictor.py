@@ -553,7 +553,7 @@ class Predictor:
         for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
             if query:
                 decision = decide(
-                    self.config.head, query, output.amodal_logit, mask_type, abstain=abstain
+                    self.config.head, query, float(output.amodal_logit), mask_type, abstain=abstain
                 )
             else:
                 decision = decide_without_words(self.config.head, mask_type)
