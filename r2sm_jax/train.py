@@ -206,9 +206,13 @@ def prepare_data(config: Config, log: Log) -> TrainingData:
         sentences = [query.text for sample in samples for query in sample.queries]
         has_absent_targets = asks_for_absent_things(config.data.source, config.data.images)
     else:
-        queries = [query for index in range(len(source)) for query in source.queries_at(index)]
-        sentences = [query.text for query in queries]
-        has_absent_targets = any(not query.instance_ids for query in queries)
+        sentences = []
+        has_absent_targets = False
+        # Of a million queries only the sentences stay in memory.
+        for index in range(len(source)):
+            for query in source.queries_at(index):
+                sentences.append(query.text)
+                has_absent_targets |= not query.instance_ids
 
     texts = open_language_model(config)
     return TrainingData(

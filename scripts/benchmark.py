@@ -11,6 +11,7 @@ Run nothing else at the same time. Figures are medians unless they say otherwise
 
 import itertools
 import json
+import math
 import resource
 import sys
 import tempfile
@@ -204,7 +205,7 @@ def measure_opening(args: Sequence[str]) -> Figures:
 
 
 def write_large_file(path: Path, num_images: int) -> None:
-    """A dataset file of ellipses, written image by image."""
+    """A dataset file of ellipses, written record by record, so that it takes no memory."""
     rng = np.random.default_rng(0)
     ellipses = [draw_ellipse(rng) for _ in range(200)]
     shapes = []
@@ -213,30 +214,33 @@ def write_large_file(path: Path, num_images: int) -> None:
         shapes.append(record | {"area": masks.area(mask), "segmentation": masks.encode(mask)})
 
     width, height = PHOTO_SIZE
-    parts: dict[str, list[str]] = {"images": [], "annotations": [], "queries": []}
-    num_annotations = num_queries = 0
-    for image_id in range(1, num_images + 1):
-        image = {"id": image_id, "file_name": f"{image_id:012}.jpg"}
-        parts["images"].append(json.dumps(image | {"height": height, "width": width}))
-        ids = []
-        while num_annotations < 7.3 * image_id:
-            num_annotations += 1
-            ids.append(num_annotations)
-            shape = shapes[num_annotations % len(shapes)]
-            record = {"id": num_annotations, "image_id": image_id} | shape
-            parts["annotations"].append(json.dumps(record))
-        while num_queries < 8.5 * image_id:
-            num_queries += 1
-            query = {"id": num_queries, "image_id": image_id, "instance_ids": ids[:1]}
-            query |= {"text": f"the thing {num_queries} beside the other", "mask_type": "modal"}
-            parts["queries"].append(json.dumps(query))
+    # Image i has annotations up to this number, and the first of them is that after the one before.
+    last_annotation = [math.ceil(7.3 * i) for i in range(num_images + 1)]
+    last_query = [math.ceil(8.5 * i) for i in range(num_images + 1)]
+
+    def write_records(key: str) -> Iterator[dict[str, Any]]:
+        for i in range(1, num_images + 1):
+            image = {"image_id": i}
+            if key == "images":
+                yield {"id": i, "file_name": f"{i:012}.jpg", "height": height, "width": width}
+            elif key == "annotations":
+                for number in range(last_annotation[i - 1] + 1, last_annotation[i] + 1):
+                    yield {"id": number} | image | shapes[number % len(shapes)]
+            else:
+                targets = [last_annotation[i - 1] + 1]
+                for number in range(last_query[i - 1] + 1, last_query[i] + 1):
+                    query = {"id": number} | image | {"instance_ids": targets}
+                    query |= {"text": f"the thing {number} beside the other"}
+                    yield query | {"mask_type": "modal"}
+
     with path.open("w", encoding="utf-8") as file:
         file.write('{"categories": [{"id": 1, "name": "thing"}]')
-        for key, records in parts.items():
+        for key in ("images", "annotations", "queries"):
             file.write(f', "{key}": [')
-            file.write(",\n".join(records))
+            for number, record in enumerate(write_records(key)):
+                file.write(",\n" if number else "")
+                file.write(json.dumps(record))
             file.write("]")
-            records.clear()
         file.write("}")
 
 

@@ -18,13 +18,14 @@ import numpy as np
 from r2sm_jax.data import masks
 from r2sm_jax.data.cache import fingerprint
 from r2sm_jax.data.images import find_image, image_folders, near_name, open_annotated
+from r2sm_jax.data.large_files import LARGE_BYTES, IndexedRecords, LargeFile, read_large_file
 from r2sm_jax.data.masks import RLE
 from r2sm_jax.data.shared_records import SharedRecords
 from r2sm_jax.data.validation import MASKS, check_contradictions, check_records, is_ignored
-from r2sm_jax.errors import InputError, load_json, parse_json, read_bytes
+from r2sm_jax.errors import InputError, load_json, parse_json, paused_collection, read_bytes
 from r2sm_jax.query import Query
 
-Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords
+Groups = Mapping[int, list[dict[str, Any]]] | SharedRecords | IndexedRecords
 """The annotations or queries of each image, by its id."""
 _sharing_lock = threading.Lock()
 """Held while a dataset moves its records to a file (`Dataset.__getstate__`)."""
@@ -201,22 +202,28 @@ class Dataset:
     def __init__(
         self,
         path: Path,
-        records: Mapping[str, Any],
+        records: Mapping[str, Any] | LargeFile,
         images_dir: str | PathLike[str] | None = None,
         sha256: str = "",
     ) -> None:
         self.path = path
         self.sha256 = sha256
-        self.images: Sequence[Mapping[str, Any]] = records["images"]
         self._image_dirs = image_folders(path, images_dir)
-        self._names = category_names(records)
-        self._annotations: Groups = group_by_image(records, "annotations")
-        self._queries: Groups = group_by_image(records, "queries")
-
-        words: dict[str, set[str]] = {}
-        for annotation in records["annotations"]:
-            for name, word in (annotation.get("attributes") or {}).items():
-                words.setdefault(name, set()).add(word)
+        self.images: Sequence[Mapping[str, Any]]
+        self._annotations: Groups
+        self._queries: Groups
+        if isinstance(records, LargeFile):
+            self.images = records.images
+            self._names = category_names({"categories": records.categories})
+            self._annotations = records.annotations
+            self._queries = records.queries
+            words = records.attributes
+        else:
+            self.images = records["images"]
+            self._names = category_names(records)
+            self._annotations = group_by_image(records, "annotations")
+            self._queries = group_by_image(records, "queries")
+            words = attribute_words(records["annotations"])
         self.vocabulary = {"category": tuple(self._names.values())}
         for name in sorted(words):
             self.vocabulary[name] = tuple(sorted(words[name]))
@@ -235,10 +242,10 @@ class Dataset:
             return self.__dict__.copy()
 
     def _move_records_to_disk(self) -> None:
-        """Replaces the records in memory by a file with them, unless that has been done."""
-        if not isinstance(self._annotations, SharedRecords):
+        """Replaces records in memory by a file with them."""
+        if isinstance(self._annotations, Mapping):
             self._annotations = SharedRecords(self._annotations)
-        if not isinstance(self._queries, SharedRecords):
+        if isinstance(self._queries, Mapping):
             self._queries = SharedRecords(self._queries)
 
     def __len__(self) -> int:
@@ -362,6 +369,15 @@ def group_by_image(records: Mapping[str, Any], key: str) -> dict[int, list[dict[
     return groups
 
 
+def attribute_words(annotations: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """For each attribute the words that annotations have."""
+    words: dict[str, set[str]] = {}
+    for annotation in annotations:
+        for name, word in (annotation.get("attributes") or {}).items():
+            words.setdefault(name, set()).add(word)
+    return words
+
+
 def category_names(records: Mapping[str, Any]) -> dict[int, str]:
     """The category names of a dataset file by category id, in the order of the ids."""
     return {c["id"]: c["name"] for c in sorted(records["categories"], key=lambda c: c["id"])}
@@ -436,8 +452,14 @@ def _parse_once(
 
     `stamp` changes when the file does.
     """
+    if stamp is not None and stamp[1] >= LARGE_BYTES:
+        large_file = read_large_file(path)
+        if large_file is not None:
+            return Dataset(path, large_file, images_dir, large_file.sha256)
+
     content = read_bytes(path)
     records = parse_json(content, str(path), "a dataset file")
-    check_records(path, records)
+    with paused_collection():
+        check_records(path, records)
     check_contradictions(path, records)
     return Dataset(path, records, images_dir, hashlib.sha256(content).hexdigest())

@@ -202,11 +202,15 @@ def ious(
 
 def rle_size(rle: Any) -> tuple[int, int]:
     """Height and width that an RLE states. Raises ValueError if it states none."""
-    size = rle.get("size") if isinstance(rle, Mapping) else None
-    if not isinstance(size, Sequence) or len(size) != 2 or not all(type(n) is int for n in size):
+    # What JSON gives is looked at first: millions of RLEs are checked when a large file is opened.
+    size = rle.get("size") if isinstance(rle, dict | Mapping) else None
+    if not isinstance(size, list | Sequence) or len(size) != 2:
         raise ValueError("the RLE's 'size' is not [height, width]")
-    check_size(size[0], size[1])
-    return size[0], size[1]
+    height, width = size
+    if type(height) is not int or type(width) is not int:
+        raise ValueError("the RLE's 'size' is not [height, width]")
+    check_size(height, width)
+    return height, width
 
 
 def check_size(height: int, width: int) -> None:

@@ -27,12 +27,13 @@ LISTS = {
     "queries": "query",
 }
 """The lists of a dataset file, and what one of their records is called."""
+_half_characters = re.compile("[\ud800-\udfff]")
 MASKS = ("segmentation", "visible_mask")
 """The fields of an annotation that hold the complete and the visible mask."""
 
 Record = Mapping[str, Any]
-ById = Mapping[str, Mapping[int, Record]]
-"""The records of each list by their id."""
+ById = Mapping[str, Mapping[int, Record | None]]
+"""The records of each list by their id; None where a record is not read yet."""
 
 # The edges of a stated box may differ from those of the mask by the larger of the two, in pixels
 # and in longer sides of the box: annotation tools round outwards and trace outlines between pixels.
@@ -93,7 +94,12 @@ def is_id(value: Any) -> TypeGuard[int]:
 def is_text(value: Any) -> TypeGuard[str]:
     """Whether a value is a string with a visible character. Half a character, as JSON's "\\ud800",
     is not text."""
-    if not isinstance(value, str) or re.search("[\ud800-\udfff]", value):
+    if not isinstance(value, str):
+        return False
+    # Most are of this kind, and it takes no look at each character.
+    if value.isascii() and value.isprintable():
+        return not value.isspace() and value != ""
+    if _half_characters.search(value):
         return False
     # Separators, control characters and zero-width ones do not show.
     return any(unicodedata.category(character)[0] not in "ZC" for character in value)
@@ -101,8 +107,10 @@ def is_text(value: Any) -> TypeGuard[str]:
 
 def parse_flag(value: Any) -> bool | None:
     """Yes or no in the spellings of annotation tools: true, 1, "1", "true"; None: neither."""
-    if value is None:
-        return False
+    if value is None or type(value) is bool:
+        return bool(value)
+    if type(value) is int and value in (0, 1):
+        return value == 1
     spelling = str(value).strip().lower()
     if spelling in ("1", "1.0", "true", "yes"):
         return True
@@ -144,7 +152,7 @@ def find_problems(records: Any) -> Iterator[Problem]:
         return
 
     # Ids first: the checks of fields look up the records that a field refers to.
-    by_id: dict[str, dict[int, Record]] = {key: {} for key in LISTS}
+    by_id: dict[str, dict[int, Record | None]] = {key: {} for key in LISTS}
     for key in LISTS:
         for index, record in enumerate(records[key]):
             if not _has_id(record):
@@ -156,17 +164,11 @@ def find_problems(records: Any) -> Iterator[Problem]:
             else:
                 by_id[key][record["id"]] = record
 
-    find_faults = {
-        "images": _image_faults,
-        "annotations": _annotation_faults,
-        "categories": _category_faults,
-        "queries": _query_faults,
-    }
     for key, name in LISTS.items():
         for index, record in enumerate(records[key]):
             if not _has_id(record):
                 continue
-            for field, expected in find_faults[key](record, by_id):
+            for field, expected in FIND_FAULTS[key](record, by_id):
                 state = "is missing"
                 if field in record:
                     state = f"is {reprlib.repr(record[field])}"
@@ -174,11 +176,38 @@ def find_problems(records: Any) -> Iterator[Problem]:
                 yield Problem(key, index, where, f"{field} {state}", f"give {expected}")
 
 
+def has_faults(key: str, record: Any) -> bool:
+    """Whether a record of list `key` is wrong by itself, whatever the others are.
+
+    The ids of other records in it are only whole numbers then, and masks may have any size.
+    """
+    return not _has_id(record) or any(FIND_FAULTS[key](record, ANY_RECORDS))
+
+
+class _AnyRecords(Mapping[int, None]):
+    """Records that are not read yet, so that any id may be among them."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: int) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+ANY_RECORDS: ById = {key: _AnyRecords() for key in LISTS}
+
+
 def _has_id(record: Any) -> bool:
     return isinstance(record, dict) and is_id(record.get("id"))
 
 
-def _refers(record: Record, field: str, targets: Mapping[int, Record]) -> bool:
+def _refers(record: Record, field: str, targets: Mapping[int, Record | None]) -> bool:
     """Whether a field holds the id of one of the targets."""
     return is_id(record.get(field)) and record[field] in targets
 
@@ -231,15 +260,20 @@ def _annotation_faults(annotation: Record, by_id: ById) -> Iterator[tuple[str, s
         expected = "an RLE of the image's size, a list of polygons, or null"
         yield "visible_mask", expected + _note_on_exchange(visible, image)
 
-    attributes = annotation.get("attributes") or {}
-    is_object = isinstance(attributes, dict)
-    if not is_object or not all(isinstance(word, str) for word in attributes.values()):
+    attributes = annotation.get("attributes")
+    if attributes and not _are_words(attributes):
         yield "attributes", "an object of strings, or leave it out"
 
     if parse_flag(annotation.get("ignore")) is None:
         yield "ignore", "true or false"
     if parse_flag(annotation.get("iscrowd")) is None:
         yield "iscrowd", "0 or 1"
+
+
+def _are_words(attributes: Any) -> bool:
+    if not isinstance(attributes, dict):
+        return False
+    return all(isinstance(word, str) for word in attributes.values())
 
 
 def _query_faults(query: Record, by_id: ById) -> Iterator[tuple[str, str]]:
@@ -263,7 +297,17 @@ def _is_of_image(annotation_id: Any, image_id: Any, by_id: ById) -> bool:
     annotations = by_id["annotations"]
     if not is_id(annotation_id) or annotation_id not in annotations:
         return False
-    return annotations[annotation_id].get("image_id") == image_id
+    annotation = annotations[annotation_id]
+    return annotation is None or annotation.get("image_id") == image_id
+
+
+FIND_FAULTS = {
+    "images": _image_faults,
+    "annotations": _annotation_faults,
+    "categories": _category_faults,
+    "queries": _query_faults,
+}
+"""For each list the function that finds what is wrong with one of its records."""
 
 
 def _may_be_mask(mask: Any, image: Record | None) -> bool:
@@ -298,9 +342,20 @@ def check_contradictions(path: Path, records: Record) -> None:
     time does not grow with it. Raises InputError with the count and the likely cause.
     """
     annotations = records["annotations"]
-    stride = max(1, math.ceil(len(annotations) / NUM_COMPARED_ON_READING))
-    sample = {**records, "annotations": annotations[::stride]}
-    for contradiction in find_contradictions(sample):
+    compared = [annotations[index] for index in compared_on_reading(len(annotations))]
+    refuse_contradictions(path, {**records, "annotations": compared})
+
+
+def compared_on_reading(num_annotations: int) -> range:
+    """The positions of at most `NUM_COMPARED_ON_READING` annotations, evenly spread over a file."""
+    stride = max(1, math.ceil(num_annotations / NUM_COMPARED_ON_READING))
+    return range(0, num_annotations, stride)
+
+
+def refuse_contradictions(path: Path, records: Record) -> None:
+    """Compares all annotations of checked records. Raises InputError if most contradict
+    themselves."""
+    for contradiction in find_contradictions(records):
         if contradiction.is_systematic:
             raise InputError(f"{path}: {contradiction}")
 
