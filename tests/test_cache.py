@@ -30,7 +30,7 @@ from r2sm_jax.models.image_encoder import VisionEncoder
 from r2sm_jax.synthetic.procedural import ProceduralSource
 from r2sm_jax.synthetic.scenes.paint import COLOURS
 from r2sm_jax.train import main, make_batches, prepare_data
-from r2sm_jax.training.frozen_features import can_precompute
+from r2sm_jax.training.frozen_features import can_precompute, find_keys, store_keys
 
 SENTENCES = [
     "the red mug",
@@ -59,6 +59,45 @@ def test_what_is_kept_comes_back(tmp_path, monkeypatch):
                 assert stored.dtype == before.dtype and stored.tobytes() == before.tobytes()
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
     assert not len(FeatureCache(tmp_path, "another"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_few_files_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "FILE_BYTES", 1)  # a file for each
+    cache = FeatureCache(tmp_path, "model")
+    num_open = len(os.listdir("/proc/self/fd"))
+    cache.add((str(seed), arrays(seed)) for seed in range(60))
+    for cached in (cache, FeatureCache(tmp_path, "model")):
+        with ThreadPoolExecutor(8) as threads:
+            results = list(threads.map(cached.__getitem__, [str(i % 60) for i in range(600)]))
+        assert all(np.array_equal(x[0], arrays(i % 60)[0]) for i, x in enumerate(results))
+    assert len(os.listdir("/proc/self/fd")) <= num_open + feature_cache.MAX_OPEN_FILES + 2
+    shutil.rmtree(cache.folder)
+    feature_cache._open_file.cache_clear()
+    with pytest.raises(InputError, match="cannot read the file any more"):
+        cache["0"]
+
+
+def test_kept_features_are_found_without_preparing_images(tmp_path, monkeypatch):
+    source = open_source("scenes", count=5, size=48)
+    cache = FeatureCache(tmp_path, "model")
+    prepared = PreparedSource(source, 48, 12)
+    first = find_keys(cache, prepared)
+    assert first.is_new and first.name is not None and len(set(first.keys)) == 5
+    store_keys(cache, first)
+    assert find_keys(cache, PreparedSource(source, 64, 12)).is_new
+    assert find_keys(cache, PreparedSource(source.subset([1, 0]), 48, 12)).keys == [
+        first.keys[1],
+        first.keys[0],
+    ]
+
+    monkeypatch.setattr(PreparedSource, "__getitem__", lambda self, index: pytest.fail("prepared"))
+    again = find_keys(FeatureCache(tmp_path, "model"), prepared)
+    assert again.keys == first.keys and not again.is_new
+    # Other code may prepare other images, so they are looked at again.
+    monkeypatch.undo()
+    monkeypatch.setattr(type(source), "fingerprint", lambda self: "of other code")
+    assert find_keys(cache, prepared) == replace(first, name=find_keys(cache, prepared).name)
 
 
 def test_an_interrupted_run_leaves_whole_files(tmp_path, monkeypatch):

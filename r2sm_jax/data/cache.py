@@ -10,7 +10,9 @@ import os
 import shutil
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -30,6 +32,7 @@ DTYPES = {
     "BOOL": np.bool_,
 }
 """Types of the arrays, by the names that safetensors gives them."""
+MAX_OPEN_FILES = 16
 FILE_BYTES = 64 << 20
 """About the size of a file. As much is held in memory before it is written."""
 MIN_REPORTED_BYTES = 1 << 20
@@ -86,13 +89,51 @@ def seek_and_read(file: int, count: int, start: int) -> bytes:
 pread: Callable[[int, int, int], bytes] = getattr(os, "pread", seek_and_read)
 
 
+class OpenFile:
+    """A file that stays open as long as this object lives. Threads may read it."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        # Python warns of files that are left to it to close.
+        weakref.finalize(self, file.close)
+
+    def read(self, num_bytes: int, start: int) -> bytes:
+        """Reads `num_bytes` from `start`."""
+        return pread(self._file.fileno(), num_bytes, start)
+
+
+class FileOnDemand:
+    """A file that is opened when it is read. Only the `MAX_OPEN_FILES` that were read last stay
+    open, since a system permits a process about a thousand."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def read(self, num_bytes: int, start: int) -> bytes:
+        """Reads `num_bytes` from `start`. Raises InputError if the file is gone."""
+        try:
+            file = _open_file(self._path)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: cannot read the file any more ({error.strerror}); start again, and "
+                "what is missing is computed again"
+            ) from None
+        return file.read(num_bytes, start)
+
+
+@lru_cache(MAX_OPEN_FILES)
+def _open_file(path: Path) -> OpenFile:
+    """Opens a file. One that is forgotten is closed when nobody reads it any more."""
+    return OpenFile(path.open("rb"))
+
+
 class StoredArray(NamedTuple):
-    """An array in an open file.
+    """An array in a file.
 
     It is read and not mapped, so that it does not count as memory of the process.
     """
 
-    file: IO[bytes]
+    file: OpenFile | FileOnDemand
     start: int
     """Position of its first byte."""
     shape: tuple[int, ...]
@@ -105,7 +146,7 @@ class StoredArray(NamedTuple):
 
     def read(self) -> np.ndarray:
         """The array."""
-        content = pread(self.file.fileno(), self.num_bytes, self.start)
+        content = self.file.read(self.num_bytes, self.start)
         return np.frombuffer(content, self.dtype).reshape(self.shape)
 
 
@@ -119,14 +160,14 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path, model: str):
-        """Opens what the folder holds for `model`.
+        """Finds what the folder holds for `model`.
 
         Raises InputError if the folder cannot be made or read, or holds a damaged file.
         """
         self.folder = folder / model[:32]
         self._flag = f"--data.cache-dir {folder}"
         self._arrays: dict[str, list[StoredArray]] = {}
-        self._opened: set[Path] = set()
+        self._files: set[Path] = set()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -136,10 +177,10 @@ class FeatureCache:
         self.refresh()
 
     def refresh(self) -> None:
-        """Opens the files that other processes have added. Raises InputError if one is damaged."""
+        """Finds the files that other processes have added. Raises InputError if one is damaged."""
         files = set(self.folder.glob("*.safetensors"))
-        for path in sorted(files - self._opened):
-            self._open(path)
+        for path in sorted(files - self._files):
+            self._find_arrays(path)
 
     def __contains__(self, key: str) -> bool:
         return key in self._arrays
@@ -189,18 +230,18 @@ class FeatureCache:
             self._write(waiting)
 
     def _write(self, arrays: dict[str, np.ndarray]) -> None:
-        """Writes a file and opens it."""
+        """Writes a file."""
         # Random names, so that processes that share the folder never write the same file.
         path = self.folder / f"{uuid.uuid4().hex}.safetensors"
         with atomic_write(path) as part:
             part.write_bytes(save(arrays))
-        self._open(path)
+        self._find_arrays(path)
 
-    def _open(self, path: Path) -> None:
-        """Reads which arrays a file has. The file stays open."""
+    def _find_arrays(self, path: Path) -> None:
+        """Reads which arrays a file has."""
         try:
-            file = path.open("rb")
-            arrays = read_header(file, path.stat().st_size)
+            with path.open("rb") as file:
+                arrays = read_header(file, path.stat().st_size, FileOnDemand(path))
         except OSError as error:
             raise InputError(
                 f"{path}: cannot read the file ({error.strerror}); permit reading it, or more open "
@@ -211,7 +252,7 @@ class FeatureCache:
                 f"{path} is damaged; delete it, and its features are computed again"
             ) from None
 
-        self._opened.add(path)
+        self._files.add(path)
         by_key: dict[str, list[StoredArray]] = {}
         for name in sorted(arrays):
             key = name.partition("/")[0]
@@ -219,8 +260,10 @@ class FeatureCache:
         self._arrays |= by_key
 
 
-def read_header(file: IO[bytes], size: int) -> dict[str, StoredArray]:
-    """The arrays of an open safetensors file of `size` bytes, by name.
+def read_header(
+    file: IO[bytes], size: int, stored_in: OpenFile | FileOnDemand
+) -> dict[str, StoredArray]:
+    """The arrays of a safetensors file of `size` bytes, by name, which are read from `stored_in`.
 
     The format: 8 bytes with the length of a JSON header, the header, then the arrays. Raises
     ValueError, LookupError, TypeError or AttributeError if the file is damaged.
@@ -231,7 +274,7 @@ def read_header(file: IO[bytes], size: int) -> dict[str, StoredArray]:
     end = 8 + length
     for name, about in header.items():
         start = 8 + length + about["data_offsets"][0]
-        array = StoredArray(file, start, tuple(about["shape"]), DTYPES[about["dtype"]])
+        array = StoredArray(stored_in, start, tuple(about["shape"]), DTYPES[about["dtype"]])
         arrays[name] = array
         end = max(end, array.start + array.num_bytes)
     if end != size:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile, gettempdir
+from typing import IO
 
 import numpy as np
 from jaxtyping import Float16
 
-from r2sm_jax.data.cache import FILE_BYTES, FeatureCache, StoredArray, digest, to_float16
+from r2sm_jax.data.cache import FILE_BYTES, FeatureCache, OpenFile, StoredArray, digest, to_float16
+from r2sm_jax.errors import InputError
 
 MAX_MEMORY_BYTES = 128 << 20
 """How many states stay in memory. The sentences of the hour's run have 5 GB of states."""
@@ -17,7 +19,7 @@ class TextStateCache:
     """Token states by sentence: in memory as long as they are few, else in files.
 
     With a folder all states get into its files, where later runs find them by their token ids.
-    Without one, the files are temporary.
+    Without one, they get into one temporary file.
 
     Attributes:
         folder: The folder; None without one.
@@ -29,6 +31,9 @@ class TextStateCache:
         self.folder = folder
         self.model = model
         self._files = None if folder is None else FeatureCache(folder, model)
+        # A file without a name, so that a process that is killed leaves nothing behind.
+        self._temporary: IO[bytes] | None = None
+        self._stored_in: OpenFile | None = None
         self._states: dict[str, np.ndarray | StoredArray] = {}
         # The sentences whose states are in no file yet, with their token ids.
         self._unwritten: dict[str, list[int]] = {}
@@ -87,12 +92,9 @@ class TextStateCache:
             return
         if self._files is not None:
             self._files.check_room("sentences", len(self._unwritten), self._num_unwritten_bytes)
-            self._write(self._files)
+            self._write_to_folder(self._files)
         else:
-            # Open files stay readable when their folder is gone, so that a process that is killed
-            # leaves nothing behind. Windows keeps the folder.
-            with TemporaryDirectory(prefix="r2sm_jax_", ignore_cleanup_errors=True) as folder:
-                self._write(FeatureCache(Path(folder), "states"))
+            self._write_to_temporary_file()
         self._unwritten = {}
         self._num_unwritten_bytes = 0
 
@@ -109,11 +111,30 @@ class TextStateCache:
         """Drops a sentence from memory."""
         self._states.pop(sentence, None)
 
-    def _write(self, files: FeatureCache) -> None:
+    def _write_to_folder(self, files: FeatureCache) -> None:
         keys = {sentence: key_of_ids(ids) for sentence, ids in self._unwritten.items()}
         files.add((key, (to_float16(self[sentence]),)) for sentence, key in keys.items())
         for sentence, key in keys.items():
             self._states[sentence] = files.stored(key)
+
+    def _write_to_temporary_file(self) -> None:
+        try:
+            if self._temporary is None or self._stored_in is None:
+                self._temporary = TemporaryFile(prefix="r2sm_jax_")  # noqa: SIM115 (it stays open)
+                self._stored_in = OpenFile(self._temporary)
+            stored = {}
+            for sentence in self._unwritten:
+                array = to_float16(self[sentence])
+                start = self._temporary.tell()
+                self._temporary.write(array.tobytes())
+                stored[sentence] = StoredArray(self._stored_in, start, array.shape, np.float16)
+            self._temporary.flush()
+        except OSError as error:
+            raise InputError(
+                f"{gettempdir()}: the states of sentences do not fit there ({error.strerror}); "
+                "free disk space, or give a folder with --data.cache-dir"
+            ) from error
+        self._states |= stored
 
 
 def key_of_ids(ids: list[int]) -> str:

@@ -2,6 +2,8 @@
 (`--data.cache-dir`)."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -70,11 +72,8 @@ def precompute(
 
     # One cache for each set of frozen weights, one entry for each image as the encoder reads it.
     cache = FeatureCache(Path(config.data.cache_dir or ""), hash_encoder(weights, config))
-    keys = []
-    for index in range(len(prepared)):
-        sample = prepared[index]
-        keys.append(digest(sample["image"], sample["image_mask"]))
-    missing = {key: index for index, key in enumerate(keys) if key not in cache}
+    index = find_keys(cache, prepared)
+    missing = {key: number for number, key in enumerate(index.keys) if key not in cache}
     # The list of the first process, since one that looks later may find some that were written
     # meanwhile.
     missing = allgather(missing)[0]
@@ -94,7 +93,7 @@ def precompute(
             batch_keys = mine[start : start + rows]
             # The last batch is filled up with copies, so that one program is compiled.
             filled = (batch_keys * rows)[:rows]
-            samples = [prepared[missing[key]] for key in filled]
+            samples = list(threads.map(prepared.__getitem__, (missing[key] for key in filled)))
             images = np.stack([sample["image"] for sample in samples])
             image_masks = np.stack([sample["image_mask"] for sample in samples])
             features = encode(weights, *jax.device_put((images, image_masks), by_row))
@@ -103,23 +102,86 @@ def precompute(
                 yield key, tuple(to_float16(x[row]) for x in arrays)
             advance(len(batch_keys))
 
-    one = prepared[0]
-    spec = jax.eval_shape(encode, weights, one["image"][None], one["image_mask"][None])
+    # Only shapes, so that no image is prepared where nothing is missing.
+    image_size = prepared.sizes[0]
+    image = jax.ShapeDtypeStruct((1, image_size, image_size, 3), np.uint8)
+    image_mask = jax.ShapeDtypeStruct((1, image_size, image_size), np.bool_)
+    spec = jax.eval_shape(encode, weights, image, image_mask)
     shapes = {f"frozen_{name}": x for name, x in spec._asdict().items() if x is not None}
     if missing:
         bytes_of_image = sum(2 * x.size for x in shapes.values())
         cache.make_room("images", len(missing), len(missing) * bytes_of_image)
         own_share = -(-len(missing) // processes)
-        with show_progress("encoding images, once", own_share) as advance:
+        progress = show_progress("encoding images, once", own_share)
+        with ThreadPoolExecutor() as threads, progress as advance:
             cache.add(encode_missing(advance))
+    if process == 0 and index.is_new:
+        store_keys(cache, index)
     barrier()
     cache.refresh()
     print(f"features of {len(missing):,} images computed", flush=True)
 
-    def lookup(index: int) -> dict[str, np.ndarray]:
-        return dict(zip(shapes, cache[keys[index]], strict=True))
+    def lookup(number: int) -> dict[str, np.ndarray]:
+        return dict(zip(shapes, cache[index.keys[number]], strict=True))
 
     return lookup
+
+
+@dataclass(frozen=True)
+class ImageKeys:
+    """The keys of all training images in the cache: hashes of the images as the encoder reads them.
+
+    So equal images share their features, and features outlive a change of the code.
+    """
+
+    keys: list[str]
+    name: str | None
+    """The key of the list itself; None for a source without a fingerprint."""
+    is_new: bool
+    """Whether the list is not in the cache yet."""
+
+
+def find_keys(cache: FeatureCache, prepared: PreparedSource) -> ImageKeys:
+    """Reads the keys that a run on the same images has stored, so that no image is prepared; else
+    prepares all images, and every process its share."""
+    num_images = len(prepared)
+    fingerprint = prepared.source.fingerprint()
+    name = None
+    if fingerprint is not None:
+        name = digest("keys of images", fingerprint, num_images, *prepared.sizes)
+
+    stored = None
+    if name is not None and name in cache:
+        (stored,) = cache[name]
+    # What the first process has found, since a later one may find more.
+    stored = allgather(stored)[0]
+    if stored is not None:
+        return ImageKeys([row.tobytes().hex() for row in stored], name, is_new=False)
+
+    def hash_image(number: int) -> str:
+        sample = prepared[number]
+        return digest(sample["image"], sample["image_mask"])
+
+    own_numbers = range(jax.process_index(), num_images, jax.process_count())
+    own_keys = []
+    with (
+        ThreadPoolExecutor() as threads,
+        show_progress("looking for kept features", len(own_numbers)) as advance,
+    ):
+        for key in threads.map(hash_image, own_numbers):
+            own_keys.append(key)
+            advance(1)
+    shares = allgather(own_keys)
+    # Number 0 is the first of process 0, number 1 the first of process 1, and so on.
+    keys = [shares[number % len(shares)][number // len(shares)] for number in range(num_images)]
+    return ImageKeys(keys, name, is_new=True)
+
+
+def store_keys(cache: FeatureCache, index: ImageKeys) -> None:
+    """Stores the keys for later runs, if the source has a fingerprint."""
+    if index.name is not None:
+        hashes = np.frombuffer(bytes.fromhex("".join(index.keys)), np.uint8)
+        cache.add([(index.name, (hashes.reshape(len(index.keys), -1),))])
 
 
 def hash_encoder(weights: nnx.State, config: Config) -> str:
