@@ -248,7 +248,7 @@ def test_a_step_with_prompts_trains_their_encoder():
 
     def loss(params):
         arrays = jax.tree.map(jnp.asarray, batch)
-        out = predict_for_training(nnx.merge(graphdef, params), arrays, {}, regions)
+        out = predict_for_training(nnx.merge(graphdef, params), arrays, {}, {}, regions)
         return (out.decoder.kernels.weights**2).sum()
 
     gradient = jax.jit(jax.grad(loss))(params)["decoder"]["prompts"]

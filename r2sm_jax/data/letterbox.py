@@ -48,9 +48,12 @@ class Letterbox:
         """The image in its frame; antialiased where it shrinks, `PAD_COLOUR` around it."""
         self._check(image.shape[:2])
         height, width = self.resized
-        frame = np.full((self.size, self.size, 3), PAD_COLOUR, np.uint8)
         resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+        frame = np.empty((self.size, self.size, 3), np.uint8)
         frame[:height, :width] = np.asarray(resized)
+        # Only the border, since a colour of three numbers is filled in slowly.
+        frame[:height, width:] = PAD_COLOUR
+        frame[height:] = PAD_COLOUR
         return frame
 
     def coverage(self, mask: Bool[np.ndarray, "H W"], cells: int) -> UInt8[np.ndarray, "s s"]:

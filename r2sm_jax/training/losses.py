@@ -47,6 +47,8 @@ class TrainingOutput(NamedTuple):
     dense: DenseOutput
     names: dict[str, Float[Array, "_v e"]]
     """Projected text embeddings of each attribute's names."""
+    name_weights: dict[str, Float[Array, " _v"]]
+    """How many names each of them stands for, where names were sampled (name_sampling.py)."""
 
 
 def compute_losses(
@@ -68,7 +70,7 @@ def compute_losses(
         "instance": instance_loss(
             output.instance_kernels, output.image_features.fine, targets, config
         ),
-        **dense_losses(output.dense, output.names, targets.pixels),
+        **dense_losses(output.dense, output.names, targets.pixels, output.name_weights),
         "type": weighted_sum(type_losses, targets.type_weight),
     }
 
@@ -287,17 +289,26 @@ def instance_loss(
 
 
 def dense_losses(
-    dense: DenseOutput, names: dict[str, Float[Array, "_v e"]], targets: PixelTargets
+    dense: DenseOutput,
+    names: dict[str, Float[Array, "_v e"]],
+    targets: PixelTargets,
+    name_weights: dict[str, Float[Array, " _v"]] | None = None,
 ) -> Losses:
     """What every pixel predicts about its object: its names, the categories hidden behind it, its
     amodal box.
 
     A pixel is compared with `names`, the projected text embeddings, by a scaled dot product. So no
     vocabulary is part of the weights. `total_loss` adds every loss whose name begins with "dense_".
+
+    Where names were sampled, `name_weights` says how many names each of them stands for. In the
+    softmax a name that stands for n counts as n equal names, in the other loss n times.
     """
+    name_weights = name_weights or {}
     losses: Losses = {}
     for group, embeddings in names.items():
         logits = name_logits(dense.visible, embeddings)
+        if group in name_weights:
+            logits = logits + jnp.log(name_weights[group])
         entropy = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels[group])
         losses[f"dense_{group}"] = weighted_sum(entropy, targets.label_weights[group])
 
@@ -306,7 +317,10 @@ def dense_losses(
         # An instance without a category has the label -1, of which `one_hot` makes zeros.
         category = jax.nn.one_hot(targets.hidden_labels, len(names["category"]))
         is_hidden = jnp.einsum("bmhw,bmv->bhwv", targets.hidden, category) > 0
-        entropy = optax.sigmoid_binary_cross_entropy(logits, is_hidden.astype(jnp.float32)).sum(-1)
+        entropies = optax.sigmoid_binary_cross_entropy(logits, is_hidden.astype(jnp.float32))
+        if "category" in name_weights:
+            entropies = entropies * name_weights["category"]
+        entropy = entropies.sum(-1)
         losses["dense_hidden"] = weighted_sum(entropy, targets.hidden_weight)
 
     size = dense.box.shape[1]
