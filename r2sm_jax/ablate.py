@@ -8,18 +8,16 @@ used.
 from dataclasses import replace
 from pathlib import Path
 
-from r2sm_jax.cli import cli_main
-from r2sm_jax.flags import AblateConfig, check_flags, read_flags
+from r2sm_jax.cli import check_first, cli_main
+from r2sm_jax.flags import read_ablate_flags
 
 if __name__ == "__main__":
     # A slip in a flag is told at once: the imports below take seconds.
-    check_flags(AblateConfig)
+    check_first(read_ablate_flags)
 
 from r2sm_jax.data.text_states import TextStates
-from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.ablation import AblationSizes, print_table, run_ablation, write_ablation
 from r2sm_jax.inference.run import enable_compilation_cache
-from r2sm_jax.models.mask_type_heads import LEARNED
 
 FULL = AblationSizes(num_steps=2000, num_scenes=1000, num_text_only=28_000, num_test_scenes=160)
 QUICK = AblationSizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_scenes=30)
@@ -27,17 +25,10 @@ QUICK = AblationSizes(num_steps=60, num_scenes=60, num_text_only=1200, num_test_
 
 def main() -> None:
     """Command line."""
-    args = read_flags(AblateConfig)
-    for head in args.heads:
-        if head not in LEARNED:
-            names = ", ".join(LEARNED)
-            raise InputError(f"--heads {head}: no head of this name learns from words; use {names}")
-
+    args = read_ablate_flags()
     sizes = QUICK if args.quick else FULL
     num_seeds = (2 if args.quick else 3) if args.seeds is None else args.seeds
     num_steps = sizes.num_steps if args.steps is None else args.steps
-    if num_seeds < 1 or num_steps < 1:
-        raise InputError("--seeds and --steps must be at least 1")
 
     enable_compilation_cache()
     text = args.text

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import difflib
 import errno
+import functools
 import io
 import json
 import os
@@ -17,12 +18,13 @@ import runpy
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
+from tyro.extras import SubcommandApp
 
 from r2sm_jax.config import Config, check_config
 from r2sm_jax.errors import InputError
@@ -184,15 +186,53 @@ def parse_flags(
             raise InputError(_describe_unknown(word, name, list(known), help_flag))
 
     extra: dict[str, Any] = {} if default is None else {"default": default}
+    with _one_sentence(help_flag):
+        return tyro.cli(cls, args=list(args), prog=prog, **extra)
+
+
+def parse_subcommand(
+    app: SubcommandApp, args: Sequence[str], *, prog: str, description: str
+) -> Callable[[], None]:
+    """Parses the flags of a command that has commands of its own. Returns the call to make.
+
+    Args:
+        app: its commands were wrapped by `deferred`.
+
+    Raises InputError for an unknown command or flag, or a bad value.
+    """
+    with _one_sentence("--help"):
+        return app.cli(
+            prog=prog,
+            description=description,
+            args=list(args),
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+
+
+def deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """A command that is not run by tyro, but returned with its arguments.
+
+    So what tyro prints about the flags can be told from what the command itself prints.
+    """
+
+    @functools.wraps(command)
+    def bind(*args: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(command, *args, **options)
+
+    return bind
+
+
+@contextmanager
+def _one_sentence(help_flag: str) -> Iterator[None]:
+    """Turns the box of several lines that tyro prints for an error into an InputError."""
     printed = io.StringIO()
     try:
-        # tyro prints a box of several lines for an error. Its first part is the sentence.
         with redirect_stderr(printed):
-            return tyro.cli(cls, args=list(args), prog=prog, **extra)
+            yield
     except SystemExit as error:
         if not error.code:
             raise
-        sentence = _first_part(printed.getvalue())
+        sentence = _sentence_of(printed.getvalue())
         raise InputError(f"{sentence} ({help_flag} lists all flags)") from None
 
 
@@ -233,15 +273,25 @@ def _describe_unknown(word: str, name: str, known: list[str], help_flag: str) ->
     return f"unknown flag {word}{offer} ({help_flag} lists all)"
 
 
-def _first_part(box: str) -> str:
-    """The text of a box that rich draws, without its title, up to the first line across."""
-    words = []
+def _sentence_of(box: str) -> str:
+    """What a box of tyro's says is wrong, in one sentence.
+
+    Its parts stand between lines across. A word that is not known is told before what is missing,
+    since it may be the misspelt flag that is missing.
+    """
+    parts = [""]
     for line in box.splitlines()[1:]:
         text = line.strip("│╰╯ ")
         if text and not text.strip("─"):
-            break
-        words += text.split()
-    return " ".join(words).rstrip(".")
+            parts.append("")
+        else:
+            parts[-1] = f"{parts[-1]} {text}".strip()
+
+    unknown = [part for part in parts if part.startswith("Unrecognized options:")]
+    if not unknown:
+        return parts[0].rstrip(".")
+    choices = [part for part in parts if part.startswith(("Available", "Perhaps", "Similar"))]
+    return "; ".join([*unknown, *choices]).rstrip(".")
 
 
 def load_config_file(path: Path) -> Config:

@@ -222,3 +222,17 @@ def read_flags(cls: type[T]) -> T:
 def check_flags(cls: type) -> None:
     """Parses the flags once and ends the process where there is no more to do, as `check_first`."""
     check_first(lambda: read_flags(cls))
+
+
+def read_ablate_flags() -> AblateConfig:
+    """The flags of `ablate`. Raises InputError as `read_flags`, for a head that does not learn from
+    words, and for numbers below 1."""
+    args = read_flags(AblateConfig)
+    for head in args.heads:
+        if head not in LEARNED_HEADS:
+            names = ", ".join(LEARNED_HEADS)
+            raise InputError(f"--heads {head}: no head of this name learns from words; use {names}")
+    for flag, number in (("--seeds", args.seeds), ("--steps", args.steps)):
+        if number is not None and number < 1:
+            raise InputError(f"{flag} {number}: give at least 1")
+    return args

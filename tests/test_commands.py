@@ -44,10 +44,30 @@ def test_a_slip_in_a_flag_is_told_before_jax_is_loaded(name):
     assert end.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize(
+    ("module", "args", "named"),
+    [
+        ("ablate", ["--heads", "linear", "lienar"], "--heads lienar"),
+        ("ablate", ["--steps", "0"], "--steps 0"),
+        ("data", ["convert", "coco", "a.json", "--bogus"], "--bogus"),
+        ("data", ["convert", "cocoo", "a.json"], "cocoo"),
+        ("data", ["queries", "requests", "a.json", "--out"], "--out"),
+        ("data", ["cnovert"], "cnovert"),
+    ],
+)
+def test_a_slip_is_one_sentence_and_told_before_jax_is_loaded(module, args, named):
+    end = run_module(f"r2sm_jax.{module}", *args)
+    assert end.returncode == 2 and end.stdout.splitlines()[-1] == "False"
+    (line,) = end.stderr.splitlines()
+    assert line.startswith("error: ") and named in line
+
+
 def test_help_loads_no_jax_either():
     end = run_module("r2sm_jax.predict", "--help")
     assert end.returncode == 0 and "--mask-type" in end.stdout
     assert end.stdout.splitlines()[-1] == "False"
+    end = run_module("r2sm_jax.data", "convert", "--help")
+    assert end.returncode == 0 and "cocoa-cls" in end.stdout and not end.stderr
 
 
 def test_the_console_command_runs_what_python_m_runs():

@@ -1,12 +1,13 @@
 """The benchmark tool-box: `python -m r2sm_jax.data
 convert|check|stats|show|queries|build|compose|cutouts|complete`."""
 
+import sys
 from pathlib import Path
 
-import tyro
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from r2sm_jax.cli import deferred, parse_subcommand
 from r2sm_jax.data.sources import SourceSpec, load_json_split, stored_splits
 from r2sm_jax.errors import InputError
 from r2sm_jax.tools.check import check
@@ -54,18 +55,20 @@ def main() -> None:
     """Runs the command that the arguments name."""
     convert = SubcommandApp()
     for name, command in FORMATS.items():
-        convert.command(name=name)(command)
+        convert.command(name=name)(deferred(command))
     queries = SubcommandApp()
     for command in (requests, parse, template):
-        queries.command(command)
+        queries.command(deferred(command))
 
     app = SubcommandApp()
     app.command(convert, name="convert")
     for command in (check, stats, show, build, compose, cutouts, complete):
-        app.command(command)
+        app.command(deferred(command))
     app.command(queries, name="queries")
-    app.cli(
+    run = parse_subcommand(
+        app,
+        sys.argv[1:],
         prog="python -m r2sm_jax.data",
         description="Tools for datasets of modal and amodal queries.",
-        config=(tyro.conf.FlagCreatePairsOff,),
     )
+    run()
