@@ -42,7 +42,7 @@ def test_commands_of_the_readme_are_understood(words, monkeypatch, command):
 
 
 def test_the_readme_names_every_command():
-    assert {words[0] for words in written_commands(README)} >= set(COMMANDS) - {"export", "decide"}
+    assert {words[0] for words in written_commands(README)} >= set(COMMANDS) - {"export"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
