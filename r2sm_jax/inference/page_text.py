@@ -6,6 +6,7 @@ from html import escape
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import FILE_NAME, Annotation
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
+from r2sm_jax.inference.answer import Facts, describe as describe_facts
 from r2sm_jax.inference.page_session import Answer, Session
 from r2sm_jax.inference.prediction import UNSURE_BELOW
 
@@ -33,7 +34,21 @@ def describe(answer: Answer) -> str:
     facts += [f"instances: {answer.num_instances}", quality]
     if answer.amodal_probability is not None:
         facts.insert(0, f"probability of amodal {answer.amodal_probability:.3f}")
-    lines = [f"<strong>{answer.mask_type}</strong>: {meanings[answer.mask_type]}", ", ".join(facts)]
+    words = describe_facts(
+        Facts(
+            query=answer.text,
+            mask_type=answer.mask_type,
+            score=answer.score,
+            presence=answer.presence,
+            has_mask=bool(area),
+            num_instances=answer.num_instances,
+            hidden_share=hidden_share,
+            is_unsure=answer.presence < 0.5
+            or (answer.score is not None and answer.score < UNSURE_BELOW),
+        )
+    )
+    lines = [f"<strong>{answer.mask_type}</strong>: {meanings[answer.mask_type]}"]
+    lines += [escape(words), ", ".join(facts)]
     if not area:
         lines.append(f"nothing of the kind is seen (probability {answer.presence:.3f})")
     if answer.unread:

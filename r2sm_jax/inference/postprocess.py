@@ -4,6 +4,7 @@
     resize_logits   mask logits in the letterbox frame    mask logits of the image's size
     to_prediction   decision, masks, scores, instances    Prediction
     with_given_mask the caller's mask in place of ours    Prediction
+    with_hiders     what hides it, of the same call       Prediction
 
 The presence of a target gates them so:
 
@@ -12,6 +13,7 @@ The presence of a target gates them so:
     candidates      never gated: average precision ranks all slots by their confidence
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +23,7 @@ from scipy.special import expit
 from r2sm_jax.data import masks
 from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.answer import find_hiders
 from r2sm_jax.inference.decision import Decision
 from r2sm_jax.inference.prediction import Candidate, InstanceMask, Prediction
 from r2sm_jax.models.r2sm import R2SMOutput
@@ -145,3 +148,20 @@ def with_given_mask(prediction: Prediction, modal: Mask, amodal: Mask) -> Predic
         instances=(instance,),
         candidates=(),
     )
+
+
+def with_hiders(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Returns the predictions about one image, each with the name of the other one's target that
+    hides it, if there is one."""
+    if len(predictions) == 1:
+        return list(predictions)
+    hiders = find_hiders(
+        [prediction.query for prediction in predictions],
+        [prediction.modal for prediction in predictions],
+        [prediction.amodal for prediction in predictions],
+        [not prediction.is_unsure and prediction.presence >= 0.5 for prediction in predictions],
+    )
+    named = []
+    for prediction, hider in zip(predictions, hiders, strict=True):
+        named.append(replace(prediction, hidden_by=hider) if hider else prediction)
+    return named

@@ -15,6 +15,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.images import ImageLike, open_image
 from r2sm_jax.data.masks import RLE, Mask
 from r2sm_jax.errors import InputError, atomic_write
+from r2sm_jax.inference.answer import Facts, describe
 from r2sm_jax.query import MaskType
 
 MASKS = ("mask", "modal", "amodal", "occluded")
@@ -81,6 +82,8 @@ class Prediction:
     """The end of the query, where it is longer than the language model's limit."""
     has_both_masks: bool = True
     """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
+    hidden_by: str = ""
+    """The name of what hides it, where another query of the same call has found that."""
 
     @cached_property
     def occluded(self) -> Mask:
@@ -91,6 +94,26 @@ class Prediction:
     def mask(self) -> Mask:
         """The mask that the query asks for."""
         return self.amodal if self.mask_type == "amodal" else self.modal
+
+    @cached_property
+    def answer(self) -> str:
+        """The prediction in one English sentence, which says what the model knows and no more
+        (answer.py)."""
+        knows_hidden = self.has_both_masks and self.mask_type is not None
+        share = masks.occlude_rate(self.modal, self.amodal) if knows_hidden else None
+        facts = Facts(
+            query=self.query,
+            mask_type=self.mask_type,
+            score=self.score,
+            presence=self.presence,
+            has_mask=bool(self.mask.any()),
+            num_instances=len(self.instances),
+            hidden_share=share,
+            is_unsure=self.is_unsure or self.presence < 0.5,
+            is_undecided=self.undecided,
+            hidden_by=self.hidden_by,
+        )
+        return describe(facts)
 
     def rle(self, name: str = "mask") -> dict[str, Any]:
         """Returns one of the masks in COCO's run-length encoding."""
@@ -152,6 +175,7 @@ class Prediction:
         if self.is_unsure:
             values["unsure"] = True
         values["presence"] = self.presence
+        values["answer"] = self.answer
         for name in MASKS:
             values[name] = self.rle(name)
 
@@ -198,7 +222,8 @@ class Prediction:
             part.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
 
     def summary(self) -> str:
-        """Returns the prediction in two lines of text: the answer, then its figures."""
+        """Returns the prediction in lines of text: the decision, its figures, and the answer in
+        words."""
         if self.is_absent:
             return (
                 f"nothing of the kind is seen in the image: {self.query}\n"
@@ -215,7 +240,7 @@ class Prediction:
         figures.append("1 instance" if count == 1 else f"{count} instances")
         figures.append(self.quality)
         name = self.query or "what the prompt points at"
-        return f"{decision}: {name}\n{', '.join(figures)}"
+        return f"{decision}: {name}\n{', '.join(figures)}\n{self.answer}"
 
     @property
     def is_absent(self) -> bool:

@@ -38,7 +38,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import MaskCompleter, no_completer
 from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
 from r2sm_jax.inference.given_masks import read_mask
-from r2sm_jax.inference.postprocess import to_prediction, with_given_mask
+from r2sm_jax.inference.postprocess import to_prediction, with_given_mask, with_hiders
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, to_arrays
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
@@ -281,7 +281,7 @@ class Predictor:
         for index, (modal, amodal) in mask_pairs.items():
             predictions[index] = with_given_mask(predictions[index], modal, amodal)
         self._warn_of_truncated(predictions)
-        return predictions
+        return with_hiders(predictions)
 
     def complete(
         self,
