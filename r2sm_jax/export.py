@@ -14,6 +14,7 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import load_completer
 from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
 from r2sm_jax.inference.exporter import add_completer, export
+from r2sm_jax.inference.publish import check_can_push, push
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
 
@@ -77,6 +78,16 @@ def main() -> None:
         )
     out = Path(args.out)
     check_out(out, args.overwrite)
+    if args.push is not None:
+        # Before the model is loaded and written.
+        check_can_push(args.push)
+    write_export(args, out)
+    if args.push is not None:
+        print(f"pushed to {push(out, args.push)}")
+
+
+def write_export(args: ExportConfig, out: Path) -> None:
+    """Writes the folder, and verifies it on request."""
     completer = None if args.completer is None else load_completer(Path(args.completer))
     source = find_folder(args.run)
     if is_export(source):

@@ -151,6 +151,9 @@ class ExportConfig:
     masks."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
+    push: str | None = None
+    """Also upload the folder to owner/name on the Hugging Face hub, with the token of `hf auth
+    login` or HF_TOKEN."""
     overwrite: bool = False
     """Replace an earlier export in the folder, with its model card."""
     verify: bool = False

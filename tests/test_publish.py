@@ -1,0 +1,102 @@
+"""An export on the Hugging Face hub: what is pushed comes back, and what is refused."""
+
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+
+from r2sm_jax import export
+from r2sm_jax.inference import exporter, publish, run as runs
+from r2sm_jax.inference.export_folder import check_export
+
+
+class Hub:
+    """The hub's interface, with a folder in place of the hub."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.token: str | None = "hf_token"
+        self.error: Exception | None = None
+
+    def create_repo(self, repo_id: str, exist_ok: bool) -> str:
+        (self.folder / repo_id).mkdir(parents=True, exist_ok=exist_ok)
+        return f"https://huggingface.co/{repo_id}"
+
+    def upload_folder(
+        self, *, repo_id, folder_path, allow_patterns, delete_patterns, commit_message
+    ) -> None:
+        if self.error is not None:
+            raise self.error
+        repository = self.folder / repo_id
+        for folder, patterns in ((repository, delete_patterns), (folder_path, allow_patterns)):
+            for file in sorted(folder.rglob("*")):
+                name = file.relative_to(folder).as_posix()
+                if not file.is_file() or not any(fnmatch(name, p) for p in patterns):
+                    continue
+                if folder == repository:
+                    file.unlink()
+                    continue
+                (repository / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, repository / name)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Hub:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: hub.token)
+    return hub
+
+
+def test_what_is_pushed_is_a_whole_export_that_predicts_the_same(tiny_run, tmp_path, hub, command):
+    out = tmp_path / "mugs"
+    out.mkdir()
+    (out / "notes.txt").write_text("not for others")
+    end = command(export.main, tiny_run, "--out", out, "--push", "me/mugs")
+    assert end.code == 0 and "https://huggingface.co/me/mugs" in end.out
+
+    pushed = hub.folder / "me" / "mugs"
+    check_export(pushed)
+    assert not (pushed / "notes.txt").exists()
+    image = np.full((40, 50, 3), 90, np.uint8)
+    image[10:30, 10:30] = 200
+    predictions = []
+    for run in (runs.load_run(tiny_run), runs.load(pushed)):
+        (prediction,) = run.predictor.predict(["the whole red mug"], image=image)
+        predictions.append(prediction)
+    assert np.array_equal(predictions[0].mask, predictions[1].mask)
+    assert predictions[0].amodal_probability == predictions[1].amodal_probability
+
+    # The head of the card, as the hub reads it.
+    data = ModelCard.load(pushed / "README.md").data.to_dict()
+    assert data["library_name"] == "r2sm_jax" and data["pipeline_tag"] == "image-segmentation"
+    assert data["license"] and "jax" in data["tags"]
+
+    # A second push replaces the files of the first; those that others put there stay.
+    (pushed / "demo.ipynb").write_text("{}")
+    exporter.export(runs.load_run(tiny_run), out, compact=True)
+    publish.push(out, "hf:me/mugs")
+    check_export(pushed)
+    assert (pushed / "demo.ipynb").exists() and not (pushed / "model.stablehlo").exists()
+
+
+def test_refusals(tiny_run, tmp_path, hub, refused):
+    out = tmp_path / "out"
+    for name in ("mugs", "me/mugs@main", "me/mugs/more", "https://huggingface.co/me/mugs"):
+        assert f"--push {name}" in refused(export.main, tiny_run, "--out", out, "--push", name)
+    hub.token = None
+    message = refused(export.main, tiny_run, "--out", out, "--push", "me/mugs")
+    assert "token" in message and "HF_TOKEN" in message
+    # All of that was told before anything was written.
+    assert not out.exists() and not hub.folder.exists()
+
+    hub.token = "hf_token"
+    hub.error = OSError("no route to the hub")
+    message = refused(export.main, tiny_run, "--out", out, "--push", "me/mugs")
+    # The export is there to be pushed later.
+    assert "no route" in message and str(out) in message
+    check_export(out)
