@@ -154,6 +154,23 @@ class CompleterConfig:
 
 
 @dataclass(frozen=True)
+class OutlinerConfig:
+    """Sizes of the outliner, which draws the visible mask of what a box or clicks mean."""
+
+    size: int = 160
+    """Pixels of the square crop around a box or clicks."""
+    dims: tuple[int, ...] = (48, 96, 160)
+    """Channels at each resolution, from a quarter of the crop's on."""
+    depth: int = 3
+    """Transformer blocks on the coarsest grid."""
+    heads: int = 4
+    efficientnet: str = "efficientnet-lite0"
+    """Published weights of the frozen backbone: a name or a file; empty = random ones."""
+    block_dims: tuple[int, ...] = (16, 24, 24, 40, 40, 80, 80, 80, 112, 112, 112)
+    """Channels after each block of the backbone, up to stride 16."""
+
+
+@dataclass(frozen=True)
 class TextConfig:
     """The frozen language model."""
 
@@ -188,6 +205,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute precision. Parameters, softmax and losses stay float32."""
     completer: CompleterConfig = field(default_factory=CompleterConfig)
+    outliner: OutlinerConfig = field(default_factory=OutlinerConfig)
 
     @property
     def mask_size(self) -> int:
@@ -334,9 +352,9 @@ class LoopConfig:
     """The training loop. `resolve_auto` (training/run_folder.py) replaces `auto` and 0 by what is
     used, before the run folder is written."""
 
-    part: Literal["segmenter", "completer"] = "segmenter"
-    """segmenter: what decides and finds; completer: what completes a visible mask, anyone's
-    (docs/complete.md)."""
+    part: Literal["segmenter", "completer", "outliner"] = "segmenter"
+    """segmenter: what decides and finds; completer: what completes a visible mask, anyone's;
+    outliner: what draws the visible mask of a box or clicks (docs/complete.md)."""
     steps: int = 800
     batch_size: int = 16
     """Images per step, over all devices."""

@@ -13,7 +13,8 @@ from r2sm_jax.config import ModelConfig
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import load_completer
 from r2sm_jax.inference.export_folder import CONFIG, find_folder, is_export
-from r2sm_jax.inference.exporter import add_completer, export
+from r2sm_jax.inference.exporter import add_parts, export
+from r2sm_jax.inference.outliner import load_outliner
 from r2sm_jax.inference.publish import check_can_push, push
 from r2sm_jax.inference.run import load
 from r2sm_jax.inference.verification import verify
@@ -89,16 +90,17 @@ def main() -> None:
 def write_export(args: ExportConfig, out: Path) -> None:
     """Writes the folder, and verifies it on request."""
     completer = None if args.completer is None else load_completer(Path(args.completer))
+    outliner = None if args.outliner is None else load_outliner(Path(args.outliner))
     source = find_folder(args.run)
     if is_export(source):
         check_keeps_form(args)
-        if completer is None:
+        if completer is None and outliner is None:
             raise InputError(
                 f"{args.run}: this is an export already; copy the folder, give the run that it "
-                "came from, or add a completer to it with --completer"
+                "came from, or add a part to it with --completer or --outliner"
             )
-        add_completer(source, completer, out)
-        print(f"wrote {out}: {args.run} with a completer, {megabytes(out):.1f} MB")
+        add_parts(source, out, completer=completer, outliner=outliner)
+        print(f"wrote {out}: {args.run} with the given parts, {megabytes(out):.1f} MB")
         return
     run = load(args.run, checkpoint=args.checkpoint)
     check_references(args, run.config.model)
@@ -109,6 +111,7 @@ def write_export(args: ExportConfig, out: Path) -> None:
         embed_language_model=args.lm == "embed",
         compact=args.compact,
         completer=completer,
+        outliner=outliner,
     )
     print(f"wrote {out}: step {run.step}, {megabytes(out):.1f} MB")
     if args.verify:

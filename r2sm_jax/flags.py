@@ -137,7 +137,8 @@ class ExportConfig:
     StableHLO."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest. With --completer also an export, such as photos-small."""
+    """Run folder, such as runs/latest. With --completer or --outliner also an export, such as
+    photos-small."""
     out: str
     """Folder to write. Its name is the model's name on the card."""
     lm: Literal["embed", "reference"] = "embed"
@@ -149,6 +150,9 @@ class ExportConfig:
     completer: str | None = None
     """Run folder of a completer, which is put into the export, so that it completes given
     masks."""
+    outliner: str | None = None
+    """Run folder of an outliner, which is put into the export, so that it reads boxes and
+    clicks."""
     checkpoint: str = "best"
     """best (highest gIoU on the split --train.select-on), latest, or the number of a step."""
     push: str | None = None

@@ -74,6 +74,7 @@ from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.pretrained import load_pretrained
 from r2sm_jax.models.r2sm import Calibration
 from r2sm_jax.train_completer import train_completer
+from r2sm_jax.train_outliner import train_outliner
 from r2sm_jax.training.calibration import (
     MASK_SHIFTS,
     best_shift,
@@ -732,6 +733,8 @@ def main() -> None:
     with running(config.distributed):
         if config.train.part == "completer":
             train_completer(config)
+        elif config.train.part == "outliner":
+            train_outliner(config)
         else:
             train(config)
 

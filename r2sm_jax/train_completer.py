@@ -6,83 +6,28 @@ Its run folder holds `config.json`, `metrics.jsonl`, and `completer.json` with
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
-from jaxtyping import UInt8
 
 from r2sm_jax.config import Config
-from r2sm_jax.data.dataset import Sample, Source
-from r2sm_jax.data.prepare import FreshSource
+from r2sm_jax.data.dataset import Sample
 from r2sm_jax.data.sources import open_dataset, spread_evenly
 from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import completer_figures, reference_figures
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
 from r2sm_jax.training.completion import cut_examples, make_step
+from r2sm_jax.training.parts import averaging, example_batches, make_optimizer
 from r2sm_jax.training.run_folder import new_run, point_latest
 
-EXAMPLES_PER_IMAGE = 4
-"""Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
-# The optimizer is always AdamW with these constants and a gradient norm of at most 1. Of
-# `OptimizerConfig` only `learning_rate` is read.
-WARM_UP_STEPS = 300
-WEIGHT_DECAY = 0.02
-AVERAGE = 0.999
-"""Weights are averaged over about the last thousand steps."""
 THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits among which the one with the highest IoU on `dev` is chosen."""
-
-
-class Examples:
-    """The examples of a training source, picture by picture.
-
-    A source that can make new pictures does so at each visit, whatever `DataConfig.fresh` says:
-    nothing of a picture is cached here.
-    """
-
-    def __init__(self, source: Source, size: int):
-        self.source = source
-        self.size = size
-
-    def __call__(
-        self, place: tuple[int, int], rng: np.random.Generator
-    ) -> UInt8[np.ndarray, "m s s 7"]:
-        """Some examples of picture `place[0]` at its visit `place[1]`; all 0 if it has none."""
-        index, visit = place
-        sample = self._sample_at(index, visit)
-        crops = list(cut_examples(sample, self.size, rng))
-        if not crops:
-            # The loss of an example without an object is 0.
-            return np.zeros((EXAMPLES_PER_IMAGE, self.size, self.size, 7), np.uint8)
-        rng.shuffle(crops)
-        chosen = [crops[number % len(crops)] for number in range(EXAMPLES_PER_IMAGE)]
-        return np.stack(chosen)
-
-    def _sample_at(self, index: int, visit: int) -> Sample:
-        if isinstance(self.source, FreshSource):
-            return self.source.at_visit(index, visit)
-        return self.source[index]
-
-
-def example_batches(source: Source, config: Config) -> Iterator[UInt8[np.ndarray, "m s s 7"]]:
-    """An endless, reshuffled iterator of batches."""
-    num_samples = len(source)
-    places = grain.MapDataset.range(num_samples).seed(config.train.seed).shuffle().repeat()
-    # The position tells the visit, so that a picture is another one each time.
-    places = places.map_with_index(lambda position, i: (i, position // num_samples))
-    examples = places.random_map(Examples(source, config.model.completer.size))
-    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
-    for batch in examples.batch(config.train.batch_size).to_iter_dataset(options):
-        yield batch.reshape(-1, *batch.shape[2:])
 
 
 def train_completer(config: Config) -> Path:
@@ -111,18 +56,10 @@ def train_completer(config: Config) -> Path:
 
     model = Completer(config.model.completer, rngs=nnx.Rngs(config.train.seed))
     graphdef, weights = nnx.split(model)
-    rate = optax.warmup_cosine_decay_schedule(
-        0.0,
-        config.optimizer.learning_rate,
-        min(WARM_UP_STEPS, config.train.steps // 10 + 1),
-        config.train.steps,
+    optimizer = make_optimizer(config)
+    step_function = jax.jit(
+        make_step(graphdef, optimizer, averaging(config.train.steps)), donate_argnums=0
     )
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=WEIGHT_DECAY)
-    )
-    # An average over more steps than there are would keep the random weights.
-    average = min(AVERAGE, 1 - 10 / (config.train.steps + 10))
-    step_function = jax.jit(make_step(graphdef, optimizer, average), donate_argnums=0)
     completer = MaskCompleter(config.model.completer, weights)
     state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
 
@@ -133,7 +70,13 @@ def train_completer(config: Config) -> Path:
         write_line(log, {"step": 0, "references": references})
 
         key = jax.random.key(config.train.seed)
-        batches = example_batches(source, config)
+        crop_size = config.model.completer.size
+        batches = example_batches(
+            source,
+            config,
+            lambda sample, rng: cut_examples(sample, crop_size, rng),
+            (crop_size, crop_size, 7),
+        )
         for step in range(1, config.train.steps + 1):
             state, values = step_function(state, next(batches), jax.random.fold_in(key, step))
             if step % config.train.log_every == 0 or step == config.train.steps:
@@ -147,7 +90,7 @@ def train_completer(config: Config) -> Path:
                 completer, figures = choose_threshold(completer.updated(weights=averaged), samples)
                 figures = references | figures
                 write_line(log, {"step": step, "threshold": completer.threshold, "dev": figures})
-                save_completer(folder, completer.config, completer.weights, completer.threshold)
+                save_completer(folder, completer)
                 if config.run is None:
                     point_latest(folder)
                 print_figures(figures)

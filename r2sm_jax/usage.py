@@ -28,7 +28,7 @@ USUAL = (
     ("model.vision.image-size N", "pixels of the square that the model sees"),
     ("loss.supervise WHICH", "both: learn both masks of every query; requested: the one asked for"),
     ("optimizer.learning-rate X", "peak learning rate"),
-    ("train.part WHICH", "segmenter: what decides and finds; completer: what completes a mask"),
+    ("train.part WHICH", "segmenter (finds), completer (completes) or outliner (boxes, clicks)"),
     ("train.steps N", "steps of training"),
     ("train.batch-size N", "images a step"),
     ("train.seed N", "another seed gives another run"),

@@ -42,7 +42,7 @@ def completer() -> MaskCompleter:
 def place(tmp_path, completer, monkeypatch) -> Path:
     """A folder with two images and a completer."""
     monkeypatch.chdir(tmp_path)
-    save_completer(tmp_path / "completer", CONFIG, completer.weights, THRESHOLD)
+    save_completer(tmp_path / "completer", completer)
     (tmp_path / "photos").mkdir()
     for number, pixels in enumerate(PIXELS, start=1):
         Image.fromarray(pixels).save(f"photos/{number:012d}.png")

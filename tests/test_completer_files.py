@@ -19,7 +19,7 @@ from r2sm_jax.inference.completion import (
     save_completer,
 )
 from r2sm_jax.inference.export_folder import RELEASED, check_export, write_checksums
-from r2sm_jax.inference.exporter import add_completer
+from r2sm_jax.inference.exporter import add_parts
 from r2sm_jax.inference.run import load_export, load_run
 from r2sm_jax.inference.verification import verify
 from r2sm_jax.models.completion import Completer
@@ -40,7 +40,7 @@ def completer() -> MaskCompleter:
 def folder(completer, tmp_path_factory):
     """The run folder of a completer."""
     folder = tmp_path_factory.mktemp("completer")
-    save_completer(folder, completer.config, completer.weights, completer.threshold)
+    save_completer(folder, completer)
     return folder
 
 
@@ -48,7 +48,7 @@ def folder(completer, tmp_path_factory):
 def with_completer(folder, tmp_path_factory):
     """The released model with this completer."""
     out = tmp_path_factory.mktemp("exports") / "completing"
-    add_completer(RELEASED / "photos-small", load_completer(folder), out)
+    add_parts(RELEASED / "photos-small", out, completer=load_completer(folder))
     return out
 
 

@@ -9,7 +9,6 @@ import r2sm_jax
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import split_tensors
 from r2sm_jax.inference.export_folder import (
     CARD,
     RELEASED,
@@ -17,6 +16,7 @@ from r2sm_jax.inference.export_folder import (
     check_export,
     read_export_config,
 )
+from r2sm_jax.inference.parts import split_tensors
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import find_model
 from r2sm_jax.models.r2sm import abstract_model
@@ -44,7 +44,7 @@ def test_its_weights_have_the_shapes_of_this_version(config) -> None:
     sizes = EncoderSizes.from_json(STORED["image_encoder"])
     leaves = nnx.to_flat_state(nnx.state(abstract_model(config.model, sizes)))
     expected = {".".join(map(str, path)): leaf.shape for path, leaf in leaves}
-    of_segmenter, _ = split_tensors(load_file(FOLDER / WEIGHTS))
+    of_segmenter = split_tensors(load_file(FOLDER / WEIGHTS))["segmenter"]
     shapes = {name: weights.shape for name, weights in of_segmenter.items()}
     assert shapes == {name: shape for name, shape in expected.items() if name in shapes}
     assert all("efficientnet" in name for name in expected.keys() - shapes.keys())

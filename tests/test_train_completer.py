@@ -11,7 +11,8 @@ from r2sm_jax import predict, train
 from r2sm_jax.cli import load_config_file
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.inference.completion import load_completer
-from r2sm_jax.train_completer import EXAMPLES_PER_IMAGE, Examples
+from r2sm_jax.training.completion import cut_examples
+from r2sm_jax.training.parts import EXAMPLES_PER_IMAGE, Examples
 
 CONFIGS = Path(train.__file__).parents[1] / "configs"
 FLAGS = """
@@ -40,7 +41,7 @@ def test_a_run_writes_a_completer_and_its_figures_beside_those_of_hulls(tmp_path
 
     Image.new("RGB", (40, 40)).save(tmp_path / "photo.png")
     sentence = refused(predict.main, tmp_path / "run", tmp_path / "photo.png", "the cup")
-    assert "the run of a completer" in sentence
+    assert "the run of the part completer" in sentence
 
 
 def write_visible_objects(folder):
@@ -92,7 +93,7 @@ def test_a_picture_gives_as_many_examples_as_a_row_holds_and_none_if_it_has_none
         Sample(1, "a.png", image, (Instance(1, "cup", visible, whole),), ()),
         Sample(2, "b.png", image, (Instance(1, "cup", visible, None),), ()),
     ]
-    examples = Examples(samples, 16)
+    examples = Examples(samples, lambda sample, rng: cut_examples(sample, 16, rng), (16, 16, 7))
     rows = [examples((index, 0), np.random.default_rng(0)) for index in (0, 1)]
     assert rows[0].shape == rows[1].shape == (EXAMPLES_PER_IMAGE, 16, 16, 7)
     assert rows[0][..., 6].max() == 255 and not rows[1].any()

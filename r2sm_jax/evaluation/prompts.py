@@ -4,7 +4,7 @@ The prompts are made of the true visible masks: their box, and their innermost p
 is farthest from the outline.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from scipy import ndimage
 from r2sm_jax.data import masks
 from r2sm_jax.data.dataset import Instance, Sample
 from r2sm_jax.data.masks import Mask
+from r2sm_jax.inference.outliner import MaskOutliner
 from r2sm_jax.inference.predictor import EncodedImage, Predictor
+from r2sm_jax.query import Click, Prompt
 
 MIN_VISIBLE_PIXELS = 64
 """Objects of which less shows are not scored."""
@@ -58,10 +60,28 @@ def prompt_figures(predictor: Predictor, samples: Iterable[Sample]) -> dict[str,
         scores["click, of objects with a sentence"] += only_click
         scores["click and sentence"] += _ious(predictor, image, of_chosen, texts, points=points)
         scores["sentence"] += _ious(predictor, image, of_chosen, texts)
-    return {
-        name: {"objects": len(values), "iou": float(np.mean(values)) if values else None}
-        for name, values in scores.items()
-    }
+    return summary(scores)
+
+
+def outliner_figures(
+    outliner: MaskOutliner, samples: Iterable[Sample]
+) -> dict[str, dict[str, Any]]:
+    """The mean IoU of an outliner alone with the true visible masks, and the number of objects.
+
+    `filled box` is the box itself, the reference that learns nothing.
+    """
+    scores: dict[str, list[float]] = {"filled box": [], "box": [], "click": []}
+    for sample in samples:
+        visible = [instance.modal for instance in scored_objects(sample)]
+        boxes = [masks.box(mask) for mask in visible]
+        clicks = [(Click(*innermost_pixel(mask)),) for mask in visible]
+        of_box = outliner(sample.image, [Prompt(box) for box in boxes])
+        of_click = outliner(sample.image, [Prompt(None, click) for click in clicks])
+        for number, mask in enumerate(visible):
+            scores["filled box"].append(iou(fill_box(boxes[number], mask.shape), mask))
+            scores["box"].append(iou(of_box[number].mask, mask))
+            scores["click"].append(iou(of_click[number].mask, mask))
+    return summary(scores)
 
 
 def scored_objects(sample: Sample) -> list[Instance]:
@@ -73,6 +93,27 @@ def scored_objects(sample: Sample) -> list[Instance]:
     ]
     step = -(-len(instances) // PROMPTED_OBJECTS)
     return instances[:: max(1, step)]
+
+
+def summary(scores: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """The mean of each list of scores, and how many they are."""
+    return {
+        name: {"objects": len(values), "iou": float(np.mean(values)) if values else None}
+        for name, values in scores.items()
+    }
+
+
+def fill_box(box: tuple[int, int, int, int], shape: tuple[int, ...]) -> Mask:
+    """The mask of a box x0 y0 x1 y1."""
+    x0, y0, x1, y1 = box
+    mask = np.zeros(shape, bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def iou(answer: Mask, truth: Mask) -> float:
+    """The IoU of two masks, 0 for two empty ones."""
+    return masks.area(answer & truth) / max(1, masks.area(answer | truth))
 
 
 def innermost_pixel(mask: Mask) -> tuple[float, float]:
@@ -101,8 +142,6 @@ def _ious(
 ) -> list[float]:
     """The IoU of the predicted visible mask of each query with the true one."""
     predictions = predictor.predict(queries, "modal", image, boxes=boxes, points=points)
-    scores = []
-    for prediction, truth in zip(predictions, truths, strict=True):
-        overlap, union = prediction.modal & truth, prediction.modal | truth
-        scores.append(masks.area(overlap) / max(1, masks.area(union)))
-    return scores
+    return [
+        iou(prediction.modal, truth) for prediction, truth in zip(predictions, truths, strict=True)
+    ]

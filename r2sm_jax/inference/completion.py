@@ -1,16 +1,9 @@
 """Completes visible masks of an image: crops in, complete masks at the image's resolution out.
 
-A completer is stored in a folder of its own, which training writes:
-
-    completer.json          {"config": CompleterConfig, "threshold": logit}
-    completer.safetensors   its weights by dotted path
-
-or in an export: the same object as `completer` in config.json, and its weights among those of
-model.safetensors with `completer.` before their names.
+A completer is stored as parts.py says, with its `threshold`, a logit, as further value.
 """
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,30 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import UInt8
-from safetensors.numpy import save_file
 
-from r2sm_jax.cli import from_json, to_json
+from r2sm_jax.cli import from_json
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
 from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.masks import Mask
-from r2sm_jax.errors import InputError, atomic_write, load_json
-from r2sm_jax.inference.export_folder import (
-    CONFIG,
-    WEIGHTS,
-    check_export,
-    find_folder,
-    is_export,
-    read_export_config,
-)
-from r2sm_jax.inference.export_weights import flat_weights
+from r2sm_jax.errors import InputError
+from r2sm_jax.inference.parts import fill_weights, find_part, read_part, save_part, to_stored
 from r2sm_jax.models.completion import Completer, make_inputs
-from r2sm_jax.models.hub import read_tensors
-from r2sm_jax.training.run_folder import COMPLETER_CONFIG
 
-COMPLETER_WEIGHTS = "completer.safetensors"
-PREFIX = "completer."
-"""Of the names of the completer's weights in an export."""
+NAME = "completer"
+"""Of this part (parts.py)."""
 
 BATCH_SIZES = (1, 4, 16)
 """Objects that are completed at once; fewer are padded, so that few shapes are compiled."""
@@ -177,114 +158,46 @@ def check_masks(visible_masks: Sequence[np.ndarray], size: tuple[int, ...]) -> N
 
 def completer_weights(config: CompleterConfig, tensors: Mapping[str, Any]) -> nnx.State:
     """The weights of a completer from arrays by dotted path. Raises InputError for other shapes."""
-    _, state = nnx.split(nnx.eval_shape(lambda: Completer(config, rngs=nnx.Rngs(0))))
-    filled = []
-    for path, leaf in nnx.to_flat_state(state):
-        name = ".".join(map(str, path))
-        value = tensors.get(name)
-        if value is None or value.shape != leaf.shape:
-            raise InputError(
-                f"the weights of the completer lack {name} of the shape {leaf.shape}; export the "
-                "run again or download the export again"
-            )
-        filled.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
-    return nnx.from_flat_state(filled)
+    return fill_weights(lambda: Completer(config, rngs=nnx.Rngs(0)), tensors, NAME)
 
 
-def save_completer(
-    folder: Path, config: CompleterConfig, weights: nnx.State, threshold: float
-) -> None:
+def stored_completer(completer: MaskCompleter) -> dict[str, Any]:
+    """The JSON object of a completer."""
+    return to_stored(completer.config, threshold=float(completer.threshold))
+
+
+def save_completer(folder: Path, completer: MaskCompleter) -> None:
     """Writes a completer into a folder. Raises InputError if it cannot be written."""
-    tensors = {name: np.asarray(value) for name, value in flat_weights(weights).items()}
-    with atomic_write(folder / COMPLETER_WEIGHTS) as part:
-        save_file(tensors, part)
-    with atomic_write(folder / COMPLETER_CONFIG) as part:
-        stored = {"config": to_json(config), "threshold": float(threshold)}
-        part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
+    save_part(folder, NAME, stored_completer(completer), completer.weights)
 
 
 def load_completer(path: Path) -> MaskCompleter:
-    """Loads the completer that `save_completer` wrote.
-
-    Args:
-        path: its folder, or one of the two files.
-
-    Raises InputError if there is none, or its weights do not fit its configuration.
-    """
-    folder = path.parent if path.is_file() else path
-    if not (folder / COMPLETER_CONFIG).is_file():
-        raise InputError(
-            f"{path}: there is no {COMPLETER_CONFIG}; give the run folder of a completer"
-        )
-    stored = load_json(folder / COMPLETER_CONFIG, "the configuration of a completer")
-    tensors = read_tensors(folder / COMPLETER_WEIGHTS)
-    return restore_completer(stored, tensors, folder / COMPLETER_CONFIG)
+    """Loads the completer that `save_completer` wrote. Raises InputError as `read_part`, or if its
+    weights do not fit its configuration. `path`: its folder, or one of the two files."""
+    return restore_completer(*read_part(path, NAME), where=str(path))
 
 
 def open_completer(name: str | Path) -> MaskCompleter:
     """Loads a completer alone, without the segmenter and the language model beside it.
 
-    Args:
-        name: the run folder of a completer, or an export that holds one, also by the name of a
-            released model or `hf:owner/name`.
-
-    Raises InputError as `find_folder` and `load_completer`, or if the export has none or is
-    damaged.
+    Raises InputError as `find_part`, or if the export has none. `name`: that of a model.
     """
-    folder = find_folder(name)
-    if not is_export(folder):
-        return load_completer(folder)
-    check_export(folder)
-    _, tensors = split_tensors(read_tensors(folder / WEIGHTS))
-    completer = completer_of_export(folder, tensors)
-    if completer is None:
+    found = find_part(NAME, name)
+    if found is None:
         raise no_completer(str(name))
-    return completer
+    return restore_completer(*found, where=str(name))
 
 
-def completer_of_export(folder: Path, tensors: Mapping[str, np.ndarray]) -> MaskCompleter | None:
-    """The completer of an export, None where it has none.
-
-    It reads config.json of the folder for itself; the file is small.
-
-    Args:
-        tensors: the completer's weights, as `split_tensors` gives them.
-
-    Raises InputError if they do not fit its configuration.
-    """
-    stored = read_export_config(folder).get("completer")
-    if stored is None:
-        return None
-    return restore_completer(stored, tensors, folder / CONFIG)
-
-
-def split_tensors(
-    tensors: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Divides the tensors of an export into the segmenter's and the completer's."""
-    of_segmenter = {}
-    of_completer = {}
-    for name, value in tensors.items():
-        if name.startswith(PREFIX):
-            of_completer[name.removeprefix(PREFIX)] = value
-        else:
-            of_segmenter[name] = value
-    return of_segmenter, of_completer
-
-
-def restore_completer(stored: Any, tensors: Mapping[str, np.ndarray], where: Path) -> MaskCompleter:
-    """Makes a completer of its JSON object and its weights.
-
-    Args:
-        where: the file that the object comes from, for messages.
-
-    Raises InputError if something is missing or does not fit.
-    """
-    if not isinstance(stored, dict) or not {"config", "threshold"} <= stored.keys():
+def restore_completer(
+    stored: Mapping[str, Any], tensors: Mapping[str, np.ndarray], where: str
+) -> MaskCompleter:
+    """Makes a completer of its JSON object and its weights. Raises InputError if something is
+    missing or does not fit. `where`: what the message names."""
+    if "threshold" not in stored:
         raise InputError(
-            f"{where}: this holds no config and threshold of a completer; train or export it again"
+            f"{where}: this holds no threshold of a completer; train or export it again"
         )
-    config = from_json(CompleterConfig, stored["config"], str(where))
+    config = from_json(CompleterConfig, stored["config"], where)
     weights = completer_weights(config, tensors)
     return MaskCompleter(config, weights, float(stored["threshold"]))
 

@@ -22,7 +22,7 @@ from r2sm_jax.data.images import leads_outside
 from r2sm_jax.data.letterbox import PAD_COLOUR
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.inference import stablehlo
-from r2sm_jax.inference.completion import PREFIX, MaskCompleter, split_tensors
+from r2sm_jax.inference.completion import MaskCompleter, stored_completer
 from r2sm_jax.inference.export_folder import (
     CARD,
     CHECKSUMS,
@@ -39,7 +39,9 @@ from r2sm_jax.inference.export_folder import (
     write_checksums,
 )
 from r2sm_jax.inference.export_weights import flat_weights, model_with_weights, published_weights
-from r2sm_jax.inference.model_card import COMPLETER_TEXT, model_card
+from r2sm_jax.inference.model_card import PART_TEXTS, model_card
+from r2sm_jax.inference.outliner import MaskOutliner, stored_outliner
+from r2sm_jax.inference.parts import join_tensors, split_tensors
 from r2sm_jax.inference.predictor import hash_weights
 from r2sm_jax.inference.run import Run
 from r2sm_jax.models.hub import INDEX, TOKENIZER_FILES, read_tensors, weight_files
@@ -53,6 +55,7 @@ def export(
     embed_language_model: bool = True,
     compact: bool = False,
     completer: MaskCompleter | None = None,
+    outliner: MaskOutliner | None = None,
 ) -> None:
     """Writes an export of a run.
 
@@ -62,6 +65,7 @@ def export(
         embed_language_model: copy the language model; otherwise refer to it by name.
         compact: write the trained weights alone, in float16, without language model and StableHLO.
         completer: is put into the export, which can complete given masks then.
+        outliner: is put into it, which reads boxes and clicks then.
 
     Raises InputError if the folder cannot be written, or the model cannot be exported.
     """
@@ -74,12 +78,17 @@ def export(
             stablehlo.write_functions(folder / FUNCTIONS, stablehlo.export_functions(run))
         card = model_card(out.resolve().name, stored, portable_config(run.config), read_report(run))
         (folder / CARD).write_text(card, "utf-8")
-        if completer is not None:
-            _put_in(folder, completer)
+        _put_in(folder, completer, outliner)
 
 
-def add_completer(source: Path, completer: MaskCompleter, out: Path) -> None:
-    """Writes a copy of an export that holds a completer, in place of one that it has.
+def add_parts(
+    source: Path,
+    out: Path,
+    *,
+    completer: MaskCompleter | None = None,
+    outliner: MaskOutliner | None = None,
+) -> None:
+    """Writes a copy of an export that holds these parts, in place of those that it has.
 
     Raises InputError if the export is damaged, or the folder cannot be written.
     """
@@ -89,28 +98,34 @@ def add_completer(source: Path, completer: MaskCompleter, out: Path) -> None:
             if (source / name).is_file() and not leads_outside(name):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / name, folder / name)
-        _put_in(folder, completer)
+        _put_in(folder, completer, outliner)
 
 
-def _put_in(folder: Path, completer: MaskCompleter) -> None:
-    """Writes a completer into the files of an export."""
+def _put_in(folder: Path, completer: MaskCompleter | None, outliner: MaskOutliner | None) -> None:
+    """Writes the given parts into the files of an export."""
+    parts = {}
+    if completer is not None:
+        parts["completer"] = (stored_completer(completer), completer.weights)
+    if outliner is not None:
+        parts["outliner"] = (stored_outliner(outliner), outliner.weights)
+    if not parts:
+        return
+
     stored = read_export_config(folder)
-    stored["completer"] = {
-        "config": to_json(completer.config),
-        "threshold": completer.threshold,
-    }
-    _write_json(folder / CONFIG, stored)
-
-    tensors, _ = split_tensors(read_tensors(folder / WEIGHTS))
     dtype = np.float16 if stored["compact"] else np.float32
-    for name, value in flat_weights(completer.weights).items():
-        tensors[PREFIX + name] = np.asarray(value, dtype)
-    save_file(tensors, folder / WEIGHTS, {"format": "np"})
-
+    tensors = split_tensors(read_tensors(folder / WEIGHTS))
     card = folder / CARD
     text = card.read_text("utf-8") if card.is_file() else ""
-    if COMPLETER_TEXT not in text:
-        card.write_text(text + COMPLETER_TEXT, "utf-8")
+    for name, (stored_part, weights) in parts.items():
+        stored[name] = stored_part
+        tensors[name] = {
+            path: np.asarray(value, dtype) for path, value in flat_weights(weights).items()
+        }
+        if PART_TEXTS[name] not in text:
+            text += PART_TEXTS[name]
+    _write_json(folder / CONFIG, stored)
+    save_file(join_tensors(tensors), folder / WEIGHTS, {"format": "np"})
+    card.write_text(text, "utf-8")
 
 
 @contextmanager

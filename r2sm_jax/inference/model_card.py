@@ -24,11 +24,19 @@ SCENES_TEXT = (
 OTHER_DATA_TEXT = (
     "`{source}`. Its publisher sets its licence; state it here before you pass these weights on."
 )
-COMPLETER_TEXT = (
-    "\n## Completer\n\n"
-    "These files hold a completer as well: it turns the visible mask of an object, from whatever "
-    "source, into the complete one. docs/complete.md of r2sm_jax shows how.\n"
-)
+PART_TEXTS = {
+    "completer": (
+        "\n## Completer\n\n"
+        "These files hold a completer as well: it turns the visible mask of an object, from "
+        "whatever source, into the complete one. docs/complete.md of r2sm_jax shows how.\n"
+    ),
+    "outliner": (
+        "\n## Outliner\n\n"
+        "These files hold an outliner as well: it draws the visible mask of what a box or clicks "
+        "mean. docs/predict.md of r2sm_jax shows how.\n"
+    ),
+}
+"""By the name of a part (parts.py)."""
 NO_PHOTOS_TEXT = (
     "\n- It was trained on drawn or composed scenes only: expect much lower figures on photographs."
 )

@@ -127,25 +127,29 @@ def to_prediction(
     )
 
 
-def with_given_mask(prediction: Prediction, modal: Mask, amodal: Mask) -> Prediction:
-    """Returns a prediction about an object whose visible mask the caller gave.
+def with_given_mask(
+    prediction: Prediction, modal: Mask, amodal: Mask, *, modal_score: float | None = None
+) -> Prediction:
+    """Returns a prediction about an object whose visible mask the caller gave or pointed at.
 
-    The decision stays. Score and presence are of masks that the model found, so there is no score
-    and the object is there.
+    The decision stays. Score and presence are of masks that the model found by words, so the object
+    is there, and there is no score but that of the given mask.
 
     Args:
         modal: the given mask [H W].
         amodal: the completed one, which contains it.
+        modal_score: predicted IoU of the given mask; None where it is the caller's own.
     """
     mask = amodal if prediction.mask_type == "amodal" else modal
     instance = InstanceMask(score=1.0, confidence=1.0, mask=mask, modal=modal, amodal=amodal)
     return replace(
         prediction,
-        score=None,
+        score=modal_score if prediction.mask_type == "modal" else None,
         presence=1.0,
         modal=modal,
         amodal=amodal,
-        instances=(instance,),
+        # An outliner may find nothing.
+        instances=(instance,) if modal.any() else (),
         candidates=(),
     )
 

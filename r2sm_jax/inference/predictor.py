@@ -12,7 +12,9 @@ Where the caller gives the visible mask of the object as well:
     mask       read_mask (given_masks.py) -> MaskCompleter          complete mask [H W]
     both masks with_given_mask (postprocess.py)                     in place of the found masks
 
-Boxes and clicks (prompts.py) go into `R2SM.decode` beside the token states.
+Where the caller gives a box or clicks (prompts.py), the outliner draws the visible mask, which then
+goes the way of a given one. A model whose decoder reads prompts gets them in `R2SM.decode`, beside
+the token states.
 """
 
 import copy
@@ -38,12 +40,14 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.inference.completion import MaskCompleter, no_completer
 from r2sm_jax.inference.decision import TruncatedQuery, check_query, decide, decide_without_words
 from r2sm_jax.inference.given_masks import read_mask
+from r2sm_jax.inference.outliner import MaskOutliner
 from r2sm_jax.inference.postprocess import to_prediction, with_given_mask, with_hiders
 from r2sm_jax.inference.prediction import Prediction
 from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, to_arrays
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
+from r2sm_jax.query import Prompt
 from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
@@ -106,6 +110,7 @@ class Predictor:
         calibration: Calibration = NOT_CALIBRATED,
         matmul_precision: MatmulPrecision = "float32",
         completer: MaskCompleter | None = None,
+        outliner: MaskOutliner | None = None,
     ):
         """Takes a model that `nnx.split` divided into `graphdef` and `weights`.
 
@@ -115,12 +120,14 @@ class Predictor:
             calibration: fitted after training (training/calibration.py).
             matmul_precision: how dense layers multiply (models/matmul.py).
             completer: completes given masks; None: the model has none.
+            outliner: draws the visible masks of boxes and clicks; None: the model has none.
         """
         self.config = config
         self.text_encoder = text_encoder
         self.calibration = calibration
         self.matmul_precision = matmul_precision
         self.completer = completer
+        self.outliner = outliner
         self.weights = weights
         self._image: EncodedImage | None = None
         self._process_id = os.getpid()
@@ -202,7 +209,7 @@ class Predictor:
     @property
     def has_prompts(self) -> bool:
         """Whether the model reads boxes and clicks."""
-        return self.config.decoder.prompts
+        return self.outliner is not None or self.config.decoder.prompts
 
     def predict(
         self,
@@ -224,6 +231,9 @@ class Predictor:
         type, too. But the masks that are found in this way are dropped: `modal` is the given mask,
         `amodal` the completed one, there is one instance, `presence` is 1, and `score` is None,
         since no IoU is predicted.
+
+        So it is with a box or clicks where the model has an outliner, which draws the visible mask
+        and predicts its IoU: the score of a modal answer.
 
         Args:
             queries: sentences; a single one may be given as a string. None, or an empty one, where
@@ -262,8 +272,12 @@ class Predictor:
             if text or (mask is None and prompt is None):
                 sentences.append(text)
         self.check(sentences, mask_type)
+        visible_masks, scores = self._visible_masks(given_masks, prompts, image)
         # Before decoding, so that a mask that cannot be used is refused at once.
-        mask_pairs = self._complete_given(given_masks, image)
+        mask_pairs = self._complete_visible(visible_masks, image)
+        if self.outliner is not None:
+            # They are answered, so that nothing is left of them for the decoder.
+            prompts = [None] * len(texts)
 
         predictions = []
         for start in range(0, len(texts), QUERY_BUCKETS[-1]):
@@ -279,7 +293,9 @@ class Predictor:
                 texts[part], outputs, image.letterbox, mask_types, abstain=abstain
             )
         for index, (modal, amodal) in mask_pairs.items():
-            predictions[index] = with_given_mask(predictions[index], modal, amodal)
+            predictions[index] = with_given_mask(
+                predictions[index], modal, amodal, modal_score=scores.get(index)
+            )
         self._warn_of_truncated(predictions)
         return with_hiders(predictions)
 
@@ -332,28 +348,48 @@ class Predictor:
             raise InputError("no image to look at; call set_image first")
         return image
 
-    def _complete_given(
-        self, masks: Sequence[Any | None], image: EncodedImage
-    ) -> dict[int, tuple[Mask, Mask]]:
-        """The visible and the complete mask for each query that has a given mask, by its index."""
+    def _visible_masks(
+        self,
+        given_masks: Sequence[Any | None],
+        prompts: Sequence[Prompt | None],
+        image: EncodedImage,
+    ) -> tuple[dict[int, Mask], dict[int, float]]:
+        """The visible masks that are known before decoding, by the index of their query: given
+        ones, and those that the outliner draws, whose predicted IoUs come second."""
         visible_masks: dict[int, Mask] = {}
-        for index, mask in enumerate(masks):
+        for index, mask in enumerate(given_masks):
             if mask is not None:
                 name = f"the mask of query {index + 1}"
                 visible_masks[index] = read_mask(mask, image.pixels.shape[:2], name)
-        if not visible_masks:
-            return {}
-        if self.completer is None:
-            raise no_completer("this model")
 
+        scores: dict[int, float] = {}
+        if self.outliner is not None:
+            for index, prompt in enumerate(prompts):
+                if prompt is not None:
+                    (outline,) = self.outliner(image.pixels, [prompt])
+                    visible_masks[index] = outline.mask
+                    scores[index] = outline.iou
+        return visible_masks, scores
+
+    def _complete_visible(
+        self, visible_masks: dict[int, Mask], image: EncodedImage
+    ) -> dict[int, tuple[Mask, Mask]]:
+        """Each visible mask with the complete one, by the same indices.
+
+        An outliner may find nothing. Such an empty mask stays as it is.
+        """
         # Two queries may mean the same object, which is no neighbour of itself. So equal masks are
         # completed once. Arrays cannot be keys of a dict, their bytes can.
-        different = {mask.tobytes(): mask for mask in visible_masks.values()}
-        completed = self.completer(image.pixels, list(different.values()))
-        complete_masks = dict(zip(different, completed, strict=True))
+        different = {mask.tobytes(): mask for mask in visible_masks.values() if mask.any()}
+        complete_masks: dict[bytes, Mask] = {}
+        if different:
+            if self.completer is None:
+                raise no_completer("this model")
+            completed = self.completer(image.pixels, list(different.values()))
+            complete_masks = dict(zip(different, completed, strict=True))
         pairs = {}
         for index, mask in visible_masks.items():
-            pairs[index] = (mask, complete_masks[mask.tobytes()])
+            pairs[index] = (mask, complete_masks.get(mask.tobytes(), mask))
         return pairs
 
     def predict_batch(

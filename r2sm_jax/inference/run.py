@@ -14,7 +14,7 @@ from r2sm_jax.cli import from_json
 from r2sm_jax.config import Config, MatmulPrecision
 from r2sm_jax.data.text_states import open_language_model
 from r2sm_jax.errors import InputError
-from r2sm_jax.inference.completion import completer_of_export, split_tensors
+from r2sm_jax.inference.completion import restore_completer
 from r2sm_jax.inference.export_folder import (
     CONFIG,
     LANGUAGE_MODEL,
@@ -25,6 +25,8 @@ from r2sm_jax.inference.export_folder import (
     read_export_config,
 )
 from r2sm_jax.inference.export_weights import model_with_weights, published_weights
+from r2sm_jax.inference.outliner import restore_outliner
+from r2sm_jax.inference.parts import part_of_export, split_tensors
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.encoder_sizes import EncoderSizes
 from r2sm_jax.models.hub import cache_dir, read_tensors
@@ -104,10 +106,11 @@ def restore_weights(folder: Path, *, checkpoint: str = "best") -> Stored:
     Raises InputError if there is no such checkpoint, or it is damaged.
     """
     config = read_config(folder)
-    if config.train.part == "completer":
+    part = config.train.part
+    if part != "segmenter":
         raise InputError(
-            f"{folder}: this is the run of a completer, which finds nothing by itself; put it into "
-            f"an export with python -m r2sm_jax.export RUN --completer {folder} --out DIR"
+            f"{folder}: this is the run of the part {part}, which finds nothing by itself; put it "
+            f"into an export with python -m r2sm_jax.export RUN --{part} {folder} --out DIR"
         )
     checkpoints = Checkpoints(folder)
     steps = checkpoints.steps
@@ -215,8 +218,11 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     config = from_json(Config, export_config["config"], str(folder / CONFIG))
     sizes = EncoderSizes.from_json(export_config["image_encoder"])
     weights: dict[str, Any]
-    weights, completer_tensors = split_tensors(read_tensors(folder / WEIGHTS))
-    completer = completer_of_export(folder, completer_tensors)
+    tensors = split_tensors(read_tensors(folder / WEIGHTS))
+    weights = tensors["segmenter"]
+    where = str(folder / CONFIG)
+    stored_completer = part_of_export(folder, "completer", tensors)
+    stored_outliner = part_of_export(folder, "outliner", tensors)
     if export_config["compact"]:
         # The file has only the trained weights, in float16.
         trained_weights = {name: value.astype(np.float32) for name, value in weights.items()}
@@ -231,7 +237,14 @@ def load_export(folder: Path, *, matmul_precision: MatmulPrecision = "float32") 
     graphdef, state = nnx.split(model)
     calibration = Calibration(**export_config["calibration"])
     predictor = Predictor(
-        config.model, graphdef, state, text_encoder, calibration, matmul_precision, completer
+        config.model,
+        graphdef,
+        state,
+        text_encoder,
+        calibration,
+        matmul_precision,
+        completer=stored_completer and restore_completer(*stored_completer, where=where),
+        outliner=stored_outliner and restore_outliner(*stored_outliner, where=where),
     )
     if export_config["compact"] and predictor.weights_sha256 != export_config["weights_sha256"]:
         raise InputError(

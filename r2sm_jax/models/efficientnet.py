@@ -71,13 +71,17 @@ class EfficientNetLite(nnx.Module):
     """Image -> the last features at each of the `STRIDES`."""
 
     def __init__(self, block_dims: tuple[int, ...], *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        """`block_dims`: channels after each block; equal ones in a row are a stage."""
+        """`block_dims`: channels after each block; equal ones in a row are a stage.
+
+        The last stages may be left out, where features up to a smaller stride are enough.
+        """
         self.first = Conv(3, FIRST_DIM, (3, 3), 2, padding="SAME", dtype=dtype, rngs=rngs)
         blocks = []
         ends = []
         dim = FIRST_DIM
         stage_dims = [list(dims) for _, dims in groupby(block_dims)]
-        for dims, (kernel_size, stage_stride, expansion) in zip(stage_dims, STAGES, strict=True):
+        stages = STAGES[: len(stage_dims)]
+        for dims, (kernel_size, stage_stride, expansion) in zip(stage_dims, stages, strict=True):
             # Such a stage halves the resolution, so the blocks before it are the last of a stride.
             if stage_stride == 2:
                 ends.append(len(blocks))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -106,3 +107,25 @@ def match_efficientnet(state: nnx.State, source: Path) -> LoadReport:
             value = value[0, 0]
         fitted.append(weight._replace(value=value))
     return match_weights(renamed._replace(weights=fitted), shapes, TABLE, source=source)
+
+
+def fill_first_blocks(backbone: nnx.State, source: Path) -> nnx.State:
+    """The state of an `EfficientNetLite` that has the first blocks alone, with published weights.
+
+    Raises InputError if the file cannot be read, or has no such blocks.
+    """
+    renamed = rename_keys(read_efficientnet(source), TABLE)
+    published = {weight.path: weight.value for weight in renamed.weights}
+    filled = []
+    for path, leaf in nnx.to_flat_state(backbone):
+        name = "vision.efficientnet." + ".".join(map(str, path))
+        value = published.get(name)
+        if value is not None and value.ndim == 4 and leaf.ndim == 2:
+            value = value[0, 0]  # as in `match_efficientnet`
+        if value is None or value.shape != leaf.shape:
+            raise InputError(
+                f"{source}: it has no {name} of the shape {leaf.shape}; give weights whose blocks "
+                "have the channels of --model.outliner.block-dims"
+            )
+        filled.append((path, leaf.replace(jnp.asarray(value, leaf.dtype))))
+    return nnx.from_flat_state(filled)

@@ -38,8 +38,8 @@ LATEST = RUNS / "latest"
 CONFIG = "config.json"
 INPUTS = "inputs.json"
 LOCK = ".lock"
-COMPLETER_CONFIG = "completer.json"
-"""What the run of a completer has in place of checkpoints."""
+PART_CONFIGS = ("completer.json", "outliner.json")
+"""What the run of a completer or an outliner has in place of checkpoints."""
 MAY_CHANGE = {
     "run",
     "resume",
@@ -229,7 +229,8 @@ def termination_as_interrupt() -> Iterator[None]:
 def has_weights(folder: Path) -> bool:
     """Whether a run has saved weights: a checkpoint, a state that is not finite, or a completer."""
     saved = [*folder.glob("checkpoints/*"), *folder.glob("not_finite/checkpoints/*")]
-    return (folder / COMPLETER_CONFIG).exists() or any(path.name.isdecimal() for path in saved)
+    has_part = any((folder / name).exists() for name in PART_CONFIGS)
+    return has_part or any(path.name.isdecimal() for path in saved)
 
 
 def remove_files(folder: Path, others: Set[Path]) -> None:
