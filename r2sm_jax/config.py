@@ -164,9 +164,9 @@ class OutlinerConfig:
     depth: int = 3
     """Transformer blocks on the coarsest grid."""
     heads: int = 4
-    efficientnet: str = "efficientnet-lite0"
+    efficientnet: str = "efficientnet-lite2"
     """Published weights of the frozen backbone: a name or a file; empty = random ones."""
-    block_dims: tuple[int, ...] = (16, 24, 24, 40, 40, 80, 80, 80, 112, 112, 112)
+    block_dims: tuple[int, ...] = (16, *3 * (24,), *3 * (48,), *4 * (88,), *4 * (120,))
     """Channels after each block of the backbone, up to stride 16."""
 
 

@@ -60,6 +60,7 @@ class StubPredictor(Predictor):
         self.calibration = Calibration()
         self.matmul_precision = "float32"
         self.completer = None
+        self.outliner = None
         self._weights = nnx.State({})
         self._image = None
         self._process_id = os.getpid()

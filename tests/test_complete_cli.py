@@ -280,8 +280,8 @@ def test_refusals(arguments, named, place, refused):
 def test_a_model_without_a_completer_is_refused(place, refused, monkeypatch):
     folder = place / "old"
     folder.mkdir()
-    monkeypatch.setattr("r2sm_jax.inference.completion.check_export", lambda folder: None)
-    monkeypatch.setattr("r2sm_jax.inference.completion.read_tensors", lambda path: {})
+    monkeypatch.setattr("r2sm_jax.inference.parts.check_export", lambda folder: None)
+    monkeypatch.setattr("r2sm_jax.inference.parts.read_tensors", lambda path: {})
     (folder / "config.json").write_text(json.dumps({"model_type": "r2sm"}))
     write("coco.json", instances())
     flags = [*FLAGS, "--model", "old"]

@@ -23,6 +23,7 @@ LAYERS = {
     "evaluation": ["evaluation"],
     "tools": ["tools"],
     "completer": ["train_completer"],  # what `train --train.part completer` runs
+    "outliner": ["train_outliner"],
     "commands": [
         *"train evaluate predict decide export demo ablate".split(),
         "data.__main__",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listed_source import ListedSource
 from PIL import Image
 
 from r2sm_jax import predict, train
@@ -93,7 +94,9 @@ def test_a_picture_gives_as_many_examples_as_a_row_holds_and_none_if_it_has_none
         Sample(1, "a.png", image, (Instance(1, "cup", visible, whole),), ()),
         Sample(2, "b.png", image, (Instance(1, "cup", visible, None),), ()),
     ]
-    examples = Examples(samples, lambda sample, rng: cut_examples(sample, 16, rng), (16, 16, 7))
+    examples = Examples(
+        ListedSource(samples), lambda sample, rng: cut_examples(sample, 16, rng), (16, 16, 7)
+    )
     rows = [examples((index, 0), np.random.default_rng(0)) for index in (0, 1)]
     assert rows[0].shape == rows[1].shape == (EXAMPLES_PER_IMAGE, 16, 16, 7)
     assert rows[0][..., 6].max() == 255 and not rows[1].any()
