@@ -58,9 +58,12 @@ def make_weights(seed: int = 0) -> nnx.State:
 def outliner():
     weights = make_weights()
     # Without training logits are about -2, and masks would be empty.
-    bias = weights["mask"]["bias"]
-    bias[...] = bias[...] + 2
-    return MaskOutliner(TINY, weights)
+    leaves = []
+    for path, leaf in nnx.to_flat_state(weights):
+        if path == ("mask", "bias"):
+            leaf = leaf.replace(leaf[...] + 2)
+        leaves.append((path, leaf))
+    return MaskOutliner(TINY, nnx.from_flat_state(leaves))
 
 
 def disc(height, width, x, y, radius):
@@ -133,6 +136,7 @@ def test_an_answer_has_the_size_of_the_image_and_a_predicted_iou(outliner):
 
 def test_first_blocks_give_the_features_of_the_whole_backbone():
     sizes = KNOWN_SIZES["efficientnet-lite2"].efficientnet
+    assert sizes is not None
     whole = EfficientNetLite(sizes.block_dims, dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(0))
     config = OutlinerConfig()
     part = EfficientNetLite(config.block_dims, dtype=jnp.dtype(jnp.float32), rngs=nnx.Rngs(1))
@@ -244,6 +248,7 @@ def test_an_export_with_an_outliner_answers_boxes_and_clicks(with_outliner):
     prompt = Prompt((10, 10, 40, 40))
     queries = [None, "the ball, including what is hidden"]
     modal, amodal = predictor.predict(queries, image=image, boxes=[prompt.box] * 2)
+    assert predictor.outliner is not None
     (outline,) = predictor.outliner(image, [prompt])
     assert outline.mask.any()
     assert modal.mask_type == "modal" and amodal.mask_type == "amodal"
