@@ -4,14 +4,9 @@ Its run folder holds `config.json`, `metrics.jsonl`, and `completer.json` with
 `completer.safetensors`, which are written at each evaluation and once more at the end.
 """
 
-import json
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -22,9 +17,8 @@ from r2sm_jax.errors import InputError
 from r2sm_jax.evaluation.completion import completer_figures, reference_figures
 from r2sm_jax.inference.completion import MaskCompleter, save_completer
 from r2sm_jax.models.completion import Completer
-from r2sm_jax.training.completion import cut_examples, make_step
-from r2sm_jax.training.parts import averaging, example_batches, make_optimizer
-from r2sm_jax.training.run_folder import new_run, point_latest
+from r2sm_jax.training.completion import cut_examples, make_loss
+from r2sm_jax.training.parts import example_batches, refuse_start, train_part
 
 THRESHOLDS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 """Logits among which the one with the highest IoU on `dev` is chosen."""
@@ -35,16 +29,13 @@ def train_completer(config: Config) -> Path:
 
     Raises InputError if the data cannot be read or have no object whose complete shape is known.
     """
-    started = time.monotonic()
-    if config.resume or config.init:
-        flag = "--resume" if config.resume else "--init"
-        raise InputError(
-            f"{flag} is for the segmenter; a completer trains from random weights in one go, so "
-            "leave the flag out and give a new --run"
-        )
-    size = config.model.vision.image_size
-    source = open_dataset(config.data, "train", image_size=size, count=config.data.scenes)
-    dev = open_dataset(config.data, "dev", image_size=size, count=config.train.evaluate_samples)
+    refuse_start(config, "completer")
+    sizes = config.model.completer
+    image_size = config.model.vision.image_size
+    source = open_dataset(config.data, "train", image_size=image_size, count=config.data.scenes)
+    dev = open_dataset(
+        config.data, "dev", image_size=image_size, count=config.train.evaluate_samples
+    )
     dev = spread_evenly(dev, config.train.evaluate_samples)
     samples = [dev[index] for index in range(len(dev))]
     references = reference_figures(samples)
@@ -54,47 +45,30 @@ def train_completer(config: Config) -> Path:
             "known; give compose:FILE, which hides objects, or data with amodal masks"
         )
 
-    model = Completer(config.model.completer, rngs=nnx.Rngs(config.train.seed))
-    graphdef, weights = nnx.split(model)
-    optimizer = make_optimizer(config)
-    step_function = jax.jit(
-        make_step(graphdef, optimizer, averaging(config.train.steps)), donate_argnums=0
+    graphdef, weights = nnx.split(Completer(sizes, rngs=nnx.Rngs(config.train.seed)))
+    batches = example_batches(
+        source,
+        config,
+        lambda sample, rng: cut_examples(sample, sizes.size, rng),
+        (sizes.size, sizes.size, 7),
     )
-    completer = MaskCompleter(config.model.completer, weights)
-    state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
+    untrained = MaskCompleter(sizes, weights)
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(new_run(config))
-        log = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
-        print(f"run folder {folder}", flush=True)
-        write_line(log, {"step": 0, "references": references})
+    def judge(averaged: nnx.State, folder: Path) -> dict[str, Any]:
+        completer, figures = choose_threshold(untrained.updated(weights=averaged), samples)
+        save_completer(folder, completer)
+        print_figures(references | figures)
+        return {"threshold": completer.threshold, "dev": references | figures}
 
-        key = jax.random.key(config.train.seed)
-        crop_size = config.model.completer.size
-        batches = example_batches(
-            source,
-            config,
-            lambda sample, rng: cut_examples(sample, crop_size, rng),
-            (crop_size, crop_size, 7),
-        )
-        for step in range(1, config.train.steps + 1):
-            state, values = step_function(state, next(batches), jax.random.fold_in(key, step))
-            if step % config.train.log_every == 0 or step == config.train.steps:
-                losses = {f"train/{name}": float(value) for name, value in values.items()}
-                write_line(log, {"step": step} | losses)
-                seconds = time.monotonic() - started
-                print(f"step {step}: loss {losses['train/loss']:.3f}, {seconds:.0f} s", flush=True)
-            if step % config.train.evaluate_every == 0 or step == config.train.steps:
-                # The step takes over the buffers of the state, so the weights are copied.
-                averaged = jax.tree.map(jnp.copy, state[1])
-                completer, figures = choose_threshold(completer.updated(weights=averaged), samples)
-                figures = references | figures
-                write_line(log, {"step": step, "threshold": completer.threshold, "dev": figures})
-                save_completer(folder, completer)
-                if config.run is None:
-                    point_latest(folder)
-                print_figures(figures)
-    return folder
+    return train_part(
+        config,
+        make_loss(graphdef),
+        weights,
+        nnx.State({}),
+        batches,
+        judge,
+        references=references,
+    )
 
 
 def choose_threshold(
@@ -131,8 +105,3 @@ def print_figures(figures: dict[str, Any]) -> None:
             f"({rest['objects']})",
             flush=True,
         )
-
-
-def write_line(log: Any, values: dict[str, Any]) -> None:
-    log.write(json.dumps(values) + "\n")
-    log.flush()

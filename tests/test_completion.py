@@ -26,9 +26,10 @@ from r2sm_jax.training.completion import (
     completion_loss,
     cut_examples,
     disturb,
-    make_step,
+    make_loss,
     move_outline,
 )
+from r2sm_jax.training.parts import make_step
 
 TINY = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
 
@@ -150,11 +151,11 @@ def test_the_completer_learns_what_a_square_hides():
     planes[..., 4] -= np.minimum(planes[..., 4], planes[..., 5])
     graphdef, weights = nnx.split(Completer(TINY, rngs=nnx.Rngs(0)))
     optimizer = optax.adam(3e-3)
-    step = jax.jit(make_step(graphdef, optimizer, 0.9))
+    step = jax.jit(make_step(make_loss(graphdef), optimizer, 0.9))
     state = (weights, weights, optimizer.init(weights))
     losses = []
     for number in range(30):
-        state, values = step(state, jnp.asarray(planes), jax.random.key(number))
+        state, values = step(state, nnx.State({}), jnp.asarray(planes), jax.random.key(number))
         losses.append(float(values["loss"]))
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
 

@@ -33,11 +33,12 @@ from r2sm_jax.training.outliner import (
     NUM_PLANES,
     cut_prompt_examples,
     draw_prompt as random_prompt,
-    make_step,
+    make_loss,
     negative_clicks,
     outline_loss,
     positive_clicks,
 )
+from r2sm_jax.training.parts import make_step
 
 TINY = OutlinerConfig(
     size=32, dims=(8, 16), depth=1, heads=2, efficientnet="", block_dims=(8, 16, 8)
@@ -191,7 +192,7 @@ def test_it_learns_to_outline_and_leaves_the_backbone_alone():
     assert all(path[0] == "efficientnet" for path, _ in nnx.to_flat_state(frozen))
     assert "efficientnet" not in weights
     optimizer = optax.adam(3e-3)
-    step = jax.jit(make_step(graphdef, optimizer, 0.9))
+    step = jax.jit(make_step(make_loss(graphdef), optimizer, 0.9))
     state = (weights, weights, optimizer.init(weights))
     for number in range(150):
         examples = [next(cut_prompt_examples(picture(rng), 32, rng)) for _ in range(16)]

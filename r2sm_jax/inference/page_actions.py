@@ -190,6 +190,8 @@ class PageActions:
         (prediction,) = self.predictor.predict(
             [sentence], image=image, boxes=[session.box], points=[points or None]
         )
+        if self.predictor.outliner is not None:
+            return prediction  # `predict` has completed what the outliner drew
         return self.complete(prediction, image)
 
     def complete(self, prediction: Prediction, image: EncodedImage) -> Prediction:

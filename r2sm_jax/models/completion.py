@@ -6,6 +6,7 @@ needs neither a class nor a sentence, so any masks of complete objects can teach
 read the visible masks of the other objects, since they say where something can be hidden.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import jax
@@ -51,6 +52,21 @@ class TransformerBlock(nnx.Module):
         normed = self.norm_attention(x)
         x = x + self.attention(normed, normed, normed)
         return x + self.mlp(self.norm_mlp(x))
+
+
+def climb(
+    x: Float[Array, "m h w d"],
+    skips: Sequence[Float[Array, "m _h _w _d"]],
+    up: nnx.List,
+    blocks: nnx.List,
+) -> Float[Array, "m _H _W _D"]:
+    """The way up of a U-Net: from the coarsest grid to the finest, with the features of the way
+    down at each."""
+    for level in reversed(range(len(blocks))):
+        x = up[level](x)
+        x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
+        x = blocks[level](x + skips[level])
+    return x
 
 
 class Completer(nnx.Module):
@@ -113,10 +129,7 @@ class Completer(nnx.Module):
             tokens = block(tokens)
         x = rearrange(tokens, "m (h w) d -> m h w d", h=height)
 
-        for level in reversed(range(len(self.decoder))):
-            x = self.up[level](x)
-            x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
-            x = self.decoder[level](x + skips[level])
+        x = climb(x, skips, self.up, self.decoder)
         logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
         return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2)
 

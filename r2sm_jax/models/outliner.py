@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Real
 
 from r2sm_jax.config import OutlinerConfig
-from r2sm_jax.models.completion import ResidualBlock, TransformerBlock
+from r2sm_jax.models.completion import ResidualBlock, TransformerBlock, climb
 from r2sm_jax.models.efficientnet import EfficientNetLite
 from r2sm_jax.models.layers import Conv, Linear, freeze, truncated_normal
 
@@ -114,9 +114,6 @@ class Outliner(nnx.Module):
         iou = jax.nn.sigmoid(self.iou(tokens[:, 0])[:, 0].astype(jnp.float32))
         x = rearrange(tokens[:, 1:], "m (h w) d -> m h w d", h=height)
 
-        for level in reversed(range(len(self.decoder))):
-            x = self.up[level](x)
-            x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)  # nearest neighbour, cheap
-            x = self.decoder[level](x + skips[level])
+        x = climb(x, skips, self.up, self.decoder)
         logits = self.mask(nnx.gelu(self.norm(x))).astype(jnp.float32)
         return rearrange(logits, "m h w (p q) -> m (h p) (w q)", p=2, q=2), iou

@@ -19,6 +19,7 @@ from r2sm_jax.data import masks
 from r2sm_jax.data.crops import CropWindow, cut_crop
 from r2sm_jax.data.dataset import Sample
 from r2sm_jax.models.completion import make_inputs
+from r2sm_jax.training.parts import LossOf
 
 MIN_VISIBLE_PIXELS = 40  # below it a visible mask says too little about its object
 MIN_HIDDEN_SHARE = 0.05  # from which on an object counts as hidden
@@ -199,20 +200,13 @@ def completion_loss(
     return loss, {"entropy": mean(entropy), "soft_iou": mean(soft_iou), "dice": mean(dice)}
 
 
-def make_step(graphdef: Any, optimizer: optax.GradientTransformation, ema: float):
-    """The training step: `(weights, averaged weights, optimizer state)` from crops."""
+def make_loss(graphdef: Any) -> LossOf:
+    """The loss of a training step, by the weights of the completer. It has no frozen ones."""
 
-    def step(state: Any, planes: UInt8[Array, "m s s 7"], key: Array) -> tuple[Any, Any]:
-        weights, averaged, optimizer_state = state
+    def loss_of(
+        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s 7"], key: Array
+    ) -> tuple[Array, dict[str, Array]]:
         inputs, given, complete = augment(planes, key)
+        return completion_loss(nnx.merge(graphdef, weights, frozen)(inputs), given, complete)
 
-        def loss_of(weights: nnx.State) -> tuple[Array, dict[str, Array]]:
-            return completion_loss(nnx.merge(graphdef, weights)(inputs), given, complete)
-
-        (loss, parts), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
-        weights = optax.apply_updates(weights, updates)
-        averaged = optax.incremental_update(weights, averaged, 1 - ema)
-        return (weights, averaged, optimizer_state), parts | {"loss": loss}
-
-    return step
+    return loss_of

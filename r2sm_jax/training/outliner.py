@@ -30,6 +30,7 @@ from r2sm_jax.data.prompt_crops import (
 )
 from r2sm_jax.models.outliner import NUM_CHANNELS
 from r2sm_jax.query import Click, Prompt
+from r2sm_jax.training.parts import LossOf
 
 MIN_VISIBLE_PIXELS = 60  # below it an object is no example
 NUM_PLANES = NUM_CHANNELS + 1
@@ -188,24 +189,14 @@ def outline_loss(
     return parts["entropy"] + 1 - parts["soft_iou"] + parts["iou_error"], parts
 
 
-def make_step(graphdef: Any, optimizer: optax.GradientTransformation, ema: float):
-    """The training step: `(weights, averaged weights, optimizer state)` from the frozen backbone
-    and examples."""
+def make_loss(graphdef: Any) -> LossOf:
+    """The loss of a training step, by the weights of the outliner and of its frozen backbone."""
 
-    def step(
-        state: Any, frozen: nnx.State, planes: UInt8[Array, "m s s c"], key: Array
-    ) -> tuple[Any, Any]:
-        weights, averaged, optimizer_state = state
+    def loss_of(
+        weights: nnx.State, frozen: nnx.State, planes: UInt8[Array, "m s s c"], key: Array
+    ) -> tuple[Array, dict[str, Array]]:
         crops, target = augment(planes, key)
+        logits, iou = nnx.merge(graphdef, weights, frozen)(crops)
+        return outline_loss(logits, iou, target)
 
-        def loss_of(weights: nnx.State) -> tuple[Array, dict[str, Array]]:
-            logits, iou = nnx.merge(graphdef, weights, frozen)(crops)
-            return outline_loss(logits, iou, target)
-
-        (loss, parts), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
-        weights = optax.apply_updates(weights, updates)
-        averaged = optax.incremental_update(weights, averaged, 1 - ema)
-        return (weights, averaged, optimizer_state), parts | {"loss": loss}
-
-    return step
+    return loss_of

@@ -1,15 +1,25 @@
-"""What the trainings of completer and outliner share: batches of crops, and the optimizer."""
+"""What the trainings of completer and outliner share: batches of crops, the step and the loop."""
 
-from collections.abc import Callable, Iterator
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import UInt8
+from flax import nnx
+from jaxtyping import Array, UInt8
 
 from r2sm_jax.config import Config
 from r2sm_jax.data.dataset import Sample, Source
 from r2sm_jax.data.prepare import FreshSource
+from r2sm_jax.errors import InputError
+from r2sm_jax.training.run_folder import new_run, point_latest
 
 EXAMPLES_PER_IMAGE = 4
 """Objects of one picture in a batch, chosen at random; fewer are filled up with repeats."""
@@ -22,6 +32,12 @@ AVERAGE = 0.999
 
 CutExamples = Callable[[Sample, np.random.Generator], Iterator[UInt8[np.ndarray, "s s c"]]]
 """The examples of one picture, with random variations."""
+
+LossOf = Callable[[nnx.State, nnx.State, jax.Array, jax.Array], tuple[Array, dict[str, Array]]]
+"""(trained weights, frozen weights, planes of the examples, key) -> the loss and its parts."""
+
+Judge = Callable[[nnx.State, Path], Mapping[str, Any]]
+"""(averaged weights, run folder) -> figures for the log; it also saves and prints."""
 
 
 class Examples:
@@ -80,7 +96,88 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=WEIGHT_DECAY))
 
 
-def averaging(steps: int) -> float:
-    """How much of the averaged weights a step keeps: an average over more steps than there are
-    would keep the random weights."""
-    return min(AVERAGE, 1 - 10 / (steps + 10))
+def make_step(loss_of: LossOf, optimizer: optax.GradientTransformation, ema: float):
+    """The training step: the state is `(weights, averaged weights, optimizer state)`.
+
+    `ema`: how much of the averaged weights a step keeps.
+    """
+
+    def step(
+        state: Any, frozen: nnx.State, planes: UInt8[Array, "m s s c"], key: Array
+    ) -> tuple[Any, Any]:
+        weights, averaged, optimizer_state = state
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, parts), gradients = gradient_of(weights, frozen, planes, key)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
+        weights = optax.apply_updates(weights, updates)
+        averaged = optax.incremental_update(weights, averaged, 1 - ema)
+        return (weights, averaged, optimizer_state), parts | {"loss": loss}
+
+    return step
+
+
+def train_part(
+    config: Config,
+    loss_of: LossOf,
+    weights: nnx.State,
+    frozen: nnx.State,
+    batches: Iterator[UInt8[np.ndarray, "m s s c"]],
+    judge: Judge,
+    *,
+    references: Mapping[str, Any] | None = None,
+) -> Path:
+    """Trains a part in one go. Returns its run folder.
+
+    Args:
+        weights, frozen: those that are trained, and the others.
+        judge: called every `evaluate_every` steps and at the end.
+        references: figures of rules that learn nothing, for the log.
+    """
+    started = time.monotonic()
+    optimizer = make_optimizer(config)
+    # An average over more steps than there are would keep the random weights.
+    ema = min(AVERAGE, 1 - 10 / (config.train.steps + 10))
+    step_function = jax.jit(make_step(loss_of, optimizer, ema), donate_argnums=0)
+    state = (weights, jax.tree.map(jnp.copy, weights), optimizer.init(weights))
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(new_run(config))
+        log = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
+
+        def write_line(values: Mapping[str, Any]) -> None:
+            log.write(json.dumps(values) + "\n")
+            log.flush()
+
+        print(f"run folder {folder}", flush=True)
+        if references is not None:
+            write_line({"step": 0, "references": references})
+        key = jax.random.key(config.train.seed)
+        for step in range(1, config.train.steps + 1):
+            step_key = jax.random.fold_in(key, step)
+            state, values = step_function(state, frozen, next(batches), step_key)
+            is_last = step == config.train.steps
+            if is_last or step % config.train.log_every == 0:
+                losses = {f"train/{name}": float(value) for name, value in values.items()}
+                write_line({"step": step} | losses)
+                seconds = time.monotonic() - started
+                print(f"step {step}: loss {losses['train/loss']:.3f}, {seconds:.0f} s", flush=True)
+            if is_last or step % config.train.evaluate_every == 0:
+                # The step takes over the buffers of the state, so the weights are copied.
+                averaged = jax.tree.map(jnp.copy, state[1])
+                write_line({"step": step, **judge(averaged, folder)})
+                if config.run is None:
+                    point_latest(folder)
+    return folder
+
+
+def refuse_start(config: Config, name: str) -> None:
+    """Raises InputError for the flags with which a segmenter starts from other weights.
+
+    `name`: of the part.
+    """
+    if config.resume or config.init:
+        flag = "--resume" if config.resume else "--init"
+        raise InputError(
+            f"{flag} is for the segmenter; the {name} trains in one go, so leave the flag out and "
+            "give a new --run"
+        )
