@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from r2sm_jax.cli import from_json
 from r2sm_jax.config import CompleterConfig
@@ -101,6 +101,16 @@ class MaskCompleter:
             start += count
         return completed
 
+    def logits(
+        self,
+        crops: UInt8[np.ndarray | jax.Array, "m s s 6"],
+        others_known: Float[np.ndarray | jax.Array, " m"],
+    ) -> Float[jax.Array, "m s s"]:
+        """The logits of the complete masks of crops, whose channels are the colours, the inside of
+        the image, the visible mask and the masks of the other objects. `others_known` is 1 where
+        these are known, else 0."""
+        return self._compute_logits(self.weights, crops, others_known)
+
     def _complete_batch(
         self,
         image: np.ndarray,
@@ -124,7 +134,7 @@ class MaskCompleter:
                 others = np.zeros_like(visible)
             crops[row] = cut_crop(image, window, size, (visible, others))
 
-        logits = np.asarray(self._compute_logits(self.weights, crops, others_known))
+        logits = np.asarray(self.logits(crops, others_known))
         height, width = image.shape[:2]
         completed = []
         # Not strict: the rows of logits after the last window are padding.

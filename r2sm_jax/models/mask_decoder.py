@@ -489,4 +489,6 @@ class MaskDecoder(nnx.Module):
         # As in Mask2Former no gradient flows back through the attention mask.
         bias = jax.lax.stop_gradient(jnp.clip(masks, -MAX_ATTENTION_BIAS, MAX_ATTENTION_BIAS))
         bias = rearrange(bias, "b k q h w -> b k q (h w)")
-        return jnp.pad(bias, ((0, 0), (0, 0), (0, int(self.has_type_token)), (0, 0)))
+        if not self.has_type_token:
+            return bias
+        return jnp.concatenate([bias, jnp.zeros_like(bias[:, :, :1])], axis=2)

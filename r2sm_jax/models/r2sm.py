@@ -242,7 +242,10 @@ class R2SM(nnx.Module):
 
         # Does the query ask for the complete shape? Is its target there? How good are the masks?
         amodal_logit = self.amodal_logit(text, text_mask, decoded) / calibration.type_temperature
-        presence = decoded.presence.at[..., 0].add(calibration.presence_bias)
+        # Selected by a comparison, since ONNX cannot write into a part of an array whose batch size
+        # is free.
+        is_fused = jnp.arange(decoded.presence.shape[-1]) == 0  # [q]
+        presence = decoded.presence + jnp.where(is_fused, calibration.presence_bias, 0.0)
         # Around the threshold of training, for which the decoder predicts IoUs. So a fitted shift
         # of the threshold changes no score, and both are fitted to the same answers.
         iou = calibrate_iou(decoded.iou, modal, amodal, calibration)
@@ -256,10 +259,10 @@ class R2SM(nnx.Module):
 
         # Absent targets have empty fused masks. Slots keep theirs, since AP ranks them by their own
         # presence.
-        is_absent = presence[..., 0] <= self.config.presence_threshold
-        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]  # [b k 1 1]
-        modal = modal.at[:, :, 0].min(limit)
-        amodal = amodal.at[:, :, 0].min(limit)
+        is_absent = is_fused & (presence <= self.config.presence_threshold)
+        limit = jnp.where(is_absent, ABSENT_LOGIT, jnp.inf)[..., None, None]  # [b k q 1 1]
+        modal = jnp.minimum(modal, limit)
+        amodal = jnp.minimum(amodal, limit)
         return R2SMOutput(amodal_logit, modal, amodal, presence, iou)
 
     def decode_kernels(
@@ -315,7 +318,9 @@ class R2SM(nnx.Module):
         # Kernels from words have one more channel where there is a similarity with words, the last
         # one. Kernels from pixels do not read it: their weight is 0.
         num_missing = kernels.weights.shape[-1] - pixel_weights.shape[-1]
-        pixel_weights = jnp.pad(pixel_weights, [(0, 0)] * 4 + [(0, num_missing)])
+        if num_missing:
+            missing = jnp.zeros_like(pixel_weights[..., :num_missing])
+            pixel_weights = jnp.concatenate([pixel_weights, missing], axis=-1)
         pixel_biases = rearrange(from_pixels.biases, "b 1 (k q) two -> b k q two", q=num_masks)
 
         # How much of a kernel the pixels decide: half of a slot's, and half or nothing of the fused
