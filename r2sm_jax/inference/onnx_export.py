@@ -181,7 +181,7 @@ def onnx_parts(run: Run, completer: MaskCompleter | None) -> list[Part]:
     queries = []
     for image, sentence in zip(images, sentences, strict=True):
         features = jax.jit(encode_image)(*image.values())
-        states = np.asarray(decide(*sentence.values())[2])
+        states = np.asarray(jax.jit(decide)(*sentence.values())[2])
         batch = len(image["image"])
         arrays = {
             "tokens": np.asarray(features[0]),
@@ -277,16 +277,16 @@ def verify_part(part: Part, path: Path) -> float:
             value = np.asarray(value)
             if answer.shape != value.shape:
                 raise InputError(
-                    f"--onnx: {part.file} gives the shape {answer.shape} in place of {value.shape}; "
-                    "leave --onnx out"
+                    f"--onnx: {part.file} gives the shape {answer.shape}, not {value.shape}; leave "
+                    "--onnx out"
                 )
             difference = np.abs(answer - value).max() / max(1.0, np.abs(value).max())
             # np.maximum and not max(), which would lose NaN.
             largest = np.maximum(largest, difference)
     if not largest <= MAX_DIFFERENCE:
         raise InputError(
-            f"--onnx: {part.file} differs from JAX by {largest:.2g}, {MAX_DIFFERENCE:g} is allowed; "
-            "leave --onnx out"
+            f"--onnx: {part.file} differs from JAX by {largest:.2g}, {MAX_DIFFERENCE:g} is "
+            "allowed; leave --onnx out"
         )
     return float(largest)
 
