@@ -192,6 +192,7 @@ def test_the_command_writes_and_overwrites(
         (["--compact"], "--compact"),
         (["--verify"], "--verify"),
         (["--lm", "reference"], "--lm"),
+        (["--push", "me/model"], "--push"),
         (["--out", "taken"], "taken"),
     ],
 )
