@@ -137,8 +137,8 @@ class ExportConfig:
     StableHLO."""
 
     run: Annotated[str, tyro.conf.Positional]
-    """Run folder, such as runs/latest. With --completer, --outliner or --onnx also an export, such as
-    photos-small."""
+    """Run folder, such as runs/latest. With --completer, --outliner or --onnx also an export, such
+    as photos-small."""
     out: str
     """Folder to write. Its name is the model's name on the card."""
     lm: Literal["embed", "reference"] = "embed"

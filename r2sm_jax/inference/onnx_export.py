@@ -58,9 +58,7 @@ TIMED_RUNS = 10
 def check_onnx_folder(out: Path, overwrite: bool) -> None:
     """Raises InputError if the folder holds anything but ONNX files that may be replaced."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / SETTINGS).exists()):
-        raise InputError(
-            f"{out}: this is a file, or has files of something else; give another --out"
-        )
+        raise InputError(f"{out}: it is a file, or has files of something else; give another --out")
     if (out / SETTINGS).exists() and not overwrite:
         raise InputError(f"{out}: it holds ONNX files already; give another --out or --overwrite")
 
