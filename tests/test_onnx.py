@@ -171,7 +171,7 @@ def test_weights_are_stored_in_float16_only_where_that_is_exact(packages, tmp_pa
 def test_the_command_writes_and_overwrites(
     packages, command, refused, tiny_run, completer, tmp_path, monkeypatch
 ):
-    save_completer(tmp_path / "completer", completer.config, completer.weights, 0.5)
+    save_completer(tmp_path / "completer", completer.updated(threshold=0.5))
     out = tmp_path / "out"
     flags = [tiny_run, "--onnx", "--out", out, "--completer", tmp_path / "completer"]
     end = command(main, *flags)
