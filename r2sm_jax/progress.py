@@ -19,6 +19,18 @@ LINE_SECONDS = 10.0
 BAR_SECONDS = 0.25
 """Time between two states of the bar."""
 
+_is_hidden = threading.Event()
+
+
+@contextmanager
+def hide_progress() -> Iterator[None]:
+    """Shows no phase of the block: of several processes of one command, the first one speaks."""
+    _is_hidden.set()
+    try:
+        yield
+    finally:
+        _is_hidden.clear()
+
 
 class Phase:
     """How far a phase of the work is."""
@@ -77,7 +89,7 @@ def show_progress(
 
 def _report(phase: Phase, is_over: threading.Event) -> None:
     """Shows a phase until it is over."""
-    if is_over.wait(SILENT_SECONDS):
+    if is_over.wait(SILENT_SECONDS) or _is_hidden.is_set():
         return
     if sys.stderr.isatty():
         _show_bar(phase, is_over)

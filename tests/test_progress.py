@@ -7,7 +7,7 @@ import time
 import pytest
 
 from r2sm_jax import progress
-from r2sm_jax.progress import Phase, duration, show_progress
+from r2sm_jax.progress import Phase, duration, hide_progress, show_progress
 
 
 class Terminal(io.StringIO):
@@ -74,3 +74,14 @@ def test_the_time_left_follows_from_the_work_that_is_done():
     phase = Phase("compiling", None, "about a minute")
     assert phase.describe() == "about a minute, 0 s so far"
     assert [duration(89), duration(600)] == ["89 s", "10 min"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_shown_where_progress_is_hidden(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with hide_progress(), show_progress("drawing"):
+        time.sleep(0.1)
+    assert stream.getvalue() == ""
+
+    assert "drawing: 0 of 4" in work(stream, 1, monkeypatch)

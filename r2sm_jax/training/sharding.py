@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +27,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from r2sm_jax.cli import print_error
 from r2sm_jax.config import LoopConfig, ProcessConfig
 from r2sm_jax.errors import InputError
+from r2sm_jax.progress import hide_progress
 
 T = TypeVar("T")
 AXES = ("data", "fsdp")
@@ -69,16 +70,19 @@ def running(config: ProcessConfig) -> Iterator[None]:
     if not _connect(config):
         yield
         return
-    stdout = sys.stdout
     try:
-        if not is_main_process():
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, open for as long as the process prints
-        yield
+        with nullcontext() if is_main_process() else _say_nothing():
+            yield
         jax.distributed.shutdown()
     except BaseException as error:
         _end(error)
-    finally:
-        sys.stdout = stdout
+
+
+@contextmanager
+def _say_nothing() -> Iterator[None]:
+    """Drops what the block prints, and the phases that it shows. Errors are still said."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), hide_progress():
+        yield
 
 
 def _connect(config: ProcessConfig) -> bool:
