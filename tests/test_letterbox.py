@@ -144,3 +144,22 @@ def test_extreme_shapes_and_misuse():
         box.coverage(np.zeros((1000, 1), bool), 96)
     with pytest.raises(ValueError, match="positive"):
         Letterbox(0, 10, 96)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 700),
+    st.integers(1, 90),
+    st.booleans(),
+    st.sampled_from([0.0, 0.02, 0.5]),
+    st.integers(0, 99),
+)
+@example(600, 700, False, 0.02, 0)
+def test_a_mask_is_where_the_enlarged_logits_are_positive(long, short, is_wide, share, seed):
+    height, width = (short, long) if is_wide else (long, short)
+    box = Letterbox(height, width, 48)
+    rng = np.random.default_rng(seed)
+    # Blocks of positive logits among negative ones, some of them in the padding.
+    logits = np.where(np.kron(rng.random((4, 4)) < share, np.ones((6, 6))), 1, -1)
+    logits = logits * rng.random((24, 24))
+    np.testing.assert_array_equal(box.undo_mask(logits), box.undo(logits) > 0)

@@ -15,6 +15,9 @@ from r2sm_jax.data.masks import box
 PAD_COLOUR = (124, 116, 104)
 """The colour of the border: ImageNet's mean, which normalisation turns into nearly zero."""
 
+BAND_ROWS = 256
+"""So many rows of a mask are computed at a time."""
+
 
 @dataclass(frozen=True)
 class Letterbox:
@@ -94,10 +97,7 @@ class Letterbox:
         """
         logits = np.asarray(logits, np.float32)
         side = logits.shape[-1]
-        if logits.ndim < 2 or logits.shape[-2] != side or self.size % side:
-            raise ValueError(
-                f"logits {logits.shape} are not a square that divides the frame of {self.size}"
-            )
+        self._check_logits(logits)
         rows = _undo_axis(side, self.size, self.resized[0], self.height)
         columns = _undo_axis(side, self.size, self.resized[1], self.width)
         resized = np.empty((*logits.shape[:-2], self.height, self.width), np.float32)
@@ -106,6 +106,45 @@ class Letterbox:
             wide = columns @ np.ascontiguousarray(logits[index].T)
             resized[index] = rows @ np.ascontiguousarray(wide.T)
         return resized
+
+    def undo_mask(self, logits: Float[np.ndarray, "s s"]) -> Bool[np.ndarray, "H W"]:
+        """The mask of the image's own resolution: where what `undo` gives is above 0.
+
+        It is computed only around the logits that are above 0, some rows at a time. So small masks
+        are quick, and large images need little memory. Raises ValueError as `undo`.
+        """
+        logits = np.asarray(logits, np.float32)
+        side = logits.shape[-1]
+        self._check_logits(logits)
+        mask = np.zeros((self.height, self.width), bool)
+        positive = logits > 0
+        if not positive.any():
+            return mask
+
+        # A pixel is a mean of logits with weights of at least 0, so it is above 0 only if one of
+        # them is.
+        rows = _undo_axis(side, self.size, self.resized[0], self.height)
+        columns = _undo_axis(side, self.size, self.resized[1], self.width)
+        reached_rows = np.flatnonzero(rows @ positive.any(1).astype(np.float32))
+        reached_columns = np.flatnonzero(columns @ positive.any(0).astype(np.float32))
+        if not len(reached_rows) or not len(reached_columns):
+            return mask  # all of it lies in the padding
+        top, bottom = int(reached_rows[0]), int(reached_rows[-1]) + 1
+        left, right = int(reached_columns[0]), int(reached_columns[-1]) + 1
+
+        # Sparse matrices multiply from the left only, so columns are reached by transposing.
+        wide = np.ascontiguousarray((columns[left:right] @ np.ascontiguousarray(logits.T)).T)
+        for start in range(top, bottom, BAND_ROWS):
+            end = min(start + BAND_ROWS, bottom)
+            mask[start:end, left:right] = rows[start:end] @ wide > 0
+        return mask
+
+    def _check_logits(self, logits: np.ndarray) -> None:
+        side = logits.shape[-1]
+        if logits.ndim < 2 or logits.shape[-2] != side or self.size % side:
+            raise ValueError(
+                f"logits {logits.shape} are not a square that divides the frame of {self.size}"
+            )
 
     def _check(self, shape: tuple[int, ...]) -> None:
         if shape != (self.height, self.width):

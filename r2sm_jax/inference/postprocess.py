@@ -52,8 +52,9 @@ def resize_masks(
     letterbox: Letterbox,
 ) -> tuple[Mask, Mask]:
     """Returns the modal and the amodal mask [H W] from mask logits in the letterbox frame."""
-    modal, amodal = resize_logits(modal_logits, amodal_logits, letterbox)
-    return modal > 0, amodal > 0
+    modal = letterbox.undo_mask(np.asarray(modal_logits))
+    # As in `resize_logits`: the amodal mask contains the modal one.
+    return modal, letterbox.undo_mask(np.asarray(amodal_logits)) | modal
 
 
 def to_prediction(
@@ -80,10 +81,13 @@ def to_prediction(
     fused = output.fused
     slots = output.slots
     is_amodal = decision.mask_type == "amodal"
-    modal, amodal = resize_logits(fused.modal, fused.amodal, letterbox)
     mask_logits = None
     if with_logits:
-        mask_logits = amodal if is_amodal else modal
+        modal_logits, amodal_logits = resize_logits(fused.modal, fused.amodal, letterbox)
+        mask_logits = amodal_logits if is_amodal else modal_logits
+        modal, amodal = modal_logits > 0, amodal_logits > 0
+    else:
+        modal, amodal = resize_masks(fused.modal, fused.amodal, letterbox)
 
     slot_presence = expit(slots.presence)
     has_target = fused.presence > presence_threshold
@@ -115,8 +119,8 @@ def to_prediction(
         mask_type=decision.mask_type,
         amodal_probability=decision.amodal_probability,
         score=float(fused.iou[int(is_amodal)]),
-        modal=modal > 0,
-        amodal=amodal > 0,
+        modal=modal,
+        amodal=amodal,
         instances=tuple(instances),
         candidates=tuple(candidates),
         mask_logits=mask_logits,
