@@ -102,7 +102,8 @@ class DecoderConfig:
     heads: int = 2
     mlp_dim: int = 384
     slots: int = 4
-    """Instance masks a query can have."""
+    """Instance masks a query can have; at most `--data.instances`, which training fills them
+    from."""
     fine_dim: int = 64
     """Channels of the coarse pixel features, at half of the tokens' stride. The fine ones, at a
     quarter of it, have `mask_dim`."""
@@ -283,8 +284,8 @@ class DataConfig:
     """Where examples come from."""
 
     source: str = "scenes"
-    """scenes (drawn), compose:FILE (photos with masks; several: compose:FILE,FILE), cutouts:DIR
-    (RGBA images), json:FILE or tfds:DIR."""
+    """scenes (drawn), crowds (drawn, with up to 16 objects each), compose:FILE (photos with masks;
+    several: compose:FILE,FILE), cutouts:DIR (RGBA images), json:FILE or tfds:DIR."""
     images: str | None = None
     """Folder of the images of a json source or of one compose file; default: beside the file."""
     backgrounds: str | None = None
@@ -511,6 +512,13 @@ def check_config(config: Config) -> Config:
         )
     if not 0 <= data.colour_jitter < 1:
         raise InputError(f"--data.colour-jitter {data.colour_jitter} is not in [0, 1); 0 = none")
+    slots = config.model.decoder.slots
+    if slots > data.instances:
+        raise InputError(
+            f"--model.decoder.slots {slots}: training supervises --data.instances {data.instances} "
+            "instances an image, so the last slots would learn nothing; give "
+            f"--data.instances {slots} as well"
+        )
     if not 0 <= data.token_drop < 1:
         raise InputError(f"--data.token-drop {data.token_drop} is not in [0, 1); 0 = none")
 

@@ -36,8 +36,8 @@ class EvaluateConfig:
     """The labelled sentences of --decisions: a list of docs/intent.md or a file like them; default:
     val_r2sm."""
     data: str | None = None
-    """scenes, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was trained
-    on."""
+    """scenes, crowds, compose:FILE, cutouts:DIR, json:FILE or tfds:DIR; default: what the run was
+    trained on."""
     split: str | None = None
     """One split, or several with commas. Default, or all: every val split of scenes, composed
     photos and cut-outs; the whole of one file; all but train and dev of a folder or of TFDS. A run

@@ -62,6 +62,7 @@ def test_flags_override_a_config_file(tmp_path):
         (["--data.colour-jitter", "1.5"], ["--data.colour-jitter 1.5", "0 = none"]),
         (["--model.vision.depth", "-2"], ["--model.vision.depth -2", "at least 0"]),
         (["--model.decoder.slots", "-1"], ["--model.decoder.slots -1", "at least 0"]),
+        (["--model.decoder.slots", "16"], ["--model.decoder.slots 16", "--data.instances 16"]),
         (
             ["--model.decoder.dim", "127", "--model.decoder.heads", "1"],
             ["--model.decoder.dim 127 is odd"],

@@ -20,20 +20,22 @@ from r2sm_jax.synthetic.queries.sentences import (
     write_text_only_queries as write_text_only_queries,
 )
 from r2sm_jax.synthetic.queries.write import ABSENT_SPLIT as ABSENT_SPLIT, SPLITS as SPLITS
-from r2sm_jax.synthetic.scenes.source import SceneSource
+from r2sm_jax.synthetic.scenes.source import CrowdSource, SceneSource
 
 REPORTED = "reported"
 """In place of the name of a split: those that a run on the data reports."""
 ALL = "all"
 """In place of the name of a split: those that `evaluate` scores unless it is told otherwise."""
-PROCEDURAL = ("scenes", "compose", "cutouts")
+DRAWN = {"scenes": SceneSource, "crowds": CrowdSource}
+PROCEDURAL = (*DRAWN, "compose", "cutouts")
 WITH_PATH = ("compose", "cutouts", "json", "tfds")
 
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source by kind and path: `scenes`, `compose:FILE`, `cutouts:DIR`, `json:PATH`,
-    `tfds:DIR`. Composed photographs may be of several files, with commas between them."""
+    """A data source by kind and path: `scenes`, `crowds`, `compose:FILE`, `cutouts:DIR`,
+    `json:PATH`, `tfds:DIR`. Composed photographs may be of several files, with commas between
+    them."""
 
     kind: str
     path: Path | None = None
@@ -44,8 +46,8 @@ class SourceSpec:
     def parse(cls, text: str) -> "SourceSpec":
         """Raises InputError for a text that is none of these."""
         kind, _, path = text.partition(":")
-        if text == "scenes":
-            return cls("scenes")
+        if text in DRAWN:
+            return cls(text)
         # A file may have a comma in its own name.
         if kind == "compose" and "," in path and not Path(path).exists():
             paths = [Path(part) for part in path.split(",") if part]
@@ -54,8 +56,8 @@ class SourceSpec:
         if kind in WITH_PATH and path:
             return cls(kind, Path(path))
         raise InputError(
-            f"data source {text!r} is unknown; use scenes, compose:FILE or compose:FILE,FILE, "
-            "cutouts:DIR, json:FILE or tfds:DIR"
+            f"data source {text!r} is unknown; use scenes, crowds, compose:FILE or "
+            "compose:FILE,FILE, cutouts:DIR, json:FILE or tfds:DIR"
         )
 
     @property
@@ -129,8 +131,8 @@ def open_source(
     """Opens one split of a data source.
 
     Args:
-        spec: `scenes`, `compose:FILE` (or several, with commas between), `cutouts:DIR`, `json:PATH`
-            or `tfds:DIR`. The first three are procedural.
+        spec: `scenes`, `crowds`, `compose:FILE` (or several, with commas between), `cutouts:DIR`,
+            `json:PATH` or `tfds:DIR`. All but the last two are procedural.
         split: Name of the split.
         count: Number of procedural samples; None = one for each photo that is composed.
         seed: Of procedural samples.
@@ -148,7 +150,7 @@ def open_source(
     """
     where = SourceSpec.parse(spec)
     if where.kind == "json":
-        assert where.path is not None  # for the type checker: only scenes have no path
+        assert where.path is not None  # for the type checker: only drawn scenes have no path
         return load_json_split(where.path, split, images_dir, need_images=need_images)
     if where.kind == "tfds":
         from r2sm_jax.data.tfds import TfdsSource  # imports slowly
@@ -171,7 +173,7 @@ def open_source(
     if count is None:
         raise ValueError(f"{spec}: the number of samples is missing")
     if where.path is None:
-        return SceneSource(split, count, seed=seed, size=size, queries=queries)
+        return DRAWN[where.kind](split, count, seed=seed, size=size, queries=queries)
     return CutoutSource(
         where.path,
         split,
@@ -267,7 +269,7 @@ def split_names(spec: str, split: str, images_dir: str | PathLike[str] | None = 
             names.remove(ABSENT_SPLIT)
         return names
 
-    assert where.path is not None  # for the type checker: only scenes have no path
+    assert where.path is not None  # for the type checker: only drawn scenes have no path
     if where.kind == "json" and where.path.is_dir():
         stored = stored_splits(where.path)
     elif where.kind == "tfds":

@@ -27,7 +27,7 @@ def show(
     """Draws a sheet of samples: images, queries, and the masks that they ask for.
 
     Args:
-        data: What to show: scenes, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
+        data: What to show: scenes, crowds, compose:FILE, cutouts:DIR, json:FILE or json:FOLDER.
         out: The PNG file to write.
         split: The split to choose samples from.
         count: How many images to show, one in a row.
