@@ -63,8 +63,8 @@ class VisionConfig:
     sam_frozen: bool = False
     """The weights of `sam` are not trained."""
     vit: str | None = None
-    """A published plain ViT (DINOv2, CLIP, SigLIP): the `vit` encoder, or beside another one. A
-    folder or hf:owner/name."""
+    """A published plain ViT (DINOv2, CLIP, SigLIP, TIPS): the `vit` encoder, or beside another one.
+    A folder or hf:owner/name; of TIPS tips-s14, tips-b14, tipsv2-b14 or an .npz file."""
     vit_frozen: bool = True
     """The weights of `vit` are not trained."""
     vit_grid: int = 0

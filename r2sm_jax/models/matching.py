@@ -142,9 +142,15 @@ def parameter_shapes(state: nnx.State, table: KeyTable) -> dict[str, tuple[int, 
 
 
 def match_weights(
-    renamed: Renamed, shapes: Mapping[str, tuple[int, ...]], table: KeyTable, *, source: Path
+    renamed: Renamed,
+    shapes: Mapping[str, tuple[int, ...]],
+    table: KeyTable,
+    *,
+    source: Path,
+    layout: str = "its config.json",
 ) -> LoadReport:
-    """Assigns every weight to its parameter. `source` is the file or folder, for messages.
+    """Assigns every weight to its parameter. For messages, `source` is the file or folder, and
+    `layout` says where its shapes come from.
 
     Raises InputError if a key is unknown, has no parameter or another shape, or a parameter has no
     key; it names all of them at once.
@@ -178,7 +184,7 @@ def match_weights(
             more = f"; and {len(problems) - MAX_PROBLEMS} more"
         file = source if source.suffix else weight_files(source)[0]
         raise InputError(
-            f"{file} does not fit its config.json: {'; '.join(problems[:MAX_PROBLEMS])}{more}"
+            f"{file} does not fit {layout}: {'; '.join(problems[:MAX_PROBLEMS])}{more}"
         )
     return report
 

@@ -1,7 +1,8 @@
-"""Published plain ViTs that read images: DINOv2 (with or without registers), CLIP and SigLIP.
+"""Published plain ViTs that read images: DINOv2 (with or without registers), CLIP, SigLIP and
+TIPS.
 
 Layout and numerics follow Hugging Face `transformers` (models/dinov2, dinov2_with_registers, clip,
-siglip).
+siglip), and for TIPS google-deepmind/tips (scenic/models/vit.py).
 """
 
 from functools import partial
@@ -21,6 +22,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "dinov2": IMAGENET,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "tips": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
 }
 """Mean and standard deviation of the pixels, 0..1, that each family was trained with."""
@@ -29,8 +31,17 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class PlainBlock(nnx.Module):
     """A pre-norm block; DINOv2 scales both of its branches per channel."""
 
-    def __init__(self, sizes: PlainViTSizes, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        sizes: PlainViTSizes,
+        *,
+        values_alone: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        """`values_alone`: every token attends to itself alone."""
         d = sizes.dim
+        self.values_alone = values_alone
         self.norm1 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
         self.attention = Attention(d, sizes.heads, dtype=dtype, rngs=rngs)
         self.norm2 = exact_norm(d, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
@@ -41,7 +52,11 @@ class PlainBlock(nnx.Module):
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)
-        x = x + _scaled(self.attention(y, y, y), self.scale1)
+        if self.values_alone:
+            attended = self.attention.out(self.attention.value(y))
+        else:
+            attended = self.attention(y, y, y)
+        x = x + _scaled(attended, self.scale1)
         return x + _scaled(self.mlp(self.norm2(x)), self.scale2)
 
 
@@ -56,7 +71,12 @@ def _scaled(x: Float[Array, "b n d"], scale: nnx.Variable | None) -> Float[Array
 
 
 class PlainViT(nnx.Module):
-    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`."""
+    """Image -> grid of patch tokens, as `transformers` gives them in `last_hidden_state`.
+
+    Those of TIPS are its authors' for segmentation by words: in the last block attention gives
+    every token its own value (MaskCLIP, arXiv 2112.01071), which keeps it closest to the text that
+    describes its place.
+    """
 
     def __init__(
         self,
@@ -74,7 +94,8 @@ class PlainViT(nnx.Module):
         self.remat = remat
         dim = sizes.dim
         is_clip = sizes.family == "clip"
-        has_class_token = sizes.family != "siglip"
+        # The class tokens of TIPS have no positions, so they are registers here.
+        has_class_token = sizes.family in ("dinov2", "clip")
         patch = (sizes.patch_size, sizes.patch_size)
 
         self.patches = Conv(
@@ -97,9 +118,12 @@ class PlainViT(nnx.Module):
         # CLIP has a norm before the blocks and, for tokens, none after them.
         norm = exact_norm(dim, sizes.norm_epsilon, dtype=dtype, rngs=rngs)
         self.norm_before = norm if is_clip else None
-        self.blocks = nnx.List(
-            [PlainBlock(sizes, dtype=dtype, rngs=rngs) for _ in range(sizes.depth)]
-        )
+        blocks = []
+        for number in range(sizes.depth):
+            is_last = number == sizes.depth - 1
+            values_alone = sizes.family == "tips" and is_last
+            blocks.append(PlainBlock(sizes, values_alone=values_alone, dtype=dtype, rngs=rngs))
+        self.blocks = nnx.List(blocks)
         self.norm_after = None if is_clip else norm
 
     def __call__(self, image: Float[Array, "b H W 3"]) -> Float[Array, "b h w d"]:
@@ -110,11 +134,14 @@ class PlainViT(nnx.Module):
         x = rearrange(x, "b h w d -> b (h w) d")
 
         # Registers stand between the class token and the patches, and have no positions.
+        num_class_tokens = 0
         if self.class_token is not None:
+            num_class_tokens = 1
             x = jnp.concatenate([_repeat(self.class_token, x), x], axis=1)
         x = x + self.positions[...].astype(x.dtype)
         if self.registers is not None:
-            x = jnp.concatenate([x[:, :1], _repeat(self.registers, x), x[:, 1:]], axis=1)
+            first, patches = x[:, :num_class_tokens], x[:, num_class_tokens:]
+            x = jnp.concatenate([first, _repeat(self.registers, x), patches], axis=1)
 
         if self.norm_before is not None:
             x = self.norm_before(x)
