@@ -110,6 +110,7 @@ def open_dataset(
         backgrounds=data.backgrounds,
         cutouts=data.cutouts,
         hard_absent=data.hard_absent,
+        same_class_occluders=data.same_class_occluders,
         need_images=need_images,
     )
 
@@ -126,6 +127,7 @@ def open_source(
     backgrounds: str | PathLike[str] | None = None,
     cutouts: str | PathLike[str] | None = None,
     hard_absent: bool = False,
+    same_class_occluders: float = 0.0,
     need_images: bool = True,
 ) -> Source:
     """Opens one split of a data source.
@@ -143,6 +145,8 @@ def open_source(
         cutouts: Folder of cut-outs that are put into composed photographs for training.
         hard_absent: Whether training on composed photographs asks for more absent things, mostly
             likely ones (`DataConfig`).
+        same_class_occluders: Share of what hides objects in composed photographs for training that
+            is of their class (`DataConfig`).
         need_images: False if a dataset file may be alone; its samples then have no image.
 
     Raises:
@@ -168,6 +172,7 @@ def open_source(
             images=images_dir,
             cutouts=cutouts,
             hard_absent=hard_absent,
+            same_class_occluders=same_class_occluders,
         )
 
     if count is None:

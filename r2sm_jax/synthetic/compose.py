@@ -70,6 +70,7 @@ class ComposeSource(ProceduralSource):
         images: str | PathLike[str] | None = None,
         cutouts: str | PathLike[str] | None = None,
         hard_absent: bool = False,
+        same_class_occluders: float = 0.0,
         **options: int,
     ):
         """`count` pictures, or one for each photo, of the photos of one or more files.
@@ -78,7 +79,8 @@ class ComposeSource(ProceduralSource):
 
         Photos are in the folder `images` or beside their file. `cutouts` is a folder of more
         objects for training. With `hard_absent` training asks for more things that are not there,
-        and for such as could be.
+        and for such as could be. `same_class_occluders` is the share of what is laid over objects
+        in training that is of their class, where there is such a cut-out.
 
         Raises InputError for an unknown split, a file without masks, photos that are missing, and
         training photos without a complete object. Warns of few.
@@ -100,6 +102,7 @@ class ComposeSource(ProceduralSource):
             size=self.size,
             is_training=self.is_training,
             folder=folder,
+            same_class_share=same_class_occluders if self.is_training else 0.0,
         )
 
         folder_classes = [cutout.item.category for cutout in self.paster.folder_cutouts]
@@ -117,7 +120,11 @@ class ComposeSource(ProceduralSource):
     def fingerprint(self) -> str:
         """Changes with all that the samples depend on, except their number."""
         fingerprint = super().fingerprint()
-        return fingerprint if self.related is None else f"{fingerprint} hard absent"
+        if self.related is not None:
+            fingerprint += " hard absent"
+        if self.paster.same_class_share > 0:
+            fingerprint += f" same class {self.paster.same_class_share}"
+        return fingerprint
 
     def _choose_photos(self, count: int | None) -> list[int]:
         """The photos of the split: in the order of the files, or at random if not all are used."""

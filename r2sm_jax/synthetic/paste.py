@@ -1,7 +1,8 @@
 """What is laid over a photo, and where: cut-outs of other photos, each over a complete object.
 
 Cut-outs are of other photos of the same split, about as large as they are there. In training some
-can be of a folder of cut-outs (cutout_folder.py), for names that the photos do not have.
+can be of a folder of cut-outs (cutout_folder.py), for names that the photos do not have, and some
+of the class of what they hide.
 """
 
 from collections import Counter
@@ -41,6 +42,8 @@ class Paster:
     Attributes:
         pools: What can be laid over the photos of each file.
         folder_cutouts: What can be laid over all photos, of a folder of cut-outs.
+        same_class_share: Share of what is laid over objects that is of their class, where there is
+            such a cut-out.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Paster:
         size: int,
         is_training: bool,
         folder: Path | None = None,
+        same_class_share: float = 0.0,
     ):
         """`cutouts` of `photos`, and those of `folder`, over pictures whose longer side is `size`.
 
@@ -60,6 +64,7 @@ class Paster:
         self._size = size
         self._is_training = is_training
         self.pools = {file: make_pool(file, cutouts) for file in photos.files}
+        self.same_class_share = same_class_share
 
         self.folder_cutouts: list[CutoutFile] = []
         if folder is not None:
@@ -102,8 +107,11 @@ class Paster:
             if num_below == 0:
                 count += 1
             for _ in range(count):
+                # Without the option nothing is drawn, so that pictures stay the same. One draw for
+                # all attempts: otherwise what fits more often would be there more often.
+                same_class = self.same_class_share > 0 and rng.random() < self.same_class_share
                 for _ in range(MAX_ATTEMPTS):
-                    if self._paste_object(rng, layout, photo, index):
+                    if self._paste_object(rng, layout, photo, index, same_class=same_class):
                         break
 
         return [
@@ -117,10 +125,17 @@ class Paster:
         ]
 
     def _paste_object(
-        self, rng: np.random.Generator, layout: Layout, photo: Photo, index: int
+        self,
+        rng: np.random.Generator,
+        layout: Layout,
+        photo: Photo,
+        index: int,
+        *,
+        same_class: bool,
     ) -> bool:
         """Places a cut-out over an object that may be hidden, or beside all if there is none.
 
+        With `same_class` it is of the class of that object, where another photo has such a cut-out.
         Returns whether it fits.
         """
         target = layout.choose_object_to_hide(rng)
@@ -130,16 +145,20 @@ class Paster:
             extent = layout.placed[target].sprite.extent * rng.uniform(0.75, 1.3)
             extent *= 0.8 + 0.4 * share
 
-        if self.folder_cutouts and rng.random() < FOLDER_SHARE:
+        pool = self.pools[self._photos.file_of(index)]
+        pool_of_class = None
+        if same_class and target is not None:
+            pool_of_class = pool.of_class(layout.placed[target].item.category, index)
+
+        if pool_of_class is None and self.folder_cutouts and rng.random() < FOLDER_SHARE:
             file = pick(rng, self.folder_cutouts)
             item = Item(file.item.category, {})
             picture = self._folder.picture(file)
             mean_colour = photo.mean_colour  # a drawing has no light of its own to adapt
         else:
-            pool = self.pools[self._photos.file_of(index)]
             if not pool.cutouts:
                 return False
-            cutout = pool.choose(rng, extent / self._size)
+            cutout = (pool_of_class or pool).choose(rng, extent / self._size)
             if cutout.photo == index:
                 return False
             picture, mean_colour = self._cutout_cache.get(
@@ -180,6 +199,16 @@ class CutoutPool:
         frequency = Counter(cutout.category for cutout in self.cutouts)
         weights = [frequency[cutout.category] ** -0.5 for cutout in self.cutouts]
         self._cumulative_weights = np.cumsum([0.0, *weights])
+        self._pools: dict[str, CutoutPool] = {}  # of single classes, made when they are needed
+
+    def of_class(self, category: str, but_photo: int) -> "CutoutPool | None":
+        """The cut-outs of a class; None if there are none of other photos than this one."""
+        if category not in self._pools:
+            cutouts = [cutout for cutout in self.cutouts if cutout.category == category]
+            self._pools[category] = CutoutPool(cutouts)
+        pool = self._pools[category]
+        has_others = any(cutout.photo != but_photo for cutout in pool.cutouts)
+        return pool if has_others else None
 
     def choose(self, rng: np.random.Generator, side: float) -> PhotoCutout:
         """One of about this longer side, in longer sides of the photo."""
