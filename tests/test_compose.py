@@ -4,6 +4,7 @@ files."""
 import json
 import os
 import pickle
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -481,3 +482,77 @@ def test_photos_that_are_in_two_files_are_told(file, tmp_path):
     write_photos(tmp_path / "twin", 20)
     with pytest.warns(UserWarning, match="20 photos are in more than one of the files"):
         ComposeSource([file, tmp_path / "twin" / "instances.json"], "dev", 3, size=SIZE)
+
+
+def test_copies_under_other_names_are_told_and_others_are_not(file, tmp_path):
+    """The first photo is the same content, the second the same file by a link; the third has the
+    name of another photo, and as many bytes."""
+    path = write_file(tmp_path / "more", 20, prefix="b", partial=False, classes=[*PHOTO_CLASSES])
+    folder = path.parent / "images"
+    for number in range(20):
+        photo = folder / f"b{number:03d}.jpg"
+        if number == 1:
+            photo.unlink()
+            photo.symlink_to(file.parent / "images" / "001.jpg")
+        elif number > 1:
+            photo.write_bytes(photo.read_bytes() + b"\0")
+    (folder / "b002.jpg").rename(folder / "002.jpg")
+    size = (file.parent / "images" / "002.jpg").stat().st_size
+    (folder / "002.jpg").write_bytes((folder / "002.jpg").read_bytes()[: size - 1] + b"\1")
+    records = json.loads(path.read_text())
+    records["images"][2]["file_name"] = "002.jpg"
+    path.write_text(json.dumps(records))
+    with pytest.warns(UserWarning, match="2 photos are in more than one") as warned:
+        ComposeSource([file, path], "dev", 3, size=SIZE)
+    (message,) = (str(w.message) for w in warned if "more than one" in str(w.message))
+    assert str(file) in message and str(path) in message and "b000.jpg" in message
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*more than one")
+        ComposeSource(file, "dev", 3, size=SIZE)
+
+
+def single_class_file(file: Path, folder: Path, **info: bool) -> Path:
+    """The photos of a file with the first object of each marked alone."""
+    records = json.loads(file.read_text())
+    first = {a["image_id"]: a for a in reversed(records["annotations"])}
+    path = folder / "single.json"
+    path.write_text(json.dumps(records | {"annotations": [*first.values()], "info": info}))
+    (folder / "images").symlink_to(file.parent / "images")
+    return path
+
+
+def test_a_file_that_seems_to_be_partial_is_told(file, tmp_path):
+    path = single_class_file(file, tmp_path)
+    with pytest.warns(UserWarning, match="90 of its 90 photos .*partial") as warned:
+        ComposeSource(path, "dev", 3, size=SIZE)
+    assert any(str(path) in str(w.message) for w in warned)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_file_that_says_so_or_marks_more_is_not_told(marked, file, tmp_path):
+    path = single_class_file(file, tmp_path, partial=True) if marked else file
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*single class")
+        ComposeSource(path, "dev", 3, size=SIZE)
+
+
+def test_names_in_no_lexicon_are_told_and_asked_for(file, tmp_path):
+    records = json.loads(file.read_text())
+    for category, name in zip(
+        records["categories"], ("dog", "qux", "flim flam", "cup"), strict=True
+    ):
+        category["name"] = name
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(records))
+    with pytest.warns(
+        UserWarning, match=r"2 of its 4 classes are in no lexicon \(qux, flim flam\)"
+    ):
+        source = ComposeSource(path, "train", 12, size=SIZE, images=file.parent / "images")
+    texts = Counter[str]()
+    for sample in (source[index] for index in range(12)):
+        category_of = {instance.id: instance.category for instance in sample.instances}
+        for query in sample.queries:
+            if len(query.instance_ids) == 1:
+                (number,) = query.instance_ids
+                texts[category_of[number], category_of[number] in query.text.lower()] += 1
+    assert texts["qux", True] > 3 and texts["flim flam", True] > 3

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,7 +22,7 @@ from r2sm_jax.data.validation import check_contradictions, check_records, is_ign
 from r2sm_jax.errors import InputError, load_json
 from r2sm_jax.synthetic.complete_objects import find_complete
 from r2sm_jax.synthetic.pictures import crop_to_object, rescale
-from r2sm_jax.synthetic.queries.nouns import display_name
+from r2sm_jax.synthetic.queries.nouns import display_name, lexicon
 from r2sm_jax.synthetic.scenes.paint import Sprite
 
 DEV_AND_VAL_SHARE = 0.25  # of the photos, by a hash of the file name
@@ -29,6 +30,10 @@ VAL_SHARE = 0.15
 FEW_PHOTOS = 40
 """Of fewer, a hash may leave dev or val no photo, or one, over which no object of another photo can
 be laid. Each then has at least two, of fewer than eight photos one."""
+
+# A file in which so large a share of so many photos has a single class marked is perhaps partial.
+SINGLE_CLASS_SHARE = 0.9
+MIN_PHOTOS_TO_JUDGE = 20
 
 MAX_CUTOUTS = 5000  # of a split; photos are read until there are so many
 MIN_CUTOUT_SIDE, MAX_CUTOUT_SIDE = 0.08, 0.6  # longer side, in the photo's
@@ -152,6 +157,68 @@ def _open_file(path: Path, images: str | PathLike[str] | None, stamp: Hashable) 
     return PhotoFile(path, images)
 
 
+@lru_cache(maxsize=16)
+def find_twins(files: tuple[PhotoFile, ...]) -> tuple[str, ...]:
+    """The names of photos that an earlier file has as well: the same image file, or a copy of it
+    under any name. Photos that are missing are left out."""
+    if len(files) < 2:
+        return ()
+    # Only what is of the same size, in bytes and in pixels, is read.
+    similar: dict[tuple[int, int, int], list[tuple[PhotoFile, Path]]] = defaultdict(list)
+    for file in files:
+        for index in range(len(file.dataset)):
+            try:
+                path = file.dataset.image_path(index).resolve()
+            except InputError:  # told where the photo is needed
+                continue
+            similar[path.stat().st_size, *file.dataset.size_at(index)].append((file, path))
+
+    twins = []
+    for candidates in similar.values():
+        if len({file for file, _ in candidates}) < 2:
+            continue
+        hashes = {path: _hash_of_file(path) for _, path in candidates}
+        first_of: dict[bytes, PhotoFile] = {}
+        for file, path in candidates:
+            if first_of.setdefault(hashes[path], file) is not file:
+                twins.append(path.name)
+    return tuple(sorted(twins))
+
+
+def _hash_of_file(path: Path) -> bytes:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+@lru_cache(maxsize=16)
+def find_doubts(path: Path, file: PhotoFile) -> tuple[str, ...]:
+    """What may be wrong with a file, a sentence each: it seems to mark a part of what its photos
+    show and does not say so; it has names that no lexicon has."""
+    doubts = []
+    photos = [file.classes_at(index) for index in range(len(file.dataset))]
+    marked = [classes for classes in photos if classes]
+    num_single = sum(len(classes) == 1 for classes in marked)
+    if (
+        not file.is_partial
+        and len(file.classes) > 1
+        and len(marked) >= MIN_PHOTOS_TO_JUDGE
+        and num_single >= SINGLE_CLASS_SHARE * len(marked)
+    ):
+        doubts.append(
+            f"{path}: {num_single:,} of its {len(marked):,} photos have a single class marked; if "
+            'they show other things too, write "info": {"partial": true} into it, or queries call '
+            "what is there absent"
+        )
+    unknown = [name for name in file.classes if name not in lexicon().classes]
+    if unknown:
+        doubts.append(
+            f"{path}: {len(unknown):,} of its {len(file.classes):,} classes are in no lexicon "
+            f"({', '.join(unknown[:3])}); queries ask for them by that name alone, so it should be "
+            "one that people say"
+        )
+    return tuple(doubts)
+
+
 class Photos:
     """The photos of one or more instances files, numbered through, read as they are needed.
 
@@ -188,6 +255,9 @@ class Photos:
         # Photo -> its file and its index there.
         self._places = [(file, index) for file in self.files for index in range(len(file.dataset))]
         self._warn_of_overlap()
+        for path, file in zip(self.paths, self.files, strict=True):
+            for doubt in find_doubts(path, file):
+                warnings.warn(doubt, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -207,20 +277,14 @@ class Photos:
         return file.dataset.image_path(index)
 
     def _warn_of_overlap(self) -> None:
-        """Warns of photos that are in two files, whose marks may contradict each other."""
-        first_of: dict[str, int] = {}
-        twins = []
-        for photo in range(len(self)):
-            name = self.name_of(photo)
-            other = first_of.setdefault(name, photo)
-            if self.file_of(other) is not self.file_of(photo):
-                sizes = [path.stat().st_size for path in map(self.path_of, (other, photo))]
-                if sizes[0] == sizes[1]:
-                    twins.append(name)
+        """Warns of photos that are in two files, whose marks may contradict each other, and which
+        one may hold out and the other train on."""
+        twins = find_twins(tuple(self.files))
         if twins:
             warnings.warn(
                 f"{self.name}: {len(twins):,} photos are in more than one of the files "
-                f"({', '.join(twins[:3])}); take them out of all but one",
+                f"({', '.join(twins[:3])}), so that some may be both trained on and held out; take "
+                "them out of all but one",
                 stacklevel=4,
             )
 
