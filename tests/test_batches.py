@@ -10,6 +10,7 @@ import pytest
 from r2sm_jax.data import prepare as prepare_module
 from r2sm_jax.data.batches import ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import Instance, Sample
+from r2sm_jax.data.letterbox import Letterbox
 from r2sm_jax.data.prepare import Prepared, PreparedSource, prepare
 from r2sm_jax.data.sources import open_source
 from r2sm_jax.query import Query
@@ -49,6 +50,26 @@ def sample() -> Sample:
 
 def prepared(one: Sample | None = None) -> Prepared:
     return prepare(one or sample(), image_size=SIZE, mask_size=CELLS, vocabulary=VOCABULARY)
+
+
+def test_an_object_that_is_fully_visible_is_pooled_once(monkeypatch):
+    book = block(15, 0, 35, 20)
+    hidden = Instance(1, "mug", block(5, 5, 15, 15), block(5, 5, 25, 15))
+    visible = Instance(2, "book", book, book.copy())
+    shared = Instance(2, "book", book, book)
+    pooled = []
+    coverage = Letterbox.coverage
+
+    def count(self, mask, cells):
+        pooled.append(mask)
+        return coverage(self, mask, cells)
+
+    one = prepared(replace(sample(), instances=(hidden, visible)))
+    monkeypatch.setattr(Letterbox, "coverage", count)
+    other = prepared(replace(sample(), instances=(hidden, shared)))
+    assert sum(mask is book for mask in pooled) == 1
+    for name in ("modal", "amodal", "boxes", "pixel_weight"):
+        np.testing.assert_array_equal(one[name], other[name])
 
 
 def states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -63,8 +63,7 @@ def cut_out(sample: Sample, window: tuple[slice, slice]) -> Sample:
         area = np.count_nonzero(instance.complete)
         area_inside = np.count_nonzero(instance.complete[window])
         if area_inside:
-            amodal = None if instance.amodal is None else instance.amodal[window]
-            instances.append(replace(instance, modal=instance.modal[window], amodal=amodal))
+            instances.append(instance.convert(lambda mask: mask[window]))
         if area_inside >= MIN_SHARE_IN_CROP * area:
             complete_ids.add(instance.id)
 

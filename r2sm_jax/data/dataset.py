@@ -56,11 +56,17 @@ class Instance(Generic[M]):
         return self.modal if self.amodal is None else self.amodal
 
     def convert(self, form: Callable[[M], N]) -> "Instance[N]":
-        """Converts the masks of an instance to another form, such as RLEs to arrays."""
-        amodal = None if self.amodal is None else form(self.amodal)
-        return Instance(
-            self.id, self.category, form(self.modal), amodal, self.attributes, self.ignore
-        )
+        """Converts the masks of an instance to another form, such as RLEs to arrays.
+
+        A complete mask that is the visible one itself is so afterwards, too.
+        """
+        modal = form(self.modal)
+        amodal = modal
+        if self.amodal is None:
+            amodal = None
+        elif self.amodal is not self.modal:
+            amodal = form(self.amodal)
+        return Instance(self.id, self.category, modal, amodal, self.attributes, self.ignore)
 
 
 @dataclass(frozen=True)

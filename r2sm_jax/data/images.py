@@ -23,6 +23,8 @@ MAX_MEGAPIXELS = 50
 # Pillow also warns of them. It is silenced once, since warnings.catch_warnings changes the filters
 # of all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+BAND_ROWS = 512
+"""So many rows of an image become an array at a time."""
 ORIENTATION = 0x0112
 """The EXIF tag that says how an image is turned."""
 UPRIGHT = {
@@ -60,7 +62,10 @@ def open_image(image: ImageLike, name: str = "the image") -> UInt8[np.ndarray, "
     an array has another shape or type. The message names the path, or `name` where there is none.
     """
     if isinstance(image, str | bytes | PathLike | Image.Image):
-        return np.array(_to_rgb(decode(image, name)))
+        # Without copies of the whole, which take as long as a tenth of a photo's decoding, and of a
+        # large one half a gigabyte.
+        with _opened(image, name) as opened:
+            return _to_array(_to_rgb(_upright(opened)))
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(
@@ -89,8 +94,14 @@ def decode(image: ImageFile | Image.Image, name: str = "the image") -> Image.Ima
     Raises InputError like `open_image`.
     """
     with _opened(image, name) as opened:
-        turn = UPRIGHT.get(opened.getexif().get(ORIENTATION, 1))
-        return opened.copy() if turn is None else opened.transpose(turn)
+        upright = _upright(opened)
+        return opened.copy() if upright is opened else upright
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as its EXIF orientation says; itself if that does not turn it."""
+    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def brightness(image: Image.Image) -> np.ndarray:
@@ -389,7 +400,10 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB: greys of more than 8 bits are scaled, transparency is white."""
+    """An image of any mode as RGB: greys of more than 8 bits are scaled, transparency is white.
+
+    An image that is RGB is returned itself.
+    """
     if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip at 255
         pixels = np.nan_to_num(np.asarray(image, np.float64))
         if image.mode == "F" and pixels.max() <= 1:
@@ -400,4 +414,14 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_array(image: Image.Image) -> UInt8[np.ndarray, "H W 3"]:
+    """The pixels of an RGB image, in an array of their own."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    # Pillow gives pixels as bytes, so that a large image in one piece would be in memory twice.
+    for top in range(0, image.height, BAND_ROWS):
+        bottom = min(top + BAND_ROWS, image.height)
+        pixels[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
+    return pixels

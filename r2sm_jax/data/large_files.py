@@ -36,7 +36,7 @@ SPARE_CHARACTERS = 1 << 16
 """The next chunk is read when fewer characters are left, so that few records are parsed twice."""
 
 _BLANKS = ("", " ", "\t", "\n", "\r")
-_blank = re.compile(r"[ \t\n\r]*")
+_no_blank = re.compile(r"[^ \t\n\r]")
 _comma = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
@@ -223,9 +223,10 @@ class _Stream:
     def _next(self) -> str:
         """The next character that is not blank, which is not taken; "" at the end of the file."""
         while True:
-            self._advance(_blank.match(self._text, self._place).end())  # type: ignore[union-attr]
-            if self._place < len(self._text):
-                return self._text[self._place]
+            found = _no_blank.search(self._text, self._place)
+            self._advance(len(self._text) if found is None else found.start())
+            if found is not None:
+                return found[0]
             if not self._read():
                 return ""
 

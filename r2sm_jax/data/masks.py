@@ -81,9 +81,13 @@ def expand(rle: RLE, first: int = 0, end: int | None = None) -> Bool[np.ndarray,
     columns = (width if end is None else end) - first
     # Runs count pixels column by column, so columns are a range of pixels.
     edges = np.cumsum(_uncompress(rle["counts"])) - first * height
-    runs = np.diff(edges.clip(0, columns * height), prepend=0)
-    # Background and mask alternate, and the first run is background.
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(columns, height).T
+    edges = edges.clip(0, columns * height)
+    pixels = np.zeros(columns * height, bool)
+    # Background and mask alternate, and the first run is background. Only from the first run of the
+    # mask to the last are pixels written one by one.
+    runs = np.diff(edges)
+    pixels[edges[0] : edges[-1]] = np.repeat(np.arange(len(runs)) % 2 == 0, runs)
+    return pixels.reshape(columns, height).T
 
 
 def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
@@ -109,7 +113,9 @@ def compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     # Far points are moved towards the image: the rasteriser walks along every pixel of an edge.
     far = max(height, width)
     rings = [np.clip(_corners(polygon), -far, 2 * far).tolist() for polygon in nested]
-    return check(coco.merge(coco.frPyObjects(rings, height, width)))
+    # Runs that pycocotools made itself need no check.
+    rle = coco.merge(coco.frPyObjects(rings, height, width))
+    return {"size": [height, width], "counts": rle["counts"].decode("ascii")}
 
 
 def from_segmentation(segmentation: Any, height: int, width: int) -> Mask:

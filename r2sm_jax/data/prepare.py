@@ -4,7 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -54,15 +54,20 @@ def prepare(
     letterbox = Letterbox(height, width, image_size, share)
     instances = [instance for instance in sample.instances if not instance.ignore]
     ignored = [instance.complete for instance in sample.instances if instance.ignore]
-    ignored_pixels = masks.union(ignored, (height, width))
 
     ids = [instance.id for instance in instances]
     queries = [query for query in sample.queries if set(query.instance_ids) <= set(ids)]
     query_instances = [[i in query.instance_ids for i in ids] for query in queries]
 
-    def pool(full_masks: Sequence[np.ndarray]) -> UInt8[np.ndarray, "_m s s"]:
-        cells = [letterbox.coverage(mask, mask_size) for mask in full_masks]
-        return np.array(cells, np.uint8).reshape(-1, mask_size, mask_size)
+    # Most objects are fully visible: their complete mask is the visible one, and is pooled once.
+    modal = np.zeros((len(instances), mask_size, mask_size), np.uint8)
+    amodal = np.zeros_like(modal)
+    for number, instance in enumerate(instances):
+        modal[number] = letterbox.coverage(instance.modal, mask_size)
+        if instance.complete is instance.modal:
+            amodal[number] = modal[number]
+        else:
+            amodal[number] = letterbox.coverage(instance.complete, mask_size)
 
     labels: dict[str, np.ndarray] = {}
     for attribute, words in vocabulary.items():
@@ -79,16 +84,35 @@ def prepare(
     return {
         "image": letterbox.image(sample.image),
         "image_mask": letterbox.valid(),
-        "modal": pool([instance.modal for instance in instances]),
-        "amodal": pool([instance.complete for instance in instances]),
+        "modal": modal,
+        "amodal": amodal,
         "has_amodal": np.array([instance.amodal is not None for instance in instances], bool),
         "labels": labels,
         "boxes": boxes.reshape(-1, 4) * (share / max(height, width)),
-        "pixel_weight": pool([~ignored_pixels])[0],
+        "pixel_weight": _pool_pixels(letterbox, mask_size, ignored),
         "query_instances": np.array(query_instances, bool).reshape(len(queries), len(ids)),
         "is_amodal": np.array([query.mask_type == "amodal" for query in queries], bool),
         "texts": tuple(query.text for query in queries),
     }
+
+
+def _pool_pixels(
+    letterbox: Letterbox, mask_size: int, ignored: Sequence[np.ndarray]
+) -> UInt8[np.ndarray, "s s"]:
+    """How much of each cell counts, 0..255: no padding, and none of the `ignored` masks."""
+    if not ignored:
+        return _pool_all_pixels(letterbox, mask_size)
+    shape = (letterbox.height, letterbox.width)
+    return letterbox.coverage(~masks.union(ignored, shape), mask_size)
+
+
+@lru_cache(maxsize=64)
+def _pool_all_pixels(letterbox: Letterbox, mask_size: int) -> UInt8[np.ndarray, "s s"]:
+    """`_pool_pixels` of an image without ignored regions, which photos of one size share."""
+    everything = np.ones((letterbox.height, letterbox.width), bool)
+    cells = letterbox.coverage(everything, mask_size)
+    cells.setflags(write=False)
+    return cells
 
 
 def to_arrays(prepared: Prepared) -> dict[str, Any]:

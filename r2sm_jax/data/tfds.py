@@ -240,9 +240,12 @@ def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _instance(row: Mapping[str, Any], size: tuple[int, ...]) -> Instance:
     """The instance of a row, with masks `[H W]` of this size."""
+    amodal = row["amodal"] or None
+    if amodal == row["modal"]:
+        amodal = row["modal"]  # the same object, so that `convert` decodes it once
     fields = {
         **row,
-        "amodal": row["amodal"] or None,
+        "amodal": amodal,
         "attributes": json.loads(row["attributes"]),
     }
     with_counts = Instance(**fields)
