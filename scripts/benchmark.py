@@ -1,8 +1,10 @@
-"""Speed on this machine: `python scripts/benchmark.py training|data|opening|evaluation|serving`.
+"""Speed on this machine: `python scripts/benchmark.py NAME`.
 
     training    [CONFIG.py] [--flags]   drawing scenes, encoding sentences, a training step
     data        [CONFIG.py] [--flags]   decoding, preparing and batching the images of --data.source
+    loading     [--samples N]           samples a second by number of worker processes
     opening     [--images N]            opening a dataset file of COCO's size, which is made for it
+    memory      [--images N]            memory of training on such a file, step by step
     evaluation  [--queries N]           scoring masks that are made for the purpose
     serving     RUN|EXPORT [--images N] images and queries a second
 
@@ -12,6 +14,8 @@ Run nothing else at the same time. Figures are medians unless they say otherwise
 import itertools
 import json
 import math
+import multiprocessing
+import os
 import resource
 import sys
 import tempfile
@@ -26,15 +30,17 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import tyro
+from grain import DatasetIterator
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
 
 import r2sm_jax
 from r2sm_jax.cli import cli_main, parse_config, parse_flags, trim_memory
+from r2sm_jax.config import Config
 from r2sm_jax.data import masks
 from r2sm_jax.data.augment import random_crop
-from r2sm_jax.data.batches import ExampleBuilder, training_batches
+from r2sm_jax.data.batches import Batch, ExampleBuilder, training_batches
 from r2sm_jax.data.dataset import read_json
 from r2sm_jax.data.prepare import PreparedSource
 from r2sm_jax.data.sources import load_json_split, open_source
@@ -43,14 +49,23 @@ from r2sm_jax.evaluation.predictions import score_predictions
 from r2sm_jax.evaluation.report import split_figures
 from r2sm_jax.models.pretrained import read_encoder_sizes
 from r2sm_jax.synthetic.scenes.source import draw_scene
-from r2sm_jax.train import make_batches, open_data, prepare_data
+from r2sm_jax.train import (
+    TrainingData,
+    make_batches,
+    make_text_encoder,
+    open_data,
+    prepare_data,
+)
 from r2sm_jax.training.optimizer import make_optimizer
 from r2sm_jax.training.run_folder import resolve_auto
+from r2sm_jax.training.sharding import make_mesh
 from r2sm_jax.training.step import init_state, jit_train_step, split_model
 
 Figures = Iterator[tuple[str, str]]
 """Names and figures, as they are measured."""
 NUM_SCENES = 64
+NUM_PHOTOS = 48
+BATCH_SIZE = 8
 PHOTO_SIZE = (640, 480)
 
 
@@ -91,23 +106,31 @@ def measure_training(args: Sequence[str]) -> Figures:
     seconds = median_seconds(encode, 3)
     yield "sentences encoded a second", f"{len(sentences) / seconds:.0f}"
 
+    batches = make_batches(data, config)
+    batch = jax.device_put(next(batches))
+    batches.close()
+    step = make_step(config, data)
+    jax.block_until_ready(step(batch))
+    trim_memory()
+    shape = f"{config.train.batch_size} images x {config.data.queries} queries"
+    milliseconds = 1000 * median_seconds(lambda: step(batch), 20)
+    yield f"training step, {shape}", f"{milliseconds:.0f} ms"
+
+
+def make_step(config: Config, data: TrainingData) -> Callable[[Batch], Any]:
+    """The training step on one device. It keeps its state, and returns the losses of a batch."""
     graphdef, params, constants = split_model(config.model, read_encoder_sizes(config.model), 0)
     optimizer = make_optimizer(config.optimizer, config.train.steps, config.train.matmul_precision)
     state = init_state(params, optimizer)
-    batches = make_batches(data, config)
-    batch, names = jax.device_put((next(batches), data.names))
-    batches.close()
+    names = jax.device_put(data.names)
     train_step = jit_train_step(graphdef, optimizer, config)
 
-    def step() -> Any:
+    def step(batch: Batch) -> Any:
         nonlocal state
         state, values = train_step(state, constants, batch, names)
         return values
 
-    jax.block_until_ready(step())
-    trim_memory()
-    shape = f"{config.train.batch_size} images x {config.data.queries} queries"
-    yield f"training step, {shape}", f"{1000 * median_seconds(step, 20):.0f} ms"
+    return step
 
 
 def measure_data(args: Sequence[str]) -> Figures:
@@ -158,19 +181,97 @@ def measure_data(args: Sequence[str]) -> Figures:
     for _ in range(1 + data.workers):  # every worker has started
         next(batches)
     num_batches = max(4, 2 * count // batch_size, 2 * data.workers)
+    rate = num_batches * batch_size / seconds_of(batches, num_batches)
+    yield f"whole batches, {place_of(data.workers)}", f"{rate:.1f} images/s"
+
+
+def seconds_of(batches: DatasetIterator, count: int) -> float:
+    """Time until `count` more batches are there; they are closed afterwards."""
     start = time.perf_counter()
-    for _ in range(num_batches):
+    for _ in range(count):
         next(batches)
-    rate = num_batches * batch_size / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
     batches.close()
-    place = f"{data.workers} worker processes" if data.workers else "threads on all cores"
-    yield f"whole batches, {place}", f"{rate:.1f} images/s"
+    return seconds
+
+
+def place_of(workers: int) -> str:
+    """Where batches are made."""
+    if not workers:
+        return "threads on all cores"
+    return "1 worker process" if workers == 1 else f"{workers} worker processes"
 
 
 def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """As many bytes as the states of the default language model take."""
     states = np.zeros((len(texts), tokens, 3, 384), np.float16)
     return states, np.ones((len(texts), tokens), bool)
+
+
+@dataclass(frozen=True)
+class LoadingConfig:
+    """What is loaded, and by how many."""
+
+    samples: int = 160
+    """Samples of each measurement."""
+    workers: tuple[int, ...] = (0, 1, 2, 4)
+    """Numbers of worker processes."""
+    sizes: tuple[int, ...] = (448, 1024)
+    """Pixels of a side of the model's frame. Masks have a quarter of that."""
+
+
+def measure_loading(args: Sequence[str]) -> Figures:
+    """Samples a second as training gets them, anew at each visit, of photos that are made for it:
+    640 x 480 pixels, 7 polygons, 8 queries."""
+    config = parse_flags(LoadingConfig, args, prog="python scripts/benchmark.py loading")
+    with tempfile.TemporaryDirectory() as name:
+        source = read_json(write_photos(Path(name), NUM_PHOTOS))
+        for size, workers in itertools.product(config.sizes, config.workers):
+            assemble = ExampleBuilder(
+                blank_token_states, tokens=32, queries=8, instances=8, slots=4, mirror=True
+            )
+            batches = training_batches(
+                PreparedSource(source, size, size // 4),
+                assemble,
+                batch_size=BATCH_SIZE,
+                seed=0,
+                workers=workers,
+            )
+            num_ahead = 1 + 3 * workers
+            for _ in range(num_ahead):  # every worker has started, and what it had ready is gone
+                next(batches)
+            num_batches = max(1, config.samples // BATCH_SIZE)
+            rate = num_batches * BATCH_SIZE / seconds_of(batches, num_batches)
+            yield f"{size} px, {place_of(workers)}", f"{rate:.1f} samples/s"
+
+
+def write_photos(folder: Path, count: int) -> Path:
+    """JPEGs of about the size and the cost of COCO's, with a dataset file."""
+    rng = np.random.default_rng(0)
+    width, height = PHOTO_SIZE
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    queries: list[dict[str, Any]] = []
+    for number in range(1, count + 1):
+        file_name = f"{number:06}.jpg"
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        noise = rng.normal(0, 12, (height, width, 1))
+        pixels = np.asarray(coarse.resize(PHOTO_SIZE, Image.Resampling.BICUBIC)) + noise
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / file_name, quality=90)
+        images.append({"id": number, "file_name": file_name, "height": height, "width": width})
+        for k in range(7):
+            mask = draw_ellipse(rng)
+            annotation = {"id": 7 * number + k, "image_id": number, "category_id": 1, "iscrowd": 0}
+            annotation |= {"bbox": masks.coco_box(mask), "area": masks.area(mask)}
+            annotations.append(annotation | {"segmentation": masks.polygons(mask)})
+        for k in range(8):
+            query = {"id": 8 * number + k, "image_id": number, "text": f"the thing {k}"}
+            targets = [7 * number + k % 7]
+            queries.append(query | {"mask_type": "modal", "instance_ids": targets})
+    records = {"images": images, "annotations": annotations, "queries": queries}
+    path = folder / "photos.json"
+    path.write_text(json.dumps(records | {"categories": [{"id": 1, "name": "thing"}]}), "utf-8")
+    return path
 
 
 @dataclass(frozen=True)
@@ -242,6 +343,63 @@ def write_large_file(path: Path, num_images: int) -> None:
                 file.write(json.dumps(record))
             file.write("]")
         file.write("}")
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What is trained on, and for how long."""
+
+    images: int = 118_000
+    """Images of the file, as in `opening`."""
+    steps: int = 50
+    workers: int = 1
+    """Worker processes; 0 = threads, and the states of sentences are kept."""
+
+
+def measure_memory(args: Sequence[str]) -> Figures:
+    """Memory of the model of configs/smoke.py while it trains on one file of COCO's size, all of
+    whose images are one grey picture. Worker processes count."""
+    flags = parse_flags(MemoryConfig, args, prog="python scripts/benchmark.py memory")
+    smoke = Path(__file__).parents[1] / "configs" / "smoke.py"
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "large.json"
+        write_large_file(path, flags.images)
+        write_grey_pictures(path.parent, flags.images)
+        data_flags = ["--data.source", f"json:{path}", "--data.workers", str(flags.workers)]
+        config = resolve_auto(parse_config([str(smoke), *data_flags]))
+
+        start = time.perf_counter()
+        data = prepare_data(config, lambda message: None)
+        yield "data opened", f"{time.perf_counter() - start:.3g} s"
+        yield "memory then", current_memory()
+        encode_text = make_text_encoder(data, config, make_mesh(config.train))
+        batches = make_batches(data, config)
+        train_step = make_step(config, data)
+        for step in range(1, flags.steps + 1):
+            jax.block_until_ready(train_step(encode_text(next(batches))))
+            if step == 1:
+                trim_memory()
+            if step % 10 == 0 or step == flags.steps:
+                yield f"memory after {step} steps", current_memory()
+        batches.close()
+    yield "peak memory of the main process", peak_memory()
+
+
+def write_grey_pictures(folder: Path, count: int) -> None:
+    """The images of `write_large_file`: links to one file, since a file system may allow a file
+    fewer names than that."""
+    grey = folder / "grey.jpg"
+    Image.new("RGB", PHOTO_SIZE, (128, 128, 128)).save(grey)
+    for number in range(1, count + 1):
+        (folder / f"{number:012}.jpg").symlink_to(grey)
+
+
+def current_memory() -> str:
+    """Memory of this process and of the worker processes. What they share counts in each."""
+    pages = 0
+    for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+        pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return f"{pages * resource.getpagesize() / 2**30:.2f} GiB"
 
 
 @dataclass(frozen=True)
@@ -385,7 +543,9 @@ def measure_serving(args: Sequence[str]) -> Figures:
 BENCHMARKS: dict[str, Callable[[Sequence[str]], Figures]] = {
     "training": measure_training,
     "data": measure_data,
+    "loading": measure_loading,
     "opening": measure_opening,
+    "memory": measure_memory,
     "evaluation": measure_evaluation,
     "serving": measure_serving,
 }

@@ -39,6 +39,18 @@ def test_benchmark_data_and_evaluation(tiny_flags):
     check_figures(dict(benchmark.measure_evaluation(["--queries", "23"])), "23 queries scored")
 
 
+@pytest.mark.slow
+def test_benchmark_loading():
+    flags = ["--samples", "8", "--sizes", "32", "--workers", "0", "1"]
+    check_figures(dict(benchmark.measure_loading(flags)), "32 px, threads", "32 px, 1 worker")
+
+
+@pytest.mark.slow
+def test_benchmark_memory():
+    flags = ["--images", "40", "--steps", "2", "--workers", "0"]
+    check_figures(dict(benchmark.measure_memory(flags)), "memory then", "after 2 steps")
+
+
 def test_benchmark_refuses_an_unknown_name(refused):
     assert "'speed'" in refused(benchmark.main, "speed")
 
