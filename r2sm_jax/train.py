@@ -83,6 +83,7 @@ from r2sm_jax.training.calibration import (
     fit_temperature,
 )
 from r2sm_jax.training.checkpoints import Checkpoints, save_not_finite
+from r2sm_jax.training.device_batches import DeviceBatches
 from r2sm_jax.training.frozen_features import Lookup, can_precompute, precompute
 from r2sm_jax.training.logs import Logs
 from r2sm_jax.training.optimizer import make_optimizer
@@ -525,9 +526,12 @@ def train(config: Config) -> Path:
         if can_precompute(config):
             weights = nnx.merge_state(state.params, constants)
             features = precompute(graphdef, weights, data.prepared, config)
-        batches = make_batches(data, config, features)
-        stack.callback(batches.close)
         encode_text = make_text_encoder(data, config, mesh)
+        batches = DeviceBatches(
+            make_batches(data, config, features),
+            lambda batch: encode_text(shard_batch(mesh, batch)),
+        )
+        stack.callback(batches.close)
         if position is not None:
             batches.set_state(position)
 
@@ -548,11 +552,12 @@ def train(config: Config) -> Path:
         )
         images: dict[int, Any] = {}
         for step in range(first_step, config.train.steps + 1):
-            batch = next(batches)
+            index, batch = next(batches)
             # Those of the step before too, since `Logs.add` reads losses one step late.
-            images = {step - 1: images.get(step - 1), step: batch["index"]}
-            batch = encode_text(shard_batch(mesh, batch))
+            images = {step - 1: images.get(step - 1), step: index}
             state, values = train_step(state, constants, batch, names)
+            if step < config.train.steps:
+                batches.fill()
 
             is_last = step == config.train.steps or stop.requested()
             evaluates = step % config.train.evaluate_every == 0 or step == config.train.steps
