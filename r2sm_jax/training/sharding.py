@@ -36,8 +36,8 @@ LARGE_BYTES = 4 << 20
 """Smaller arrays are whole on every device: to collect their parts would take longer than it saves
 memory."""
 PIECE_BYTES = 64 << 20
-"""Values that processes exchange travel in pieces of this size, since every device holds a piece of
-every process at once."""
+"""Values that processes exchange travel in pieces. Every device holds the pieces of all processes at
+once, which together have at most this size."""
 HEARTBEAT_SECONDS = 30
 """JAX ends all processes when one was silent for so long."""
 SHUTDOWN_SECONDS = 600
@@ -219,9 +219,10 @@ def allgather(value: T) -> list[T]:
     sizes = [int(pieces) * PIECE_BYTES + int(rest) for pieces, rest in pieces_and_rests]
 
     contents = [bytearray() for _ in sizes]
-    for start in range(0, max(sizes), PIECE_BYTES):
+    piece_bytes = max(1, PIECE_BYTES // jax.process_count())
+    for start in range(0, max(sizes), piece_bytes):
         # Rows must have one length, so processes with less to say pad theirs.
-        length = min(PIECE_BYTES, max(sizes) - start)
+        length = min(piece_bytes, max(sizes) - start)
         piece = np.frombuffer(content[start : start + length], np.uint8)
         piece = np.pad(piece, (0, length - piece.size))
         rows = multihost_utils.process_allgather(piece)  # [processes length]
