@@ -306,6 +306,47 @@ def test_a_stopped_call_goes_on_without_repeating(stub, photos, tmp_path, monkey
     assert (tmp_path / "parts" / PREDICTIONS).read_bytes() == whole
 
 
+def test_a_call_that_the_model_stops_keeps_the_answers_before(stub, photos, tmp_path, monkeypatch):
+    """Threads answer a part while the model computes the next one, and are waited for."""
+    tasks = find_tasks(str(photos), QUERY, None)
+    predict_logits = stub.predict_logits
+    parts = []
+
+    def stop_in_the_second_part(images, queries):
+        parts.append(len(images))
+        if len(parts) == 2:
+            raise MemoryError
+        return predict_logits(images, queries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stub, "predict_logits", stop_in_the_second_part)
+        with pytest.raises(MemoryError):
+            predict_images(stub, tasks, tmp_path)
+    assert predict_images(stub, tasks, tmp_path)[:2] == (COUNT - parts[0], parts[0])
+
+
+def test_an_answer_that_cannot_be_made_stops_the_call_and_is_not_written(
+    stub, photos, tmp_path, monkeypatch
+):
+    """The answers before it are, each of them once."""
+    tasks = find_tasks(str(photos), QUERY, None)
+    answer = batch._answer
+
+    def fail_at_the_third(predictor, task, *rest):
+        if task.name == tasks.images[2].name:
+            raise InputError("no room")
+        return answer(predictor, task, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "_answer", fail_at_the_third)
+        with pytest.raises(InputError, match="no room"):
+            predict_images(stub, tasks, tmp_path)
+    lines = (tmp_path / JOURNAL).read_text().splitlines()[1:]
+    assert [json.loads(line)["image"] for line in lines] == [t.name for t in tasks.images[:2]]
+    assert predict_images(stub, tasks, tmp_path)[:2] == (COUNT - 2, 2)
+    assert len(fused(tmp_path)) == COUNT
+
+
 @pytest.mark.parametrize(("num_lines", "num_cut"), [(6, 20), (COUNT + 1, 1), (1, 10)])
 def test_a_line_that_was_cut_short_is_predicted_again(num_lines, num_cut, stub, photos, tmp_path):
     tasks = find_tasks(str(photos), QUERY, None)

@@ -231,6 +231,15 @@ def test_an_overlay_needs_the_image_that_was_predicted():
         prediction.overlay(grey.transpose(1, 0, 2))
 
 
+def test_an_overlay_may_be_drawn_smaller():
+    prediction = make_prediction()
+    grey = np.full((60, 80, 3), 128, np.uint8)
+    picture = prediction.overlay(grey, max_pixels=60 * 80 // 2)
+    assert picture.shape == (30, 40, 3)
+    assert picture[15, 15, 2] > picture[15, 15, 0] and picture[15, 26, 0] > picture[15, 26, 2]
+    assert prediction.overlay(grey, max_pixels=60 * 80).shape == grey.shape
+
+
 def test_a_long_query_is_truncated_with_a_warning(predictor, images):
     predictor.set_image(images[0])
     long = "the red mug " * 3333 + "hidden parts included"

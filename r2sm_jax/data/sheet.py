@@ -32,8 +32,8 @@ Mask = Bool[np.ndarray, "H W"]
 Picture = UInt8[np.ndarray, "H W 3"]
 
 # Overlays of larger images, in pixels, are drawn at the image's own size: twice the size of one of
-# 50 megapixels would take 3 GB.
-LARGE = 4_000_000
+# four megapixels would take half a gigabyte.
+LARGE = 1_000_000
 
 # Measures of a sheet in pixels.
 _CELL = 464
@@ -92,6 +92,16 @@ def overlay(
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
     pale = np.float32(0.45) * image + np.float32(0.45) * grey[..., None] + np.float32(0.10 * 255)
     return (pale * (1 - tint[..., 3:]) + tint[..., :3]).round().clip(0, 255).astype(np.uint8)
+
+
+def shrink(picture: Picture, step: int) -> UInt8[np.ndarray, "_h _w 3"]:
+    """A picture each of whose pixels is the mean of `step` x `step`."""
+    # Band by band, since Pillow copies what it reduces.
+    rows = 64 * step
+    bands = []
+    for top in range(0, picture.shape[0], rows):
+        bands.append(np.asarray(Image.fromarray(picture[top : top + rows]).reduce(step)))
+    return np.concatenate(bands)
 
 
 def add_head(

@@ -4,15 +4,17 @@ answers.jsonl      the answers so far, a line for each image (journal.py)
 predictions.json   all answers, in the format that `evaluate --predictions` scores
 overlays/          pictures of the answers, on request
 
-Several processes divide the images.
+Several processes divide the images. In each, a few threads read the next images and make the
+answers of the last ones while the model computes.
 """
 
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 import jax
 import numpy as np
@@ -31,13 +33,15 @@ from r2sm_jax.inference.journal import (
     read_journals,
 )
 from r2sm_jax.inference.output_names import numbered, slug
-from r2sm_jax.inference.prediction import Prediction
-from r2sm_jax.inference.predictor import BATCH_ROWS, Predictor, Request
+from r2sm_jax.inference.predictor import BATCH_ROWS, FramedImage, Predictor
 from r2sm_jax.inference.tasks import Task, Tasks
+from r2sm_jax.models.r2sm import R2SMOutput
 from r2sm_jax.training.sharding import allgather, is_main_process, run_on_main
 
 PREDICTIONS = "predictions.json"
 OVERLAYS = "overlays"
+NUM_THREADS = min(8, os.cpu_count() or 1)
+"""Threads that read and answer. Each may hold a large image for a moment."""
 
 
 class BatchResult(NamedTuple):
@@ -181,48 +185,99 @@ def _predict_tasks(
     # All sentences at once: the language model is fastest in large batches.
     predictor.text_encoder.encode(query.text for task in tasks for query in task.queries)
 
+    parts = [tasks[start : start + BATCH_ROWS] for start in range(0, len(tasks), BATCH_ROWS)]
     failed: dict[str, str] = {}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with (
         Progress(*columns, console=Console(stderr=True), disable=not is_main_process()) as progress,
         journal_path(out).open("ab") as journal,
+        ThreadPoolExecutor(NUM_THREADS) as pool,
     ):
         if journal.tell() == 0:
             journal.write(header_line(header))
         bar = progress.add_task("images", total=len(tasks))
 
-        # Stored after each batch: no more is lost when the process is killed.
-        for start in range(0, len(tasks), BATCH_ROWS):
-            readable = []
-            requests = []
-            for task in tasks[start : start + BATCH_ROWS]:
-                # One damaged file in a folder of thousands must not end the call.
-                try:
-                    image = read_image(task.path, task.size)
-                except InputError as error:
-                    failed[task.name] = str(error)
-                    continue
-                readable.append(task)
-                requests.append(Request(image, [query.text for query in task.queries]))
+        def start_reading(part: Sequence[Task]) -> list[Future[FramedImage]]:
+            return [pool.submit(_read, predictor, task) for task in part]
 
-            predictions = predictor.predict_batches(requests, mask_type)
-            for task, request, of_image in zip(readable, requests, predictions, strict=True):
-                if overlays:
-                    _draw(task, request.image, of_image, out)
-                answers = [prediction.to_coco() for prediction in of_image]
-                line = json.dumps({"image": task.name, "answers": answers})
-                journal.write(line.encode() + b"\n")
-            journal.flush()
-            os.fsync(journal.fileno())
-            progress.update(bar, advance=min(BATCH_ROWS, len(tasks) - start))
+        # While the model computes one part, threads read the next one and answer the last one.
+        reading = start_reading(parts[0]) if parts else []
+        answering: list[Future[bytes]] = []
+        try:
+            for number, part in enumerate(parts):
+                readable = []
+                images = []
+                for task, future in zip(part, reading, strict=True):
+                    # One damaged file in a folder of thousands must not end the call.
+                    try:
+                        images.append(future.result())
+                    except InputError as error:
+                        failed[task.name] = str(error)
+                        continue
+                    readable.append(task)
+                if number + 1 < len(parts):
+                    reading = start_reading(parts[number + 1])
+
+                queries = [[query.text for query in task.queries] for task in readable]
+                outputs = predictor.predict_logits(images, queries)
+
+                # They leave the list first, so that no line is written twice where writing fails.
+                finished = answering
+                answering = []
+                _store(journal, finished)
+                for task, image, of_image in zip(readable, images, outputs, strict=True):
+                    arguments = (predictor, task, image, of_image, mask_type)
+                    answering.append(pool.submit(_answer, *arguments, out if overlays else None))
+                progress.update(bar, advance=len(part))
+        finally:
+            # What is computed is kept, also where the call ends early.
+            for future in reading:
+                future.cancel()
+            _store(journal, answering)
     return failed
 
 
-def _draw(task: Task, image: Any, predictions: Sequence[Prediction], out: Path) -> None:
-    """Writes the pictures of the answers about one image."""
-    for path, prediction in zip(overlay_paths(task, out), predictions, strict=True):
-        with atomic_write(path) as part:
-            Image.fromarray(prediction.captioned_overlay(image)).save(part, format="PNG")
+def _read(predictor: Predictor, task: Task) -> FramedImage:
+    """Opens the image of a task. Only what the model sees of it stays in memory."""
+    return predictor.frame(read_image(task.path, task.size))
+
+
+def _answer(
+    predictor: Predictor,
+    task: Task,
+    image: FramedImage,
+    outputs: Sequence[R2SMOutput],
+    mask_type: str,
+    out: Path | None,
+) -> bytes:
+    """The journal's line of an image.
+
+    Args:
+        image: what the model saw.
+        outputs: the model's, one for each query.
+        out: the folder whose overlays are drawn as well; None: none are.
+    """
+    answers = []
+    pictures = [] if out is None else overlay_paths(task, out)
+    pixels = open_image(task.path) if pictures else None
+    # One query after the other, since the masks of a large image are large.
+    for number, (query, output) in enumerate(zip(task.queries, outputs, strict=True)):
+        (prediction,) = predictor.to_predictions(
+            [query.text], [output], image.letterbox, [mask_type]
+        )
+        if pixels is not None:
+            with atomic_write(pictures[number]) as part:
+                Image.fromarray(prediction.captioned_overlay(pixels)).save(part, format="PNG")
+        answers.append(prediction.to_coco())
+    return json.dumps({"image": task.name, "answers": answers}).encode() + b"\n"
+
+
+def _store(journal: IO[bytes], answers: Sequence[Future[bytes]]) -> None:
+    """Writes answers into the journal once they are made, so that they are not lost."""
+    for answer in answers:
+        journal.write(answer.result())
+    journal.flush()
+    os.fsync(journal.fileno())
 
 
 def _write_predictions(out: Path, tasks: Sequence[Task], header: Mapping[str, str]) -> None:

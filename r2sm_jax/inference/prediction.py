@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ MASKS = ("mask", "modal", "amodal", "occluded")
 UNSURE_BELOW = 0.3
 """A predicted IoU below this is called unsure: the mask is rather something else than what was
 meant."""
+MAX_PICTURE = 4_000_000
+"""Pixels of an overlay that is written. At 48 megapixels it would take 2 GB of memory."""
 FILES = (*(f"{name}.png" for name in MASKS), "overlay.png", "prediction.json")
 
 
@@ -129,18 +132,24 @@ class Prediction:
 
     def png(self, name: str = "mask") -> bytes:
         """Returns one of the masks as the content of a PNG file with one channel of 0 or 255."""
-        pixels = np.where(self._mask_named(name), 255, 0).astype(np.uint8)
+        pixels = self._mask_named(name) * np.uint8(255)
         file = BytesIO()
         Image.fromarray(pixels).save(file, "PNG")
         return file.getvalue()
 
-    def overlay(self, image: ImageLike) -> UInt8[np.ndarray, "H W 3"]:
+    def overlay(
+        self, image: ImageLike, max_pixels: int | None = None
+    ) -> UInt8[np.ndarray, "_height _width 3"]:
         """Paints the visible part blue and the hidden part orange, and outlines `mask`.
+
+        Args:
+            image: the one that was predicted.
+            max_pixels: a larger image is drawn smaller, by a whole number; None: never.
 
         Raises InputError if the image has another size than the masks.
         """
         # Imported here: it loads matplotlib's fonts, which predicting does not need.
-        from r2sm_jax.data.sheet import overlay
+        from r2sm_jax.data.sheet import overlay, shrink
 
         array = open_image(image)
         height, width = self.modal.shape
@@ -149,17 +158,26 @@ class Prediction:
                 f"the image is {array.shape[1]} x {array.shape[0]}, the masks are {width} x "
                 f"{height} pixels; give the image that was predicted"
             )
-        return overlay(array, self.modal, self.occluded, self.mask_type or "modal")
+        visible = self.modal
+        occluded = self.occluded
+        if max_pixels is not None and height * width > max_pixels:
+            step = ceil(sqrt(height * width / max_pixels))
+            array = shrink(array, step)
+            visible = visible[::step, ::step]
+            occluded = occluded[::step, ::step]
+        return overlay(array, visible, occluded, self.mask_type or "modal")
 
     def captioned_overlay(self, image: ImageLike) -> UInt8[np.ndarray, "_height _width 3"]:
         """`overlay` below a head with the sentence, the mask type, the score and a legend.
 
+        It is a picture to look at, so an image of more than `MAX_PICTURE` pixels is drawn smaller.
         Raises InputError as `overlay`.
         """
         from r2sm_jax.data.sheet import add_head
 
         caption = "nothing of the kind is seen" if self.is_absent else self.quality
-        return add_head(self.overlay(image), self.query, self.mask_type, caption)
+        picture = self.overlay(image, MAX_PICTURE)
+        return add_head(picture, self.query, self.mask_type, caption)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the prediction as JSON values; masks are RLEs."""

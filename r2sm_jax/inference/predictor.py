@@ -63,6 +63,13 @@ BATCH_ROWS = 8
 """Rows in a batch, each with up to 8 queries about one image; the last batch is padded."""
 
 
+class FramedImage(NamedTuple):
+    """An image as the model sees it. It is small, whatever the image's size."""
+
+    letterbox: Letterbox
+    pixels: UInt8[np.ndarray, "S S 3"]
+
+
 class EncodedImage(NamedTuple):
     """The features of one image, computed by `Predictor.encode`. Threads may share it."""
 
@@ -201,10 +208,16 @@ class Predictor:
         """Computes the features of an image for `predict`. Raises InputError as `set_image`."""
         self._check_process()
         array = open_image(image)
-        letterbox = self._letterbox(array)
-        frame = letterbox.image(array)
+        letterbox, frame = self.frame(array)
         features = self._encode_image(self.weights, frame[None], letterbox.valid()[None])
         return EncodedImage(letterbox, features, array)
+
+    def frame(self, image: ImageLike) -> FramedImage:
+        """Fits an image into the model's frame, for `predict_logits`. Raises InputError as
+        `set_image`."""
+        array = open_image(image)
+        letterbox = Letterbox(array.shape[0], array.shape[1], self.config.vision.image_size)
+        return FramedImage(letterbox, letterbox.image(array))
 
     @property
     def has_prompts(self) -> bool:
@@ -289,7 +302,7 @@ class Predictor:
                 to_arrays(prompts[part], image.letterbox) if any(prompts[part]) else None,
             )
             mask_types = [mask_type] * len(texts[part])
-            predictions += self._to_predictions(
+            predictions += self.to_predictions(
                 texts[part], outputs, image.letterbox, mask_types, abstain=abstain
             )
         for index, (modal, amodal) in mask_pairs.items():
@@ -444,16 +457,16 @@ class Predictor:
         requests = iter(requests)
         batch = list(islice(requests, batch_rows))
         while batch:
-            images = [open_image(request.image) for request in batch]
+            images = [self.frame(request.image) for request in batch]
             queries = [request.queries for request in batch]
             outputs = self.predict_logits(images, queries, batch_rows, encode_text)
 
             for request, image, outputs_of_image in zip(batch, images, outputs, strict=True):
                 mask_types = request.mask_types or [mask_type] * len(request.queries)
-                yield self._to_predictions(
+                yield self.to_predictions(
                     request.queries,
                     outputs_of_image,
-                    self._letterbox(image),
+                    image.letterbox,
                     mask_types,
                     with_candidates=with_candidates,
                     with_logits=with_logits,
@@ -462,7 +475,7 @@ class Predictor:
 
     def predict_logits(
         self,
-        images: Sequence[UInt8[np.ndarray, "_H _W 3"]],
+        images: Sequence[FramedImage | UInt8[np.ndarray, "_H _W 3"]],
         queries: Sequence[Sequence[str]],
         batch_rows: int = BATCH_ROWS,
         encode_text: EncodeText | None = None,
@@ -477,11 +490,10 @@ class Predictor:
         # A row holds up to 8 queries about one image, so an image takes several rows, one, or none.
         rows = []
         for index, image in enumerate(images):
-            letterbox = self._letterbox(image)
-            frame = letterbox.image(image)
+            letterbox, pixels = image if isinstance(image, FramedImage) else self.frame(image)
             valid = letterbox.valid()
             for part in _split(queries[index], QUERY_BUCKETS[-1]):
-                rows.append(_Row(index, frame, valid, part))
+                rows.append(_Row(index, pixels, valid, part))
 
         outputs: list[list[R2SMOutput]] = [[] for _ in images]
         for batch in _split(rows, batch_rows):
@@ -573,7 +585,7 @@ class Predictor:
             decoded.append([R2SMOutput(*(x[b, k] for x in outputs)) for k in range(len(row))])
         return decoded
 
-    def _to_predictions(
+    def to_predictions(
         self,
         queries: Sequence[str],
         outputs: Sequence[R2SMOutput],
@@ -584,7 +596,19 @@ class Predictor:
         with_candidates: bool = False,
         with_logits: bool = False,
     ) -> list[Prediction]:
-        """Makes the predictions for the queries about one image (postprocess.py)."""
+        """Makes the predictions for the queries about one image (postprocess.py).
+
+        Threads may call it while another one computes the outputs of other images.
+
+        Args:
+            queries: the sentences, or "" where there is none.
+            outputs: those of `predict_logits` for this image, one for each query.
+            letterbox: the image's.
+            mask_types: auto, modal or amodal for each query.
+            abstain: a probability that is nearer than this to 0.5 is undecided.
+            with_candidates: fill in `Prediction.candidates`.
+            with_logits: fill in `Prediction.mask_logits`.
+        """
         predictions = []
         for query, output, mask_type in zip(queries, outputs, mask_types, strict=True):
             if query:
@@ -636,9 +660,6 @@ class Predictor:
         in type for JAX, so another calibration could compile everything anew.
         """
         return Calibration(*(jnp.asarray(value, jnp.float32) for value in self.calibration))
-
-    def _letterbox(self, image: UInt8[np.ndarray, "H W 3"]) -> Letterbox:
-        return Letterbox(image.shape[0], image.shape[1], self.config.vision.image_size)
 
 
 def hash_weights(weights: nnx.State) -> str:
