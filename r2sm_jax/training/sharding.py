@@ -36,8 +36,8 @@ LARGE_BYTES = 4 << 20
 """Smaller arrays are whole on every device: to collect their parts would take longer than it saves
 memory."""
 PIECE_BYTES = 64 << 20
-"""Values that processes exchange travel in pieces. Every device holds the pieces of all processes at
-once, which together have at most this size."""
+"""Values that processes exchange travel in pieces. Every device holds the pieces of all processes
+at once, which together have at most this size."""
 HEARTBEAT_SECONDS = 30
 """JAX ends all processes when one was silent for so long."""
 SHUTDOWN_SECONDS = 600
