@@ -208,6 +208,12 @@ def blank_token_states(texts: list[str], tokens: int) -> tuple[np.ndarray, np.nd
     return states, np.ones((len(texts), tokens), bool)
 
 
+def blank_token_ids(texts: list[str], tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids, which worker processes give in place of states."""
+    shape = (len(texts), tokens)
+    return np.zeros(shape, np.int32), np.ones(shape, bool)
+
+
 @dataclass(frozen=True)
 class LoadingConfig:
     """What is loaded, and by how many."""
@@ -228,7 +234,7 @@ def measure_loading(args: Sequence[str]) -> Figures:
         source = read_json(write_photos(Path(name), NUM_PHOTOS))
         for size, workers in itertools.product(config.sizes, config.workers):
             assemble = ExampleBuilder(
-                blank_token_states, tokens=32, queries=8, instances=8, slots=4, mirror=True
+                blank_token_ids, tokens=32, queries=8, instances=8, slots=4, mirror=True
             )
             batches = training_batches(
                 PreparedSource(source, size, size // 4),
@@ -241,8 +247,13 @@ def measure_loading(args: Sequence[str]) -> Figures:
             for _ in range(num_ahead):  # every worker has started, and what it had ready is gone
                 next(batches)
             num_batches = max(1, config.samples // BATCH_SIZE)
-            rate = num_batches * BATCH_SIZE / seconds_of(batches, num_batches)
+            num_samples = num_batches * BATCH_SIZE
+            cpu_start = time.process_time()
+            rate = num_samples / seconds_of(batches, num_batches)
+            milliseconds = 1000 * (time.process_time() - cpu_start) / num_samples
             yield f"{size} px, {place_of(workers)}", f"{rate:.1f} samples/s"
+            if not workers:  # else it would be that of the main process alone
+                yield f"{size} px, processor time of a sample", f"{milliseconds:.3g} ms"
 
 
 def write_photos(folder: Path, count: int) -> Path:
