@@ -49,9 +49,10 @@ def predict(query: str, *, hidden: int = 0, instances: int = 1, **changes) -> Pr
     presence=st.floats(0, 1),
     mask_type=st.sampled_from(["modal", "amodal", None]),
     undecided=st.booleans(),
+    is_given=st.booleans(),
 )
 def test_an_answer_is_one_sentence_that_says_what_is_known(
-    query, hidden, instances, score, presence, mask_type, undecided
+    query, hidden, instances, score, presence, mask_type, undecided, is_given
 ):
     prediction = predict(
         query,
@@ -61,6 +62,7 @@ def test_an_answer_is_one_sentence_that_says_what_is_known(
         presence=presence,
         mask_type=mask_type,
         undecided=undecided,
+        is_given=is_given,
     )
     answer = prediction.answer
     assert re.fullmatch(r"[A-Z\d][^.]*(?:\d\.\d[^.]*)?\.", answer) and "  " not in answer
@@ -87,8 +89,9 @@ def test_an_answer_is_one_sentence_that_says_what_is_known(
         assert number in answer.lower().split()
 
     # Doubt.
-    is_unsure = score is not None and (score < 0.3 or presence < 0.5)
-    assert ("may be here" in answer) == is_unsure
+    is_unsure = (score is not None and score < 0.3) or presence < 0.5
+    assert ("may be here" in answer) == (is_unsure and not is_given)
+    assert ("is given" in answer) == is_given
     assert undecided == ("may mean the other" in answer)
 
 
@@ -111,7 +114,7 @@ def test_an_answer_is_one_sentence_that_says_what_is_known(
             "complete shapes are shown (IoU about 0.7).",
         ),
         (
-            predict("what could hold coffee?", hidden=2, score=None),
+            predict("what could hold coffee?", hidden=2, score=None, is_given=True),
             "The visible mask of an object is given; about 20 % of it is hidden; its complete "
             "shape is shown.",
         ),

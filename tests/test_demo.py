@@ -295,6 +295,29 @@ def test_a_brushed_mask_is_completed(completing, opened):
     assert completing.segment(again, QUERY, None)["session"].answer.visible == answer.visible
 
 
+def test_objects_that_are_annotated_already_are_neighbours(completing, opened, tmp_path):
+    mug = rectangle(100, 200, 300, 400)
+    book = rectangle(100, 400, 300, 600)
+    answers = []
+    session = opened
+    for mask in (mug, book):
+        file = tmp_path / "mask.png"
+        Image.fromarray(mask).save(file)
+        session = completing.brush_file(session, str(file))["session"]
+        session = completing.segment(session, QUERY, None)["session"]
+        answers.append(session.answer)
+        session = completing.add(session, "", None)["session"]
+
+    image = completing.encode(opened.photo.path)
+    (alone,) = completing.predictor.complete([mug], image=image)
+    _, beside = completing.predictor.complete([mug, book], image=image)
+    assert [answer.complete for answer in answers] == [masks.encode(alone), masks.encode(beside)]
+    assert masks.encode(beside) != masks.encode(
+        completing.predictor.complete([book], image=image)[0]
+    )
+    assert replace(session, annotations=()).neighbours_of(mug) is None
+
+
 def test_an_uploaded_mask_is_completed_as_it_is(completing, opened, tmp_path):
     mask = rectangle(101, 203, 305, 407)
     file = tmp_path / "mask.png"

@@ -118,7 +118,7 @@ class Facts:
     mask_type: MaskType | None
     """None where the system makes no decision."""
     score: float | None
-    """Predicted IoU; None where the visible mask was given."""
+    """Predicted IoU; None where none is predicted."""
     presence: float
     has_mask: bool
     num_instances: int
@@ -126,6 +126,8 @@ class Facts:
     """Share of the complete shape that is hidden; None where it is not known."""
     is_unsure: bool = False
     is_undecided: bool = False
+    is_given: bool = False
+    """The visible mask was given."""
     hidden_by: str = ""
     """The name of what hides it, without an article."""
 
@@ -172,7 +174,7 @@ def _name_target(facts: Facts, name: Name | None) -> tuple[str, bool]:
         return f"the {name}", name.is_plural
     if count > 1:
         return f"{number} things that fit the sentence", True
-    if facts.score is None:
+    if facts.is_given:
         return "an object", False
     if not facts.query:
         return "what the prompt points at", False
@@ -181,7 +183,7 @@ def _name_target(facts: Facts, name: Name | None) -> tuple[str, bool]:
 
 def _describe_target(facts: Facts, subject: str, takes_are: bool) -> str:
     """That it is found, and how sure that is."""
-    if facts.score is None:
+    if facts.is_given:
         return f"the visible mask of {subject} is given"
     if facts.is_unsure:
         return f"{subject} may be here, but the mask is unsure"

@@ -19,6 +19,7 @@ import numpy as np
 
 from r2sm_jax.data import masks
 from r2sm_jax.data.annotations import write_dataset
+from r2sm_jax.data.masks import Mask
 from r2sm_jax.data.sheet import OCCLUDED, VISIBLE
 from r2sm_jax.errors import InputError
 from r2sm_jax.inference.given_masks import read_mask_file
@@ -179,26 +180,40 @@ class PageActions:
         if session.draft is not None:
             mask = self.brushed_mask(session, layers)
             (prediction,) = self.predictor.predict([sentence], image=image, masks=[mask])
-            return prediction
-        if not session.clicks and session.box is None:
+            is_completed = True
+        elif not session.clicks and session.box is None:
             (prediction,) = self.predictor.predict([sentence], image=image)
             return prediction
-        if not self.predictor.has_prompts:
+        elif not self.predictor.has_prompts:
             (prediction,) = self.predictor.predict([sentence], image=image)
-            return self.complete(pick_instance(prediction, session.clicks[-1]), image)
-        points = [(click.x, click.y, click.is_positive) for click in session.clicks]
-        (prediction,) = self.predictor.predict(
-            [sentence], image=image, boxes=[session.box], points=[points or None]
-        )
-        if self.predictor.outliner is not None:
-            return prediction  # `predict` has completed what the outliner drew
-        return self.complete(prediction, image)
+            prediction = pick_instance(prediction, session.clicks[-1])
+            is_completed = False
+        else:
+            points = [(click.x, click.y, click.is_positive) for click in session.clicks]
+            (prediction,) = self.predictor.predict(
+                [sentence], image=image, boxes=[session.box], points=[points or None]
+            )
+            is_completed = self.predictor.outliner is not None
 
-    def complete(self, prediction: Prediction, image: EncodedImage) -> Prediction:
-        """The prediction with the complete mask of the completer, if the model has one."""
+        # `predict` completes given masks and those of the outliner, but knows no other object.
+        neighbours = session.neighbours_of(prediction.modal)
+        if is_completed and neighbours is None:
+            return prediction
+        return self.complete(prediction, image, neighbours)
+
+    def complete(
+        self, prediction: Prediction, image: EncodedImage, neighbours: Mask | None
+    ) -> Prediction:
+        """The prediction with the complete mask of the completer, if the model has one.
+
+        Args:
+            neighbours: the visible masks of other objects; None where they are not known.
+        """
         if self.predictor.completer is None or not prediction.modal.any():
             return prediction
-        (amodal,) = self.predictor.complete([prediction.modal], image=image)
+        (amodal,) = self.predictor.complete(
+            [prediction.modal], neighbours=[neighbours], image=image
+        )
         if prediction.mask_type == "amodal":
             # The score is that of the complete mask that the decoder found.
             prediction = replace(prediction, score=None)

@@ -56,12 +56,15 @@ class Answer:
     mask_type: MaskType
     amodal_probability: float | None
     score: float | None
-    """Predicted IoU of the mask; None where the visitor gave or corrected it."""
+    """Predicted IoU of the mask; None where the visitor gave or corrected it, or the completer
+    drew it."""
     presence: float
     num_instances: int
     unread: str
     visible: RLE
     complete: RLE
+    is_given: bool = False
+    """Whether the visible mask is the visitor's own."""
     is_corrected: bool = False
     """Whether the visitor brushed the hidden part."""
 
@@ -78,6 +81,7 @@ class Answer:
             unread=prediction.unread,
             visible=masks.encode(prediction.modal),
             complete=masks.encode(prediction.amodal),
+            is_given=prediction.is_given,
         )
 
     @property
@@ -104,6 +108,7 @@ class Answer:
             instances=(InstanceMask(1.0, 1.0, mask, modal, amodal),),
             presence=self.presence,
             unread=self.unread,
+            is_given=self.is_given,
         )
 
 
@@ -176,6 +181,18 @@ class Session:
         columns = sorted(corner.x for corner in self.corners)
         rows = sorted(corner.y for corner in self.corners)
         return columns[0], rows[0], columns[1], rows[1]
+
+    def neighbours_of(self, visible: Mask) -> Mask | None:
+        """The visible masks of the other objects of the photo that are annotated already, in one
+        mask; None if there are none."""
+        assert self.photo is not None  # a mask is one of a photo
+        own = masks.encode(visible)
+        union = None
+        for annotation in self.annotations:
+            if annotation.photo == self.photo.path and annotation.visible != own:
+                other = masks.decode(annotation.visible)
+                union = other if union is None else union | other
+        return union
 
     def with_answer(self, prediction: Prediction) -> "Session":
         """Shows a prediction, and closes the brush.

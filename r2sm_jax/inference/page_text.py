@@ -23,8 +23,10 @@ def describe(answer: Answer) -> str:
     (area,) = masks.areas([answer.mask])
     visible_area, complete_area = masks.areas([answer.visible, answer.complete])
     hidden_share = 1 - visible_area / max(1, complete_area)
-    quality = "masks given or corrected by you"
-    if answer.score is not None:
+    quality = "no predicted IoU"
+    if answer.is_given or answer.is_corrected:
+        quality = "masks given or corrected by you"
+    elif answer.score is not None:
         unsure = " (unsure)" if answer.score < UNSURE_BELOW else ""
         quality = f"predicted IoU {answer.score:.2f}{unsure}"
     facts = [
@@ -45,6 +47,7 @@ def describe(answer: Answer) -> str:
             hidden_share=hidden_share,
             is_unsure=answer.presence < 0.5
             or (answer.score is not None and answer.score < UNSURE_BELOW),
+            is_given=answer.is_given,
         )
     )
     lines = [f"<strong>{answer.mask_type}</strong>: {meanings[answer.mask_type]}"]

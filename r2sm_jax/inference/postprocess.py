@@ -132,17 +132,17 @@ def to_prediction(
 
 
 def with_given_mask(
-    prediction: Prediction, modal: Mask, amodal: Mask, *, modal_score: float | None = None
+    prediction: Prediction, modal: Mask, amodal: Mask, *, modal_score: float | None
 ) -> Prediction:
     """Returns a prediction about an object whose visible mask the caller gave or pointed at.
 
     The decision stays. Score and presence are of masks that the model found by words, so the object
-    is there, and there is no score but that of the given mask.
+    is there, and there is no score but that of the visible mask.
 
     Args:
-        modal: the given mask [H W].
+        modal: the visible mask [H W].
         amodal: the completed one, which contains it.
-        modal_score: predicted IoU of the given mask; None where it is the caller's own.
+        modal_score: predicted IoU of the visible mask; None where it is the caller's own.
     """
     mask = amodal if prediction.mask_type == "amodal" else modal
     instance = InstanceMask(score=1.0, confidence=1.0, mask=mask, modal=modal, amodal=amodal)
@@ -150,6 +150,7 @@ def with_given_mask(
         prediction,
         score=modal_score if prediction.mask_type == "modal" else None,
         presence=1.0,
+        is_given=modal_score is None,
         modal=modal,
         amodal=amodal,
         # An outliner may find nothing.

@@ -68,7 +68,8 @@ class Prediction:
     amodal_probability: float | None
     """None where the system makes no decision, or a prompt has no sentence."""
     score: float | None
-    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask."""
+    """Predicted IoU of `mask`, no probability; None where the caller gave the visible mask, or
+    the completer drew the complete one."""
     modal: Mask
     amodal: Mask
     instances: tuple[InstanceMask, ...] = ()
@@ -83,6 +84,8 @@ class Prediction:
     """The probability of amodal is within the margin of `predict --abstain` around 0.5."""
     unread: str = ""
     """The end of the query, where it is longer than the language model's limit."""
+    is_given: bool = False
+    """The visible mask is the caller's own."""
     has_both_masks: bool = True
     """False for a system that gives one mask a query: `modal` and `amodal` are the same then."""
     hidden_by: str = ""
@@ -114,6 +117,7 @@ class Prediction:
             hidden_share=share,
             is_unsure=self.is_unsure or self.presence < 0.5,
             is_undecided=self.undecided,
+            is_given=self.is_given,
             hidden_by=self.hidden_by,
         )
         return describe(facts)
@@ -275,8 +279,10 @@ class Prediction:
     @property
     def quality(self) -> str:
         """How good the mask is, in words."""
-        if self.score is None:
+        if self.is_given:
             return "from the given mask"
+        if self.score is None:
+            return "no predicted IoU"
         unsure = " (unsure)" if self.is_unsure else ""
         return f"predicted IoU {self.score:.2f}{unsure}"
 

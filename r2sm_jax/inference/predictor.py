@@ -47,7 +47,7 @@ from r2sm_jax.inference.prompts import no_prompts, one_for_each, read_prompts, t
 from r2sm_jax.models.matmul import JAX_PRECISION, set_matmul_precision
 from r2sm_jax.models.prompts import Prompts
 from r2sm_jax.models.r2sm import NOT_CALIBRATED, R2SM, Calibration, ImageFeatures, R2SMOutput
-from r2sm_jax.query import Prompt
+from r2sm_jax.query import Click, Prompt
 from r2sm_jax.training.sharding import to_host
 
 T = TypeVar("T")
@@ -525,6 +525,10 @@ class Predictor:
             self.predict(["anything"] * num_queries, "modal", image)
         if self.completer is not None:
             self.complete([np.ones((size, size), bool)], image=image)
+        if self.outliner is not None:
+            # A box takes one crop, a click several.
+            box = Prompt(box=(0.0, 0.0, float(size), float(size)))
+            self.outliner(image.pixels, [box, Prompt(clicks=(Click(size / 2, size / 2),))])
 
     def check(self, queries: Sequence[str], mask_type: str) -> None:
         """Raises InputError for a bad query or mask type, or `auto` with the oracle head."""
