@@ -10,9 +10,10 @@ import numpy as np
 from flax import nnx
 
 from r2sm_jax.config import ModelConfig
+from r2sm_jax.inference.outliner import Outline
 from r2sm_jax.inference.predictor import Predictor
 from r2sm_jax.models.r2sm import Calibration, ImageFeatures, R2SMOutput
-from r2sm_jax.query import keyword_mask_type
+from r2sm_jax.query import Prompt, keyword_mask_type
 
 IMAGE_SIZE, MASK_SIZE, NUM_SLOTS = 32, 8, 2
 
@@ -44,6 +45,27 @@ class StubTextEncoder:
 
     def warm_up(self) -> None:
         pass
+
+
+class StubOutliner:
+    """Outlines the box of a prompt, or a square around its last click on the object."""
+
+    half_side = 20
+    predicted_iou = 0.625
+
+    def __call__(self, image: np.ndarray, prompts: Sequence[Prompt]) -> list[Outline]:
+        outlines = []
+        for prompt in prompts:
+            box = prompt.box
+            if box is None:
+                click = [click for click in prompt.clicks if click.is_positive][-1]
+                half = self.half_side
+                box = click.x - half, click.y - half, click.x + half, click.y + half
+            x0, y0, x1, y1 = (max(0, round(number)) for number in box)
+            mask = np.zeros(image.shape[:2], bool)
+            mask[y0:y1, x0:x1] = True
+            outlines.append(Outline(mask, self.predicted_iou))
+        return outlines
 
 
 class StubPredictor(Predictor):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
-from stub_predictor import StubPredictor
+from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax import demo
 from r2sm_jax.config import CompleterConfig
@@ -250,6 +250,14 @@ def test_clicks_go_to_a_model_that_reads_them_with_or_without_words(prompted, op
     assert [call[2] for call in prompted.calls[2:]] == [both, None]
 
 
+def test_a_click_beside_the_object_waits_for_one_on_it(prompted, opened):
+    beside = prompted.click(opened, QUERY, "beside", at(100, 80))
+    assert prompted.calls == [] and beside["session"].answer is None
+    assert not np.array_equal(beside["stage"]["value"], opened.photo.preview)  # it is shown
+    answered = prompted.click(beside["session"], QUERY, "on", at(40, 80))["session"]
+    assert answered.answer and len(prompted.calls[0][2][0]) == 2
+
+
 def test_two_corners_are_a_box(prompted, opened):
     scale = HEIGHT / PREVIEW_SIDE
     corner = prompted.click(opened, QUERY, "corner", at(100, 80))
@@ -263,6 +271,25 @@ def test_two_corners_are_a_box(prompted, opened):
     # The picture shows the box.
     pictures = [prompted.render(session)["stage"]["value"] for session in (boxed, third)]
     assert not np.array_equal(*pictures)
+
+
+def test_what_is_outlined_is_completed_and_not_called_given(completing, opened):
+    completing.predictor.outliner = StubOutliner()
+    clicked = completing.click(opened, MODAL, "on", at(100, 200))
+    answer = clicked["session"].answer
+    scale = HEIGHT / PREVIEW_SIDE
+    x, y = round(100.5 * scale), round(200.5 * scale)
+    outlined = rectangle(x - 20, y - 20, x + 20, y + 20)
+    np.testing.assert_array_equal(masks.decode(answer.visible), outlined)
+    assert answer.score == StubOutliner.predicted_iou and "predicted IoU 0.6" in clicked["decision"]
+
+    # No IoU of the completed mask is predicted.
+    whole = completing.segment(clicked["session"], QUERY, None)
+    (complete,) = completing.predictor.complete(
+        [outlined], image=completing.encode(opened.photo.path)
+    )
+    assert whole["session"].answer.complete == masks.encode(complete)
+    assert whole["session"].answer.score is None and "given" not in whole["decision"]
 
 
 def test_an_answer_without_a_sentence_is_no_annotation(prompted, opened):

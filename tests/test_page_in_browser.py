@@ -9,10 +9,11 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image, ImageDraw
-from stub_predictor import StubPredictor
+from stub_predictor import StubOutliner, StubPredictor
 
 from r2sm_jax.config import CompleterConfig
 from r2sm_jax.data import masks
@@ -51,8 +52,10 @@ def browser():
 
 @pytest.fixture(scope="module")
 def predictor() -> StubPredictor:
-    """Finds a square in the upper left, and has an untrained completer that adds some pixels."""
+    """Finds a square in the upper left by words, outlines boxes and clicks, and has an untrained
+    completer that adds some pixels."""
     stub = StubPredictor()
+    stub.outliner = StubOutliner()
     config = CompleterConfig(size=32, dims=(8, 16), depth=1, heads=2)
     _, weights = nnx.split(Completer(config, rngs=nnx.Rngs(0)))
     stub.completer = MaskCompleter(config, weights, threshold=-2.0)
@@ -138,7 +141,14 @@ def test_photos_are_annotated_saved_and_trained_on(
     for number, photo in enumerate(photos, start=1):
         choose(tab, photo)
         tab.fill("#query textarea", QUERY if number < 3 else "only the visible part of the mug")
-        click_picture(tab, 0.1, 0.1)
+        if number == 2:
+            tab.get_by_label("a corner of a box").click()
+            click_picture(tab, 0.25, 0.25)
+            expect(tab, "#clear").to_be_visible(timeout=PATIENCE)
+            click_picture(tab, 0.5, 0.75)
+        else:
+            tab.get_by_label("on the object").click()
+            click_picture(tab, 0.25, 0.5)
         expect(tab, "#decision").to_contain_text("probability of amodal", timeout=PATIENCE)
         if number == 1:
             tab.click("#brush_hidden")
@@ -164,8 +174,12 @@ def test_photos_are_annotated_saved_and_trained_on(
     assert samples.keys() == {photo.name for photo in photos}
     types = {name: sample.queries[0].mask_type for name, sample in samples.items()}
     assert types == {"photo0.png": "amodal", "photo1.png": "amodal", "photo2.png": "modal"}
+    (boxed,) = samples["photo1.png"].instances
+    # A click is true to a pixel of the picture on the screen.
+    np.testing.assert_allclose(masks.box(boxed.modal), (80, 60, 160, 180), atol=2)
     (instance,) = samples["photo0.png"].instances
     assert instance.category == "mug"
+    np.testing.assert_allclose(masks.box(instance.modal), (60, 100, 100, 140), atol=2)
     # Only the brush has changed what the completer adds: in the lower right.
     (complete,) = predictor.complete([instance.modal], image=samples["photo0.png"].image)
     changed = complete ^ instance.amodal

@@ -170,11 +170,17 @@ def test_boxes_and_clicks_of_a_caller_in_the_frame():
         (None, [[(-1, 5)], None]),
         (None, [[(1,)], None]),
         (None, [[(1, 1)] * (MAX_CLICKS + 1), None]),
+        (None, [[(1, 1, False)], None]),  # nothing says what is meant
     ],
 )
 def test_boxes_and_clicks_that_cannot_be_used_are_refused(boxes, points):
     with pytest.raises(InputError):
         read_prompts(boxes, points, 2, SIZE)
+
+
+def test_a_click_beside_the_object_helps_a_box():
+    (prompt,) = read_prompts([(0, 0, 5, 5)], [[(9, 9, False)]], 1, SIZE)
+    assert prompt == Prompt((0, 0, 5, 5), (Click(9, 9, False),))
 
 
 def test_a_width_and_a_height_in_place_of_a_corner_are_named():

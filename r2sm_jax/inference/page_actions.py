@@ -242,8 +242,9 @@ class PageActions:
         x, y = event.index
         click = read_click(session.photo, int(x), int(y), is_positive=kind != "beside")
         session = session.with_click(click, is_corner=kind == "corner")
-        has_prompt = bool(session.clicks) or session.box is not None
-        if not has_prompt or (not (sentence or "").strip() and not self.predictor.has_prompts):
+        if not session.has_prompt or (
+            not (sentence or "").strip() and not self.predictor.has_prompts
+        ):
             return self.render(session)
         return self.segment(session, sentence, None)
 

@@ -194,6 +194,11 @@ class Session:
                 union = other if union is None else union | other
         return union
 
+    @property
+    def has_prompt(self) -> bool:
+        """Whether a box, or a click on the object, says which one is meant."""
+        return self.box is not None or any(click.is_positive for click in self.clicks)
+
     def with_answer(self, prediction: Prediction) -> "Session":
         """Shows a prediction, and closes the brush.
 

@@ -51,7 +51,8 @@ def read_prompts(
         points: for each query a list of clicks (x, y) or (x, y, is_positive), or None.
         size: height and width of the image.
 
-    Raises InputError if there is not one entry for each query, or a box or a click cannot be used.
+    Raises InputError if there is not one entry for each query, a box or a click cannot be used, or
+    all clicks of a query without a box lie beside its object.
     """
     all_boxes = one_for_each(boxes, num_queries, "boxes", "box")
     all_points = one_for_each(points, num_queries, "lists of points", "list")
@@ -61,6 +62,12 @@ def read_prompts(
             None if box is None else read_box(box, size, f"the box of query {number}"),
             () if clicks is None else read_clicks(clicks, size, f"query {number}"),
         )
+        has_negative_only = prompt.clicks and not any(click.is_positive for click in prompt.clicks)
+        if has_negative_only and prompt.box is None:
+            raise InputError(
+                f"the points of query {number} all lie beside its object; give one on the object "
+                "as well, or a box"
+            )
         prompts.append(prompt if prompt != Prompt() else None)
     return prompts
 
@@ -94,8 +101,8 @@ def read_box(value: Any, size: tuple[int, int], name: str) -> tuple[float, float
 def read_clicks(value: Any, size: tuple[int, int], name: str) -> tuple[Click, ...]:
     """Clicks, from any sequence of (x, y) or (x, y, is_positive).
 
-    Raises InputError for one outside of the image, for more than `MAX_CLICKS`, and where none of
-    them is positive. `name`: whose clicks they are, in the message.
+    Raises InputError for one outside of the image, and for more than `MAX_CLICKS`. `name`: whose
+    clicks they are, in the message.
     """
     height, width = size
     clicks = []
