@@ -11,6 +11,7 @@ import difflib
 import errno
 import functools
 import io
+import itertools
 import json
 import os
 import platform
@@ -182,6 +183,8 @@ def parse_flags(
                 value = args[number + 1]
             if value:
                 _check_number(word, value, known[name])
+            if "=" not in arg:
+                _check_numbers(word, args[number + 1 :], known[name])
         elif without_no not in known:
             raise InputError(_describe_unknown(word, name, list(known), help_flag))
 
@@ -259,6 +262,28 @@ def _check_number(flag: str, value: str, kind: Any) -> None:
             number(value)
         except ValueError:
             raise InputError(f"{flag} {value}: give {what}") from None
+
+
+def _check_numbers(flag: str, following: Sequence[str], kind: Any) -> None:
+    """Raises InputError where a flag that takes several numbers, such as a box, is followed by
+    something else. `following`: all arguments after it."""
+    # Of `tuple[float, float] | None` or of `tuple[tuple[float, float], ...]`, for instance.
+    counts = []
+    for part in (kind, *typing.get_args(kind)):
+        members = typing.get_args(part)
+        if typing.get_origin(part) is tuple and set(members) == {float}:
+            counts.append(len(members))
+    if not counts:
+        return
+
+    values = list(itertools.takewhile(lambda arg: not arg.startswith("--"), following))
+    values = values[: counts[0]]
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = []
+    if len(numbers) != counts[0]:
+        raise InputError(f"{' '.join([flag, *values])}: give {counts[0]} numbers")
 
 
 def _describe_unknown(word: str, name: str, known: list[str], help_flag: str) -> str:

@@ -49,6 +49,8 @@ def test_a_slip_in_a_flag_is_told_before_jax_is_loaded(name):
     [
         ("ablate", ["--heads", "linear", "lienar"], "--heads lienar"),
         ("ablate", ["--steps", "0"], "--steps 0"),
+        ("predict", ["run", "a.jpg", "--box", "1", "2", "3"], "--box 1 2 3: give 4 numbers"),
+        ("predict", ["run", "a.jpg", "--point", "-1", "x"], "--point -1 x: give 2"),
         ("data", ["convert", "coco", "a.json", "--bogus"], "--bogus"),
         ("data", ["convert", "cocoo", "a.json"], "cocoo"),
         ("data", ["queries", "requests", "a.json", "--out"], "--out"),

@@ -352,6 +352,11 @@ class _ImagesByName:
                     self.paths.setdefault(int(path.stem), path)
 
     def __call__(self, result: Entry, key: Any) -> ImageRecord:
+        if key is None:
+            raise result.error(
+                "it has no image_id, so its image is not known",
+                "give each result one, or make a folder of mask PNGs, IMAGE/0.png",
+            )
         if not isinstance(key, int | str) or key not in self.paths:
             raise result.error(
                 f"no image in {self.images_dir} is named {key!r}, as its image_id",
